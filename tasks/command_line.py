@@ -1,0 +1,77 @@
+"""How every command of the project parses flags and reports a user's mistake.
+
+A mistake is one line on stderr that names the thing and what to do, and exit code 2. A traceback
+means a bug of ours.
+"""
+
+import argparse
+import difflib
+import errno
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+EXIT_USER_ERROR = 2
+
+_STORAGE_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
+    errno.EROFS: "the file system is read-only; choose a folder that can be written",
+    errno.EACCES: "permission denied; choose a folder that you may write, or change its rights",
+    errno.EPERM: "permission denied; choose a folder that you may write, or change its rights",
+}
+
+
+class UserError(Exception):
+    """A mistake that the person at the keyboard can mend; its text says what and how."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns " (did you mean X?)" for the known name closest to `name`, or ""."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line, and which suggests the flag that was meant."""
+
+    def __init__(self, **kwargs):
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            self.refuse_unknown(unknown.split())
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
+
+    def refuse_unknown(self, arguments: list[str]) -> None:
+        """Exits with the first of `arguments` as an unknown flag; returns when there is none."""
+        if arguments:
+            flag = arguments[0].split("=")[0]
+            hint = nearest(flag, self._option_string_actions)
+            self.exit(EXIT_USER_ERROR, f"{self.prog}: error: unknown flag {flag}{hint}\n")
+
+
+def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
+    """Runs a command's `main(argv)` and exits with its code, one line for a user's mistake."""
+    program = f"python -m {_module_name(main)}"
+    try:
+        sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
+    except UserError as error:
+        message = " ".join(str(error).split())
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRORS:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        message = f"{place}{_STORAGE_ERRORS[error.errno]}"
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; run the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    print(f"{program}: error: {message}", file=sys.stderr)
+    sys.exit(EXIT_USER_ERROR)
+
+
+def _module_name(main: Callable) -> str:
+    specification = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return specification.name if specification else main.__module__

@@ -1,0 +1,119 @@
+"""A SentencePiece vocabulary as tasks see it: ids, sentinels, and a checksum of the model."""
+
+import dataclasses
+import functools
+import hashlib
+
+import numpy as np
+
+from tasks import files
+from tasks.command_line import UserError
+from tasks.manifest import VOCABULARY, VocabularyRecord
+
+# T5's ids. Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+
+
+def sentinel_piece(number: int) -> str:
+    """The text of sentinel `number`, counted from 0: <extra_id_0> has the highest id."""
+    return f"<extra_id_{number}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """A loaded vocabulary.
+
+    Sentinel k is id `size - 1 - k`: either the model's own last pieces (as vocab.train writes them
+    and T5X configures with `extra_ids = 0`) or ids added after the model's (`extra_ids > 0`).
+    """
+
+    model: bytes
+    record: VocabularyRecord
+
+    @property
+    def size(self) -> int:
+        """Number of ids, added sentinels included."""
+        return self.record.size
+
+    @functools.cached_property
+    def processor(self):
+        """The sentencepiece.SentencePieceProcessor."""
+        import sentencepiece
+
+        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Returns ids of each text: int32[tokens], without EOS."""
+        return [np.asarray(ids, np.int32) for ids in self.processor.encode(texts, out_type=int)]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding as nothing."""
+        text: list[str] = []
+        run: list[int] = []
+        first_sentinel = self.size - self.record.sentinels
+        for token in map(int, ids):
+            if token >= first_sentinel:
+                text += [self.processor.decode(run), sentinel_piece(self.size - 1 - token)]
+                run = []
+            elif token not in (PAD_ID, EOS_ID):
+                run.append(token)
+        return " ".join(part for part in [*text, self.processor.decode(run)] if part)
+
+
+def load(path: str, extra_ids: int = 0) -> Vocabulary:
+    """Loads a vocabulary folder written by vocab.train, or any SentencePiece .model file.
+
+    Args:
+      path: folder or file, local or any fsspec URL.
+      extra_ids: sentinels to add after the model's own pieces, for models that carry none (the
+        original T5 vocabulary: 100).
+
+    Raises:
+      UserError: nothing is there, it is not a SentencePiece model, its ids are not T5's (pad 0,
+        eos 1), or `extra_ids` would come on top of sentinels that the model has.
+    """
+    model_path = path
+    if not path.endswith(".model"):
+        model_path = files.join(path, VOCABULARY)
+    try:
+        model = files.read_bytes(model_path)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise UserError(
+            f"no vocabulary at {model_path}: make one with vocab.train, or name a .model file"
+        ) from error
+    return from_bytes(model, extra_ids, model_path)
+
+
+def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -> Vocabulary:
+    """Like `load`, from the bytes of a model; `name` is what error messages call it."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+        pieces = processor.get_piece_size()
+    except RuntimeError as error:
+        raise UserError(f"{name} is not a SentencePiece model") from error
+    if not pieces:
+        raise UserError(f"{name} is not a SentencePiece model")
+    if processor.pad_id() != PAD_ID or processor.eos_id() != EOS_ID:
+        raise UserError(
+            f"{name} has pad id {processor.pad_id()} and eos id {processor.eos_id()}; "
+            "T5 needs 0 and 1 (SentencePiece's --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1)"
+        )
+    own = 0
+    while own < pieces and processor.id_to_piece(pieces - 1 - own) == sentinel_piece(own):
+        own += 1
+    if own and extra_ids:
+        raise UserError(
+            f"{name} ends in {own} sentinels of its own: leave out --extra_ids={extra_ids}"
+        )
+    record = VocabularyRecord(
+        sha256=hashlib.sha256(model).hexdigest(),
+        pieces=pieces,
+        extra_ids=extra_ids,
+        sentinels=own or extra_ids,
+    )
+    return Vocabulary(model, record)
