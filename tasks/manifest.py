@@ -52,7 +52,12 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A finished output shard; `files` maps file names to entries, `dropped` reasons to counts."""
+    """A finished output shard.
+
+    `files` maps file names to entries, `dropped` reasons to counts. `text_bytes` is the UTF-8 of
+    the documents kept. `text_tokens` are the tokens less separators, `longest_row` the most of them
+    in a row.
+    """
 
     files: dict[str, FileEntry]
     rows: int
@@ -60,6 +65,8 @@ class Shard:
     documents: int
     text_bytes: int
     dropped: dict[str, int]
+    text_tokens: int = 0
+    longest_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ A row has two features, both lists of int64:
 """
 
 import dataclasses
+import itertools
 import struct
 
 import google_crc32c
@@ -66,19 +67,25 @@ def unframe(record: bytes | memoryview) -> memoryview:
 
 def encode_varints(values: np.ndarray) -> bytes:
     """Protocol-buffer varints of non-negative integers below 2**35."""
-    values = np.asarray(values, np.uint64)
-    sizes = np.ones(len(values), np.int64)
-    for power in (7, 14, 21, 28):
-        sizes += values >= np.uint64(1 << power)
-    ends = np.cumsum(sizes)
+    return _varints(values)[0].tobytes()
+
+
+def _varints(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uint8 bytes of all varints, int64 [number of values] where each ends)."""
+    values = np.asarray(values)
+    width = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    values = values.astype(np.uint16 if width <= 2 else np.uint32 if width <= 4 else np.uint64)
+    sizes = np.ones(len(values), np.uint8)
+    for byte in range(1, width):
+        sizes += values >= 1 << 7 * byte
+    ends = np.cumsum(sizes, dtype=np.int64)
     out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    starts = ends - sizes
-    for byte in range(int(sizes.max(initial=0))):
-        here = sizes > byte
-        low = (values[here] >> np.uint64(7 * byte)) & np.uint64(0x7F)
-        more = (sizes[here] > byte + 1).astype(np.uint64) << np.uint64(7)
-        out[starts[here] + byte] = (low | more).astype(np.uint8)
-    return out.tobytes()
+    at = ends - sizes
+    for byte in range(width):
+        more = sizes > byte + 1
+        out[at] = (values & 0x7F).astype(np.uint8) | more.view(np.uint8) << 7
+        values, at, sizes = values[more] >> 7, at[more] + 1, sizes[more]
+    return out, ends
 
 
 def decode_varints(data: bytes | memoryview) -> np.ndarray:
@@ -113,9 +120,39 @@ def _field(tag: int, payload: bytes) -> bytes:
 
 def encode_row(targets: np.ndarray, document_starts: np.ndarray) -> bytes:
     """Serialises one row as a tf.train.Example, its features in alphabetical order."""
+    return _example(encode_varints(document_starts), encode_varints(targets))
+
+
+def encode_rows(
+    targets: np.ndarray, lengths: np.ndarray, document_starts: np.ndarray, starts: np.ndarray
+) -> list[bytes]:
+    """Serialises many rows at once, each as `encode_row` would.
+
+    Args:
+      targets: ids of all rows, one row after the other.
+      lengths: [rows] number of ids of each.
+      document_starts: positions of all rows, one row after the other.
+      starts: [rows] number of positions of each.
+    """
+    return [
+        _example(packed_starts, packed_targets)
+        for packed_starts, packed_targets in zip(
+            _varint_lists(document_starts, starts), _varint_lists(targets, lengths), strict=True
+        )
+    ]
+
+
+def _varint_lists(values: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    packed, ends = _varints(values)
+    ends = np.concatenate([[0], ends])[np.cumsum(lengths)]
+    data = packed.tobytes()
+    begins = [0, *ends.tolist()]
+    return [data[begin:end] for begin, end in itertools.pairwise(begins)]
+
+
+def _example(packed_starts: bytes, packed_targets: bytes) -> bytes:
     entries = []
-    for name, values in ((b"document_starts", document_starts), (b"targets", targets)):
-        packed = encode_varints(values)
+    for name, packed in ((b"document_starts", packed_starts), (b"targets", packed_targets)):
         int64_list = _field(1, packed) if packed else b""
         entries.append(_field(1, _field(1, name) + _field(2, _field(3, int64_list))))
     return _field(1, b"".join(entries))
