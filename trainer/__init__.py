@@ -1,0 +1,1 @@
+"""The trainer: from a cache of packed rows to checkpoints of a pretrained model."""

@@ -1,0 +1,188 @@
+"""The training loss and the metrics that come with it.
+
+Dimensions: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+# Metric name to (sum, weight), float32 scalars: add them over batches, divide when printed.
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+NORMALIZERS = (
+    "sum",
+    "num_real_target_tokens",
+    "num_total_target_tokens",
+    "average_per_sequence",
+)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss in T5X's words.
+
+    `z_loss` is the weight of log(Z)^2, which keeps the normalisers of the softmax near 1.
+    `label_smoothing` is the probability spread over the wrong tokens.
+
+    `normalizer` says what the sum over tokens is divided by: "sum" nothing (T5X's
+    `loss_normalizing_factor = None`), "num_real_target_tokens" the sum of weights,
+    "num_total_target_tokens" batch times length, "average_per_sequence" the number of sequences,
+    each one's tokens weighing 1 together. `normalizing_constant` is a divisor of one's own, with
+    "sum". Adafactor divides by the size of the gradient, so for it the choice among the first
+    three changes nothing but the loss that is printed; "average_per_sequence" weighs tokens anew.
+
+    Raises:
+        ValueError: at construction, naming the field, if a value makes no sense.
+    """
+
+    z_loss: float = 1e-4
+    label_smoothing: float = 0.0
+    normalizer: str = "sum"
+    normalizing_constant: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalizer not in NORMALIZERS:
+            known = ", ".join(repr(name) for name in NORMALIZERS)
+            raise ValueError(
+                f"LossConfig.normalizer is {self.normalizer!r}; it must be one of {known}"
+            )
+        if self.z_loss < 0:
+            raise ValueError(f"LossConfig.z_loss is {self.z_loss}; it must be 0 or more")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"LossConfig.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
+            )
+        if self.normalizing_constant is not None:
+            if self.normalizer != "sum":
+                raise ValueError(
+                    "LossConfig.normalizing_constant goes with normalizer 'sum', "
+                    f"not with {self.normalizer!r}"
+                )
+            if self.normalizing_constant <= 0:
+                raise ValueError(
+                    f"LossConfig.normalizing_constant is {self.normalizing_constant}; "
+                    "it must be above 0"
+                )
+
+
+def loss_and_metrics(
+    logits_BLV: jax.Array,
+    targets_BL: jax.Array,
+    weights_BL: jax.Array,
+    config: LossConfig,
+    segment_ids_BL: jax.Array | None = None,
+) -> tuple[jax.Array, Metrics]:
+    """The scalar to differentiate, and metrics as float32 (sum, weight) pairs.
+
+    `targets_BL` are int token ids, `weights_BL` what each position counts for (0: not at all).
+    `segment_ids_BL` says which sequences share a row, 0 none; only "average_per_sequence" reads
+    it, and takes a row for one sequence without it.
+
+    Metrics, all weighted by `weights_BL` and none touched by the normaliser:
+    `loss`, cross entropy in nats, without z-loss; `z_loss`; `accuracy`, targets ranked first.
+
+    Source: google-research/t5x, `losses.py`.
+    Differences: the `loss` metric is that of unsmoothed targets, comparable between runs that
+    smooth labels and runs that do not; T5X reports the smoothed one.
+    """
+    logits_BLV = logits_BLV.astype(jnp.float32)
+    weights_BL = weights_BL.astype(jnp.float32)
+    log_z_BL, target_logit_BL, logit_sum_BL = _summarise(logits_BLV, targets_BL)
+    cross_entropy_BL = log_z_BL - target_logit_BL
+    z_loss_BL = config.z_loss * jnp.square(log_z_BL)
+
+    loss_BL = cross_entropy_BL
+    if config.label_smoothing > 0:
+        vocab_size = logits_BLV.shape[-1]
+        confidence = 1.0 - config.label_smoothing
+        rest = config.label_smoothing / (vocab_size - 1)
+        loss_BL = log_z_BL - (confidence - rest) * target_logit_BL - rest * logit_sum_BL
+        # The entropy of the smoothed target: subtracted, a perfect model's loss is 0.
+        loss_BL -= -confidence * math.log(confidence) - config.label_smoothing * math.log(rest)
+
+    loss_weights_BL, divisor = _normalise(weights_BL, config, segment_ids_BL)
+    loss = jnp.sum((loss_BL + z_loss_BL) * loss_weights_BL) / divisor
+
+    weight = jnp.sum(weights_BL)
+    correct_BL = jnp.argmax(logits_BLV, axis=-1) == targets_BL
+    metrics = {
+        "loss": (jnp.sum(cross_entropy_BL * weights_BL), weight),
+        "z_loss": (jnp.sum(z_loss_BL * weights_BL), weight),
+        "accuracy": (jnp.sum(correct_BL * weights_BL), weight),
+    }
+    return loss, jax.lax.stop_gradient(metrics)
+
+
+def _normalise(
+    weights_BL: jax.Array, config: LossConfig, segment_ids_BL: jax.Array | None
+) -> tuple[jax.Array, jax.Array | float]:
+    """What each token's loss is multiplied by, and what the sum is divided by."""
+    if config.normalizer == "num_real_target_tokens":
+        return weights_BL, jnp.sum(weights_BL)
+    if config.normalizer == "num_total_target_tokens":
+        return weights_BL, float(weights_BL.size)
+    if config.normalizer == "average_per_sequence":
+        if segment_ids_BL is None:
+            totals_BL = jnp.sum(weights_BL, axis=-1, keepdims=True)
+        else:
+            totals_BL = _sum_over_segment(weights_BL, segment_ids_BL)
+        # A sequence whose weights are all 0 has no share, rather than a NaN.
+        shares_BL = jnp.where(totals_BL > 0, weights_BL / jnp.where(totals_BL > 0, totals_BL, 1), 0)
+        return shares_BL, jnp.sum(shares_BL)
+    return weights_BL, config.normalizing_constant or 1.0
+
+
+def _sum_over_segment(weights_BL: jax.Array, segment_ids_BL: jax.Array) -> jax.Array:
+    """At each position, the sum of weights over its own segment of the row."""
+    # A row of L positions holds at most L segments, numbered from 1.
+    num_segments = weights_BL.shape[1] + 1
+
+    def one_row(weights_L: jax.Array, segment_ids_L: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(weights_L, segment_ids_L, num_segments)[segment_ids_L]
+
+    return jax.vmap(one_row)(weights_BL, segment_ids_BL)
+
+
+@jax.custom_vjp
+def _summarise(
+    logits_BLV: jax.Array, targets_BL: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """log(sum(exp(logits))), the target's logit and the sum of logits, each float32 [B, L].
+
+    Every loss here is a function of these three. Their gradient is written out because it needs
+    nothing from the forward pass but logits and log Z: automatic differentiation would keep a
+    second array of [B, L, V]. The target's logit is picked by comparison, not by a gather, so
+    that it fuses with the other passes and works unchanged on a vocabulary split over devices.
+    """
+    maximum_BL1 = jnp.max(logits_BLV, axis=-1, keepdims=True)
+    sum_exp_BL = jnp.sum(jnp.exp(logits_BLV - maximum_BL1), axis=-1)
+    log_z_BL = jnp.log(sum_exp_BL) + maximum_BL1[..., 0]
+    target_logit_BL = jnp.sum(
+        jnp.where(_is_target(logits_BLV, targets_BL), logits_BLV, 0.0), axis=-1
+    )
+    return log_z_BL, target_logit_BL, jnp.sum(logits_BLV, axis=-1)
+
+
+def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
+    return jnp.arange(logits_BLV.shape[-1]) == targets_BL[..., None]
+
+
+def _summarise_forward(logits_BLV, targets_BL):
+    outputs = _summarise(logits_BLV, targets_BL)
+    return outputs, (logits_BLV, targets_BL, outputs[0])
+
+
+def _summarise_backward(residuals, gradients):
+    logits_BLV, targets_BL, log_z_BL = residuals
+    log_z_gradient, target_gradient, sum_gradient = (g_BL[..., None] for g_BL in gradients)
+    softmax_BLV = jnp.exp(logits_BLV - log_z_BL[..., None])
+    target_part_BLV = jnp.where(_is_target(logits_BLV, targets_BL), target_gradient, 0.0)
+    return log_z_gradient * softmax_BLV + target_part_BLV + sum_gradient, None
+
+
+_summarise.defvjp(_summarise_forward, _summarise_backward)

@@ -1,0 +1,97 @@
+"""What the modules of one model share: settings, parameters, matrix products, dropout.
+
+Dimensions: B batch, L length, D input features, F output features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.parametrisation import Initializer, Parametrisation
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Settings that hold for a whole model.
+
+    `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
+    products; parameters are float32 always.
+    """
+
+    emb_dim: int
+    vocab_size: int
+    dtype: str
+    dropout_rate: float
+    parametrisation: Parametrisation
+
+    def dropout(self, broadcast_length: bool = True) -> nn.Dropout:
+        """Dropout; with `broadcast_length` one draw serves every position of a row, as in T5X."""
+        return nn.Dropout(self.dropout_rate, broadcast_dims=(-2,) if broadcast_length else ())
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Two-operand einsum whose sums and result are float32, whatever the operands' dtype.
+
+    The backward pass rounds the incoming gradient to the operands' dtype: left in float32 it would
+    turn both products of a bfloat16 model into float32 ones. With float32 operands nothing is
+    rounded. `subscripts` must be explicit ("blhk,bshk->bhls").
+    """
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+
+
+def _einsum_forward(subscripts, x, y):
+    return einsum_float32(subscripts, x, y), (x, y)
+
+
+def _einsum_backward(subscripts, operands, gradient):
+    x, y = operands
+    inputs, output = subscripts.split("->")
+    x_letters, y_letters = inputs.split(",")
+    x_gradient = jnp.einsum(f"{output},{y_letters}->{x_letters}", gradient.astype(y.dtype), y)
+    y_gradient = jnp.einsum(f"{x_letters},{output}->{y_letters}", x, gradient.astype(x.dtype))
+    return x_gradient, y_gradient
+
+
+einsum_float32.defvjp(_einsum_forward, _einsum_backward)
+
+
+def parameter(
+    module: nn.Module,
+    name: str,
+    initializer: Initializer,
+    axes: tuple[str, ...],
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """A float32 parameter of `module`, carrying T5X's logical name of each of its axes."""
+    boxed = nn.with_logical_partitioning(initializer, axes)
+    return cast(jax.Array, module.param(name, boxed, shape, jnp.float32))
+
+
+class Dense(nn.Module):
+    """`x @ kernel` without bias: [..., D] to [..., F].
+
+    The kernel is two-dimensional even where F or D is heads times head size: that is the shape
+    T5X stores and Adafactor factors. `float32_output` keeps the sums of a bfloat16 product.
+    """
+
+    features: int
+    axes: tuple[str, str]
+    initializer: Initializer
+    dtype: str
+    float32_output: bool = False
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        shape = (x_BLD.shape[-1], self.features)
+        kernel_DF = parameter(self, "kernel", self.initializer, self.axes, shape)
+        x_BLD, kernel_DF = x_BLD.astype(self.dtype), kernel_DF.astype(self.dtype)
+        if self.float32_output:
+            return einsum_float32("bld,df->blf", x_BLD, kernel_DF)
+        return jnp.einsum("bld,df->blf", x_BLD, kernel_DF)

@@ -1,0 +1,85 @@
+"""Mixers: sublayers through which positions exchange information.
+
+Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.dense import Dense, Shared, einsum_float32
+
+# What a masked logit becomes. Finite, so that a row which sees nothing (padding) gets uniform
+# weights and zero gradients, not NaN; T5X's value.
+MASKED_LOGIT = -1e10
+
+
+class Mixer(Protocol):
+    """The mixer slot. Its module maps (x_BLD, source_BSD, mask_BLS, bias_HLS) to [B, L, D]."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    def build(self, shared: Shared, name: str) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class DotProductAttention:
+    """Multi-head softmax attention without biases and without a run-time logit scale.
+
+    Logits and softmax are float32, the products' operands have the model's dtype.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.
+    Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
+    """
+
+    num_heads: int
+    head_dim: int
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _DotProductAttention(self, shared, name=name)
+
+
+class _DotProductAttention(nn.Module):
+    spec: DotProductAttention
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        source_BSD: jax.Array,
+        mask_BLS: jax.Array,
+        bias_HLS: jax.Array | None,
+        deterministic: bool,
+    ) -> jax.Array:
+        num_heads, head_dim = self.spec.num_heads, self.spec.head_dim
+        dtype, parametrisation = self.shared.dtype, self.shared.parametrisation
+        project = partial(Dense, num_heads * head_dim, ("embed", "joined_kv"), dtype=dtype)
+
+        def heads(projected: jax.Array) -> jax.Array:
+            return projected.reshape(*projected.shape[:2], num_heads, head_dim)
+
+        query = project(parametrisation.query(head_dim), name="query")
+        key = project(parametrisation.attention(), name="key")
+        value = project(parametrisation.attention(), name="value")
+        q_BLHK = heads(query(x_BLD))
+        k_BSHK, v_BSHK = heads(key(source_BSD)), heads(value(source_BSD))
+
+        logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
+        if bias_HLS is not None:
+            logits_BHLS += bias_HLS
+        logits_BHLS = jnp.where(mask_BLS[:, None], logits_BHLS, MASKED_LOGIT)
+        weights_BHLS = jax.nn.softmax(logits_BHLS).astype(dtype)
+        weights_BHLS = self.shared.dropout()(weights_BHLS, deterministic)
+        mixed_BLHK = jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK)
+
+        axes, initializer = ("joined_kv", "embed"), parametrisation.attention()
+        out = Dense(self.shared.emb_dim, axes, initializer, dtype, name="out")
+        return out(mixed_BLHK.reshape(*x_BLD.shape[:2], num_heads * head_dim))

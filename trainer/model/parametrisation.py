@@ -1,0 +1,57 @@
+"""Parametrisations: how parameters are initialised and outputs scaled as widths change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+from flax import linen as nn
+
+Initializer = Callable[..., jax.Array]
+
+
+class Parametrisation(Protocol):
+    """The parametrisation slot: one object asked for every initialiser and multiplier."""
+
+    def embedding(self) -> Initializer: ...
+    def query(self, head_dim: int) -> Initializer: ...
+    def attention(self) -> Initializer: ...
+    def feed_forward(self) -> Initializer: ...
+    def logits(self) -> Initializer: ...
+    def relative_bias(self) -> Initializer: ...
+    def tied_logits_multiplier(self, emb_dim: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class StandardParametrisation:
+    """T5X's parametrisation: kernels N(0, 1 / fan_in), token embedding N(0, 1).
+
+    Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial
+    query kernel.
+
+    Source: google-research/t5x, `t5x/examples/t5/layers.py` and `network.py`.
+    """
+
+    def embedding(self) -> Initializer:
+        return nn.initializers.normal(1.0)
+
+    def query(self, head_dim: int) -> Initializer:
+        return nn.initializers.variance_scaling(1.0 / head_dim, "fan_in", "normal")
+
+    def attention(self) -> Initializer:
+        return nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+    def feed_forward(self) -> Initializer:
+        return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+    def logits(self) -> Initializer:
+        return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+    def relative_bias(self) -> Initializer:
+        return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+
+    def tied_logits_multiplier(self, emb_dim: int) -> float:
+        """What logits read off an N(0, 1) embedding are multiplied by, to start near unit size."""
+        return emb_dim**-0.5

@@ -1,0 +1,197 @@
+"""What a model is, in plain frozen data: `ModelConfig` for people, `ModelSpec` for the code.
+
+`model_spec` turns the one into the other through `FAMILIES`. A new variant is a new value in a
+slot of `LayerSpec` or `StackSpec` and a family that uses it; `transformer.py` does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from trainer.model.dense import Shared
+from trainer.model.embedding import DenseLogits, Logits, TiedLogits
+from trainer.model.feedforward import ACTIVATIONS, FeedForward, Mlp
+from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
+from trainer.model.mixers import DotProductAttention, Mixer
+from trainer.model.norms import Norm, NormPlacement, PreNorm, RMSNorm
+from trainer.model.parametrisation import StandardParametrisation
+from trainer.model.positions import Position, T5RelativePosition
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model in T5X's words.
+
+    `family` is a key of `FAMILIES`; mT5 is family "t5_1_1" with its own vocabulary size.
+    `num_encoder_layers` is 0 for the decoder-only family "lm". `tied_logits` and
+    `mlp_activations` left at None mean the family's own. `dtype` is that of activations;
+    parameters are float32 always.
+
+    Raises:
+        ValueError: at construction, naming the field, if a value makes no sense.
+    """
+
+    family: str = "t5_1_1"
+    vocab_size: int
+    emb_dim: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    dropout_rate: float = 0.0
+    dtype: str = "float32"
+    tied_logits: bool | None = None
+    mlp_activations: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.family in FAMILIES, "family", self.family, _one_of(FAMILIES))
+        _require(self.dtype in DTYPES, "dtype", self.dtype, _one_of(DTYPES))
+        for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        decoder_only = self.family == "lm"
+        encoder_rule = "0 in a decoder-only model" if decoder_only else "above 0"
+        layers_fit = (self.num_encoder_layers == 0) if decoder_only else self.num_encoder_layers > 0
+        _require(layers_fit, "num_encoder_layers", self.num_encoder_layers, encoder_rule)
+        _require(
+            self.num_decoder_layers > 0, "num_decoder_layers", self.num_decoder_layers, "above 0"
+        )
+        _require(0.0 <= self.dropout_rate < 1.0, "dropout_rate", self.dropout_rate, "in [0, 1)")
+        if self.mlp_activations is not None:
+            _require(
+                len(self.mlp_activations) > 0 and set(self.mlp_activations) <= set(ACTIVATIONS),
+                "mlp_activations",
+                self.mlp_activations,
+                f"one or more, each {_one_of(ACTIVATIONS)}",
+            )
+
+
+def _require(holds: bool, field: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"ModelConfig.{field} is {value!r}; it must be {rule}")
+
+
+def _one_of(names: Mapping[str, object] | tuple[str, ...]) -> str:
+    return "one of " + ", ".join(repr(name) for name in sorted(names))
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """The slots of one layer. `cross_mixer` is None where there is no encoder to look at."""
+
+    norm: Norm
+    norm_placement: NormPlacement
+    mixer: Mixer
+    feed_forward: FeedForward
+    cross_mixer: Mixer | None = None
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """A stack of layers and what they share.
+
+    `cross_mask` is set where layers have a `cross_mixer`; `logits` is None in an encoder.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    position: Position
+    mask: Mask
+    norm: Norm
+    cross_mask: Mask | None = None
+    logits: Logits | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A whole model, hashable: equal specs are the same program. No `encoder`: decoder-only."""
+
+    shared: Shared
+    decoder: StackSpec
+    encoder: StackSpec | None = None
+
+
+def model_spec(config: ModelConfig) -> ModelSpec:
+    """The slots of `config`'s family, filled."""
+    return FAMILIES[config.family](config)
+
+
+def _t5_1_0(config: ModelConfig) -> ModelSpec:
+    """T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding."""
+    return _encoder_decoder(config, activations=("relu",), tied_logits=True)
+
+
+def _t5_1_1(config: ModelConfig) -> ModelSpec:
+    """T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, logits with a kernel of their own."""
+    return _encoder_decoder(config, activations=("gelu", "linear"), tied_logits=False)
+
+
+def _lm(config: ModelConfig) -> ModelSpec:
+    """T5X's `decoder_only` example: the decoder of T5 1.1 by itself, logits tied.
+
+    One mask serves causal and prefix batches: a prefix is seen in both directions where the
+    batch marks one (`decoder_causal_attention`).
+    """
+    decoder = StackSpec(
+        layers=(_layer(config, ("gelu", "linear")),) * config.num_decoder_layers,
+        position=T5RelativePosition(bidirectional=False),
+        mask=AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))),
+        norm=RMSNorm(),
+        logits=_logits(config, tied=True),
+    )
+    return ModelSpec(_shared(config), decoder)
+
+
+def _encoder_decoder(
+    config: ModelConfig, activations: tuple[str, ...], tied_logits: bool
+) -> ModelSpec:
+    encoder = StackSpec(
+        layers=(_layer(config, activations),) * config.num_encoder_layers,
+        position=T5RelativePosition(bidirectional=True),
+        mask=SameSegment(),
+        norm=RMSNorm(),
+    )
+    decoder = StackSpec(
+        layers=(_layer(config, activations, cross=True),) * config.num_decoder_layers,
+        position=T5RelativePosition(bidirectional=False),
+        mask=AllOf((SameSegment(), Causal())),
+        norm=RMSNorm(),
+        cross_mask=SameSegment(),
+        logits=_logits(config, tied=tied_logits),
+    )
+    return ModelSpec(_shared(config), decoder, encoder)
+
+
+def _layer(config: ModelConfig, activations: tuple[str, ...], cross: bool = False) -> LayerSpec:
+    attention = DotProductAttention(config.num_heads, config.head_dim)
+    return LayerSpec(
+        norm=RMSNorm(),
+        norm_placement=PreNorm(),
+        mixer=attention,
+        feed_forward=Mlp(config.mlp_dim, config.mlp_activations or activations),
+        cross_mixer=attention if cross else None,
+    )
+
+
+def _logits(config: ModelConfig, tied: bool) -> Logits:
+    if config.tied_logits is not None:
+        tied = config.tied_logits
+    return TiedLogits() if tied else DenseLogits()
+
+
+def _shared(config: ModelConfig) -> Shared:
+    return Shared(
+        emb_dim=config.emb_dim,
+        vocab_size=config.vocab_size,
+        dtype=config.dtype,
+        dropout_rate=config.dropout_rate,
+        parametrisation=StandardParametrisation(),
+    )
+
+
+FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec]] = MappingProxyType(
+    {"t5_1_0": _t5_1_0, "t5_1_1": _t5_1_1, "lm": _lm}
+)
