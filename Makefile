@@ -1,0 +1,62 @@
+# On a fresh machine with Python 3.11 to 3.13, `make demo` and `make test` each need nothing else.
+# Every target is idempotent: what is finished stays, what was interrupted goes on.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+DEMO := demo
+WORKERS ?= 2
+
+# The tests and the demo are measured on the CPU; a GPU or TPU is for real runs.
+export JAX_PLATFORMS ?= cpu
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.PHONY: help install demo test test-slow check format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# One stamp per set of packages; pyproject.toml or constraints.txt newer than it: install again.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the packages of the demo into $(VENV) (about 1.5 GB, a few minutes)"
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
+	@echo "installing the packages of the tests into $(VENV) (TensorFlow for stock seqio: 2 GB more)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.dev ## make .venv with everything that demo, tests and checks need
+
+demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, in minutes
+	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
+	    --output=$(DEMO)/vocabulary
+	$(BIN)/python -m pipeline.build --task=python_docs_span_corruption \
+	    --vocabulary=$(DEMO)/vocabulary --cache_dir=$(DEMO)/cache --row_tokens=141
+	$(BIN)/python -m trainer.pretrain --preset=t5_1_1_mini --task=python_docs_span_corruption \
+	    --cache_dir=$(DEMO)/cache --model_dir=$(DEMO)/model --train_steps=600 \
+	    --lengths.inputs=128 --lengths.targets=29 --batch_size=32 \
+	    --metrics.every_steps=20 --evaluation.every_steps=200 --checkpoint.every_steps=100
+	$(BIN)/python -m trainer.evaluate --model_dir=$(DEMO)/model
+	$(BIN)/python -m trainer.report --model_dir=$(DEMO)/model
+
+test: $(VENV)/.dev ## all tests, under 12 minutes on 2 cores
+	$(BIN)/python -m pytest -m 'not slow' --durations=15
+
+test-slow: $(VENV)/.dev ## what the test suite leaves out for its length
+	$(BIN)/python -m pytest -m slow --durations=15
+
+check: $(VENV)/.dev ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## put the code into the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and what the demo made
+	rm -rf $(VENV) $(DEMO)
