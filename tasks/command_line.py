@@ -32,6 +32,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+class RawHelp(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of a parser's description and epilog."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line, and which suggests the flag that was meant."""
 

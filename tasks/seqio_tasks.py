@@ -1,0 +1,248 @@
+"""Our tasks as stock seqio Tasks: the one module of the project that imports seqio.
+
+    import seqio
+    from tasks import seqio_tasks
+
+    seqio_tasks.register("VOCABULARY_DIR", corpus="parquet:data/*.parquet")
+    seqio.add_global_cache_dirs(["CACHE_DIR"])
+    seqio.get_mixture_or_task("rlm_span_corruption").get_dataset(
+        {"inputs": 512, "targets": 114}, split="train", use_cached=True)
+
+Rows are tokenized and packed before `CacheDatasetPlaceholder`, which is what pipeline.build writes;
+windows are cut and noise is drawn after it, anew in every epoch.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from tasks import noise, registry, sources, vocabulary
+from tasks.objectives import Lengths
+from tasks.pack import packer
+from tasks.task import TaskSpec
+
+# Rows whose tokens are joined before windows are cut, as T5's reduce_concat_tokens joins documents:
+# one shorter window is left over per group.
+_ROWS_PER_GROUP = 128
+
+
+class CorpusSource(seqio.DataSource):
+    """A corpus as a seqio source: one shard a piece, elements {"id", "text"}, bad documents left
+    out."""
+
+    def __init__(self, corpus_spec: str):
+        self._spec = corpus_spec
+        super().__init__(splits=("train", "validation"))
+
+    @functools.cached_property
+    def _corpus(self) -> sources.Corpus:
+        return sources.resolve(sources.parse(self._spec))
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
+
+    def _pieces(self, split: str) -> list[sources.Piece]:
+        return [piece for piece in self._corpus.pieces if split in piece.splits]
+
+    def list_shards(self, split: str) -> list[str]:
+        """Names of the split's pieces."""
+        return [piece.name for piece in self._pieces(split)]
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        *,
+        sequence_length: Mapping[str, int] | None = None,
+        use_cached: bool = False,
+        num_epochs: int | None = 1,
+    ) -> tf.data.Dataset:
+        """Documents of a split; `shuffle` reorders the pieces, not what is in them."""
+        pieces = self._pieces(split)
+        if shard_info:
+            pieces = pieces[shard_info.index :: shard_info.num_shards]
+        if shuffle:
+            order = np.random.default_rng(seed).permutation(len(pieces))
+            pieces = [pieces[index] for index in order]
+
+        def documents():
+            for piece in pieces:
+                for of_split, batch in sources.read(self._corpus, piece):
+                    if of_split != split:
+                        continue
+                    columns = batch.to_pydict()
+                    for name, text, problem in zip(
+                        columns["id"], columns["text"], columns["problem"], strict=True
+                    ):
+                        if problem is None:
+                            yield {"id": name, "text": text}
+
+        signature = {"id": tf.TensorSpec((), tf.string), "text": tf.TensorSpec((), tf.string)}
+        dataset = tf.data.Dataset.from_generator(documents, output_signature=signature)
+        return dataset.repeat(num_epochs)
+
+
+def pack_rows(
+    dataset: tf.data.Dataset,
+    vocabulary_path: str,
+    extra_ids: int,
+    packing: str,
+    row_tokens: int,
+    separator: str,
+) -> tf.data.Dataset:
+    """Documents -> rows {"targets", "document_starts"}, int32 [None] each, as pipeline.build's."""
+    loaded = vocabulary.load(vocabulary_path, extra_ids)
+
+    def rows():
+        pack = packer(packing, row_tokens, separator)
+        for document in dataset.as_numpy_iterator():
+            (ids,) = loaded.encode([document["text"].decode()])
+            if len(ids):
+                yield from _as_dicts(pack.add(document["id"].decode(), ids))
+        yield from _as_dicts(pack.finish())
+
+    signature = {
+        name: tf.TensorSpec([None], tf.int32) for name in ("targets", "document_starts")
+    }
+    return tf.data.Dataset.from_generator(rows, output_signature=signature)
+
+
+def _as_dicts(rows):
+    for row in rows:
+        yield {"targets": row.targets, "document_starts": row.document_starts}
+
+
+def rows_to_examples(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    spec: TaskSpec,
+    vocabulary_size: int,
+    packing: str,
+) -> tf.data.Dataset:
+    """Rows -> examples of the task's objective, EOS included, int32 [None] a feature.
+
+    Under `concat` packing, windows are cut from groups of joined rows; under `best_fit` a row is a
+    window. The noise of an element follows seqio's stateless seeds.
+    """
+    wanted = sequence_length or {}
+    lengths = Lengths(
+        wanted.get("inputs", spec.lengths.inputs), wanted.get("targets", spec.lengths.targets)
+    )
+    window = spec.objective.window_tokens(lengths)
+    names = [name for name in ("inputs", "targets") if name in output_features]
+
+    def make(tokens: np.ndarray, seed: np.ndarray) -> list[np.ndarray]:
+        windows = -(-len(tokens) // window)
+        tokens_WN = np.zeros((windows, window), np.int32)
+        tokens_WN.reshape(-1)[: len(tokens)] = tokens
+        lengths_W = np.full(windows, window)
+        lengths_W[-1:] = len(tokens) - (windows - 1) * window
+        key = noise.fold_in(seed[0], seed[1])
+        examples = spec.objective.examples(
+            tokens_WN, lengths_W, noise.fold_in(key, np.arange(windows)), vocabulary_size
+        )
+        out: list[np.ndarray] = []
+        for name in names:
+            values_WN, lengths_W = examples[name]
+            out += [
+                values_WN[np.arange(values_WN.shape[1]) < lengths_W[:, None]],
+                lengths_W.astype(np.int64),
+            ]
+        return out
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def to_examples(tokens: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+        flat = tf.numpy_function(make, [tokens, seed], [tf.int32, tf.int64] * len(names))
+        return {
+            name: tf.RaggedTensor.from_row_lengths(
+                tf.ensure_shape(flat[2 * place], [None]),
+                tf.ensure_shape(flat[2 * place + 1], [None]),
+                validate=False,
+            )
+            for place, name in enumerate(names)
+        }
+
+    tokens = dataset.map(lambda row: row["targets"])
+    if packing == "concat":
+        tokens = tokens.ragged_batch(_ROWS_PER_GROUP).map(lambda rows: rows.flat_values)
+    return to_examples(tokens).unbatch()
+
+
+def register(
+    vocabulary_path: str,
+    corpus: str | None = None,
+    names: Iterable[str] | None = None,
+    *,
+    task_module: str | None = None,
+    extra_ids: int = 0,
+    packing: str = "concat",
+    row_tokens: int | None = None,
+    separator: str = "none",
+) -> list[seqio.Task]:
+    """Registers tasks with seqio and returns them; those already registered are replaced.
+
+    Args:
+      vocabulary_path: as pipeline.build's --vocabulary.
+      corpus: SPEC that replaces each task's own corpus; read only where no cache is used.
+      names: tasks to register, all known ones by default.
+      task_module: a user's own file with TASKS.
+      extra_ids, packing, row_tokens, separator: as pipeline.build's flags of these names.
+
+    Raises:
+      UserError: there is no such task or vocabulary.
+    """
+    loaded = vocabulary.load(vocabulary_path, extra_ids)
+    specs = registry.tasks(task_module)
+    chosen = [registry.get(name, task_module) for name in names] if names else specs.values()
+    return [
+        _register_one(
+            spec,
+            corpus or spec.corpus,
+            loaded,
+            {
+                "vocabulary_path": vocabulary_path,
+                "extra_ids": extra_ids,
+                "packing": packing,
+                "row_tokens": row_tokens or spec.window_tokens,
+                "separator": separator,
+            },
+        )
+        for spec in chosen
+    ]
+
+
+def _register_one(
+    spec: TaskSpec, corpus: str, loaded: vocabulary.Vocabulary, how: dict[str, Any]
+) -> seqio.Task:
+    path = how["vocabulary_path"]
+    model_path = path if path.endswith(".model") else f"{path.rstrip('/')}/{vocabulary.VOCABULARY}"
+    feature = seqio.Feature(
+        seqio.SentencePieceVocabulary(model_path, extra_ids=how["extra_ids"]), add_eos=True
+    )
+    sides = ("inputs", "targets") if spec.lengths.inputs else ("targets",)
+    seqio.TaskRegistry.remove(spec.name)
+    return seqio.TaskRegistry.add(
+        spec.name,
+        source=CorpusSource(corpus),
+        preprocessors=[
+            functools.partial(pack_rows, **how),
+            seqio.CacheDatasetPlaceholder(),
+            functools.partial(
+                rows_to_examples,
+                spec=spec,
+                vocabulary_size=loaded.size,
+                packing=how["packing"],
+            ),
+        ],
+        output_features={side: feature for side in sides},
+        metric_fns=[],
+    )

@@ -1,0 +1,110 @@
+"""Checkpoints by Orbax: `model_dir/checkpoint_STEP`, written asynchronously, whole or not at all.
+
+Each holds `state` (step, parameters, optimizer state, metrics not yet written) and `run` (the
+configuration and the cache's fingerprint), against which a resuming run is checked.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from tasks import files
+from tasks.command_line import UserError
+from trainer import config as configuration
+from trainer.config import Config
+from trainer.setup import Run
+from trainer.step import TrainState
+
+_PREFIX = "checkpoint"
+
+
+class Checkpoints:
+    """The checkpoints of one model directory."""
+
+    def __init__(self, model_dir: str, keep: int | None = None, writable: bool = True):
+        self._model_dir = model_dir
+        folder = (
+            model_dir
+            if files.is_remote(model_dir)
+            else os.path.abspath(files.local_path(model_dir))
+        )
+        self._manager = ocp.CheckpointManager(
+            folder,
+            options=ocp.CheckpointManagerOptions(
+                step_prefix=_PREFIX,
+                max_to_keep=keep,
+                create=writable,
+                read_only=not writable,
+                cleanup_tmp_directories=writable,
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the finished checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: TrainState, run: Run) -> None:
+        """Begins to write a checkpoint; returns once the state may be changed."""
+        description = {
+            "config": dataclasses.asdict(run.config),
+            "cache_fingerprint": run.manifest.plan.fingerprint,
+        }
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(description)
+            ),
+        )
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """Returns the state at `step`, laid out as `abstract` (shapes, dtypes and shardings).
+
+        Raises:
+          UserError: it cannot be read.
+        """
+        try:
+            return self._manager.restore(
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+            )["state"]
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            path = files.join(self._model_dir, f"{_PREFIX}_{step}")
+            raise UserError(
+                f"checkpoint {path} cannot be read: {error}; delete it to go on from the one before"
+            ) from error
+
+    def check_resumable(self, step: int, run: Run) -> None:
+        """Refuses to resume with settings under which the run would not be the same.
+
+        Raises:
+          UserError: names the settings that differ.
+        """
+        stored: dict[str, Any] = self._manager.restore(
+            step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
+        )["run"]
+        before = configuration.from_dict(Config, stored["config"], self._model_dir)
+        differences = configuration.changes(before, run.config)
+        if stored["cache_fingerprint"] != run.manifest.plan.fingerprint:
+            differences.append("the cache is another one")
+        if differences:
+            raise UserError(
+                f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
+                "use the same ones, or another --model_dir"
+            )
+
+    def wait(self) -> None:
+        """Returns when every checkpoint begun is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and frees what the manager holds."""
+        self._manager.close()
+
+
+def abstract_like(state: TrainState) -> TrainState:
+    """Shapes, dtypes and shardings of `state`."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )

@@ -1,0 +1,268 @@
+"""The training loop, read from top to bottom."""
+
+import dataclasses
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tasks import files
+from tasks.command_line import UserError
+from trainer import config as configuration
+from trainer.batches import TrainingBatches
+from trainer.checkpoint import Checkpoints, abstract_like
+from trainer.config import Config
+from trainer.evaluate import Evaluator
+from trainer.metrics import MetricsWriter, Progress, means
+from trainer.model.spec import model_spec
+from trainer.model.transformer import Transformer, init_params
+from trainer.optimizer import learning_rate_schedule, make_optimizer
+from trainer.presets import flops_per_step, parameter_count
+from trainer.setup import Run
+from trainer.step import (
+    TrainState,
+    device_mesh,
+    make_evaluation_step,
+    make_train_step,
+    put_batch,
+    zero_metrics,
+)
+
+# What SIGTERM ends with, once the state is saved: EX_TEMPFAIL, "run the same command again".
+EXIT_PREEMPTED = 75
+
+
+class Program:
+    """The compiled parts of a run: mesh, initial state, training and evaluation steps."""
+
+    def __init__(self, run: Run):
+        config = run.config
+        _enable_compilation_cache()
+        self.mesh = device_mesh(config.batch_size)
+        self._spec = model_spec(config.model)
+        self._optimizer = make_optimizer(config.optimizer)
+        self._seed = config.seed
+        model = Transformer(self._spec)
+        self.train_step = make_train_step(model, self._optimizer, config, self.mesh)
+        self.evaluation_step = make_evaluation_step(model, config.loss, self.mesh)
+
+    def initial_state(self) -> TrainState:
+        """The state of step 0, a function of the configuration alone."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.jit(self._initial_state, out_shardings=everywhere)()
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of a state, without computing one."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+            jax.eval_shape(self._initial_state),
+        )
+
+    def _initial_state(self) -> TrainState:
+        params = init_params(self._spec, jax.random.key(self._seed))
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=self._optimizer.init(params),
+            metrics=zero_metrics(),
+        )
+
+
+class StopRequest:
+    """Becomes true at SIGTERM, which is how clouds and job queues announce a preemption."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> "StopRequest":
+        self._before = signal.signal(signal.SIGTERM, self._handle)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _handle(self, *_: Any) -> None:
+        self.received = True
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether something done every so many steps is done after `step`; 0 is never."""
+    return bool(every) and (step % every == 0 or step == last)
+
+
+def train(run: Run, origins: dict[str, str]) -> int:
+    """Trains to `config.train_steps`, from the newest checkpoint if there is one.
+
+    Returns:
+      The exit code: 0 when finished, EXIT_PREEMPTED when SIGTERM came and the state is saved.
+
+    Raises:
+      UserError: the run in model_dir has other settings, or the loss is not a number.
+    """
+    config, last = run.config, run.config.train_steps
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint.keep)
+    first = checkpoints.steps()[-1] if checkpoints.steps() else 0
+    if first:
+        checkpoints.check_resumable(first, run)
+    if first >= last:
+        print(f"training is finished: checkpoint of step {first} in {config.model_dir}")
+        checkpoints.close()
+        return 0
+    configuration.save(config, origins)
+    _save_versions(config.model_dir)
+
+    program = Program(run)
+    print(consequences(run, len(jax.devices()), first), flush=True)
+    state = (
+        checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
+    )
+    maker = run.batch_maker("train", keep_tails=False)
+    batches = TrainingBatches(maker, config.batch_size, config.seed).iterate(first)
+    evaluator = (
+        Evaluator(run, "validation", program.evaluation_step, program.mesh)
+        if config.evaluation.every_steps
+        else None
+    )
+    learning_rate = learning_rate_schedule(config.optimizer)
+    writer = MetricsWriter(config.model_dir, first, config.metrics.tensorboard)
+    progress = Progress("training", last, first)
+    speed = Speed(config.batch_size * _positions(run))
+
+    def report(step: int, metrics: Any) -> str:
+        values = means(metrics)
+        if not math.isfinite(values["loss"]):
+            raise UserError(
+                f"the loss is {values['loss']} in the steps up to {step}; the newest checkpoint "
+                f"in {config.model_dir} is from before. Lower --optimizer.learning_rate, or train "
+                "in float32"
+            )
+        values["learning_rate"] = float(learning_rate(step - 1))
+        writer.write(step, "train", values, speed.since_last(step))
+        return f"loss {values['loss']:.3f}"
+
+    note = ""
+    pending = None
+    with StopRequest() as stop:
+        for step in range(first + 1, last + 1):
+            state = program.train_step(state, put_batch(next(batches), program.mesh))
+            # Metrics are read one step late, when the device already works on the next step.
+            if pending:
+                note, pending = report(*pending), None
+            if due(step, config.metrics.every_steps, last):
+                pending, state = (step, state.metrics), state.replace(metrics=zero_metrics())
+            evaluating = evaluator and due(step, config.evaluation.every_steps, last)
+            saving = due(step, config.checkpoint.every_steps, last) or stop.received or step == last
+            if pending and (evaluating or saving):
+                note, pending = report(*pending), None
+            if evaluating and evaluator:
+                result = evaluator(state.params)
+                writer.write(step, "validation", result)
+                print(
+                    f"step {step}: {note}, validation loss {result['loss']:.3f} "
+                    f"(unigram {result['unigram_entropy']:.3f})",
+                    flush=True,
+                )
+                speed.restart(step)
+            if saving:
+                checkpoints.save(step, state, run)
+            progress.update(step, note)
+            if stop.received:
+                break
+    checkpoints.close()
+    writer.close()
+    progress.close()
+    if stop.received and step < last:
+        print(f"SIGTERM: saved step {step}; run the same command to go on", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
+@dataclasses.dataclass
+class Speed:
+    """Steps and tokens a second since the last report; compilation and evaluation not counted."""
+
+    tokens_per_step: int
+    _time: float | None = None
+    _step: int = 0
+
+    def restart(self, step: int) -> None:
+        """Begins to count at `step`."""
+        self._time, self._step = time.monotonic(), step
+
+    def since_last(self, step: int) -> dict[str, float]:
+        """Returns the rates since the last call, nothing at the first."""
+        before, self._time = self._time, time.monotonic()
+        steps, self._step = step - self._step, step
+        if before is None or not steps:
+            return {}
+        rate = steps / (self._time - before)
+        return {"steps_per_second": rate, "tokens_per_second": rate * self.tokens_per_step}
+
+
+def _positions(run: Run) -> int:
+    encoder = run.lengths.inputs if run.converter.encoder_decoder else 0
+    return encoder + run.converter.decoder_length
+
+
+def consequences(run: Run, devices: int, first_step: int) -> str:
+    """What the configuration means, in a few lines, before the first step."""
+    config, plan = run.config, run.manifest.plan
+    maker = run.batch_maker("train", keep_tails=False)
+    objective, window = run.task.objective, maker.windows.window_tokens
+    steps_per_epoch = len(maker.windows) / config.batch_size
+    encoder = run.lengths.inputs if run.converter.encoder_decoder else 0
+    flops = flops_per_step(config.model, config.batch_size, encoder, run.converter.decoder_length)
+    restart = (
+        f"goes on from checkpoint {first_step}" if first_step else "starts from initial parameters"
+    )
+    return "\n".join(
+        (
+            f"task          {run.task.name}: {window} corpus tokens -> inputs "
+            f"{run.lengths.inputs}, targets {run.lengths.targets}",
+            f"sentinels     {objective.sentinels(run.lengths)} needed, "
+            f"{plan.vocabulary.sentinels} in the vocabulary of {plan.vocabulary.size} ids",
+            f"cache         {run.cache}: {run.manifest.total('train', 'tokens'):,} tokens, "
+            f"{len(maker.windows):,} windows, {plan.packing}",
+            f"batch         {config.batch_size} rows, {config.batch_size * window:,} corpus tokens "
+            f"a step, {steps_per_epoch:,.1f} steps an epoch, "
+            f"{config.train_steps / max(steps_per_epoch, 1e-9):,.2f} epochs in all",
+            f"model         {config.preset}: {parameter_count(config.model):,} parameters, "
+            f"{flops / 1e9:,.1f} GFLOP a step, {config.model.dtype} on {devices} "
+            f"{jax.devices()[0].platform} device(s)",
+            f"this run      {restart}, to step {config.train_steps}; a checkpoint every "
+            f"{config.checkpoint.every_steps} steps; killed at any moment, the same command "
+            "goes on from the newest with the same bits",
+        )
+    )
+
+
+def _save_versions(model_dir: str) -> None:
+    from importlib.metadata import version
+
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "palimpsest")
+    commit = subprocess.run(
+        ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    software = {"python": platform.python_version(), **{name: version(name) for name in names}}
+    files.write_json(
+        files.join(model_dir, "software.json"), {"commit": commit or None, "versions": software}
+    )
+
+
+def _enable_compilation_cache() -> None:
+    """Keeps compiled programs between runs, so that a restart is at its first step in seconds."""
+    default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", default)

@@ -1,0 +1,98 @@
+"""From a configuration to the parts of a run: every check that needs no device is made here."""
+
+import dataclasses
+
+from tasks import manifest, registry
+from tasks.command_line import UserError
+from tasks.manifest import CacheManifest
+from tasks.objectives import Lengths
+from tasks.task import TaskSpec
+from tasks.windows import Windows
+from trainer import config as configuration
+from trainer.batches import BatchMaker, FeatureConverter
+from trainer.config import Config
+
+# Rows of the embedding are a multiple of this, as T5's 32,128 for 32,100 ids: accelerators like it,
+# and tensor parallelism divides it. Source: T5X `examples/t5/t5_1_1/base.gin`.
+_VOCABULARY_MULTIPLE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A checked configuration and what it refers to."""
+
+    config: Config
+    task: TaskSpec
+    cache: str
+    manifest: CacheManifest
+    lengths: Lengths
+    converter: FeatureConverter
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids; sentinels are the last."""
+        return self.manifest.plan.vocabulary.size
+
+    def batch_maker(self, split: str, keep_tails: bool) -> BatchMaker:
+        """Opens a split of the cache; `keep_tails` as in tasks.windows.Windows."""
+        windows = Windows(
+            self.cache,
+            self.manifest,
+            split,
+            self.task.objective.window_tokens(self.lengths),
+            keep_tails,
+        )
+        return BatchMaker(windows, self.task.objective, self.converter, self.vocabulary_size)
+
+
+def prepare(config: Config, origins: dict[str, str]) -> Run:
+    """Fills in what task and cache imply, and refuses what cannot work.
+
+    Raises:
+      UserError: something is missing or does not fit; says which flag to set to what.
+    """
+    for name in ("task", "cache_dir", "model_dir"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is missing")
+    for name, least in (("train_steps", 1), ("batch_size", 1)):
+        if getattr(config, name) < least:
+            raise UserError(f"--{name}={getattr(config, name)}: must be at least {least}")
+    task = registry.get(config.task, config.task_module)
+    cache = manifest.find_cache(config.cache_dir, task.name)
+    found = CacheManifest.load(cache)
+    config = _imply(config, origins, task, found)
+    lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+    encoder_decoder = config.model.num_encoder_layers > 0
+    if encoder_decoder and not task.lengths.inputs:
+        raise UserError(
+            f"task {task.name} has no inputs, and preset {config.preset} has an encoder: "
+            "choose a decoder-only preset (lm_small, …) or another task"
+        )
+    task.objective.window_tokens(lengths)
+    vocabulary = found.plan.vocabulary
+    needed = task.objective.sentinels(lengths)
+    if needed > vocabulary.sentinels:
+        raise UserError(
+            f"task {task.name} at these lengths takes {needed} sentinels, and the cache's "
+            f"vocabulary has {vocabulary.sentinels}: build it with a vocabulary of vocab.train, "
+            "with --extra_ids=100 if the model has none of its own, or use shorter inputs"
+        )
+    if config.model.vocab_size < vocabulary.size:
+        raise UserError(
+            f"--model.vocab_size={config.model.vocab_size} is smaller than the vocabulary of the "
+            f"cache, {vocabulary.size} ids"
+        )
+    return Run(config, task, cache, found, lengths, FeatureConverter(lengths, encoder_decoder))
+
+
+def _imply(config: Config, origins: dict[str, str], task: TaskSpec, found: CacheManifest) -> Config:
+    for side in ("inputs", "targets"):
+        if getattr(config.lengths, side) is None:
+            value = getattr(task.lengths, side)
+            config = configuration.replace(config, f"lengths.{side}", value)
+            origins[f"lengths.{side}"] = f"task {task.name}"
+    if origins.get("model.vocab_size") != "command line":
+        size = -(-found.plan.vocabulary.size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+        config = configuration.replace(config, "model.vocab_size", size)
+        origins["model.vocab_size"] = "vocabulary of the cache"
+    return config

@@ -1,0 +1,126 @@
+"""The training and evaluation steps: pure functions, jitted over a mesh of devices."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tasks.command_line import UserError
+from trainer.config import Config, LossConfig
+from trainer.loss import loss_and_metrics
+from trainer.model.transformer import Transformer
+
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
+Batch = dict[str, Any]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything a checkpoint holds.
+
+    `step` int32 scalar: updates made. `metrics`: (sum, weight) float32 scalars summed since they
+    were last written out, part of the state so that a resumed run writes the same numbers.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    metrics: Metrics
+
+
+METRICS = ("loss", "z_loss", "accuracy", "gradient_norm")
+
+
+def zero_metrics() -> Metrics:
+    """Metrics of no step."""
+    return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in METRICS}
+
+
+def device_mesh(batch_size: int) -> Mesh:
+    """All devices on one axis, "data".
+
+    Raises:
+      UserError: the batch does not divide among them.
+    """
+    devices = jax.devices()
+    if batch_size % len(devices):
+        raise UserError(f"batch_size {batch_size} does not divide among {len(devices)} devices")
+    return Mesh(np.array(devices), ("data",))
+
+
+def put_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Moves a batch to the devices, its rows divided among them."""
+    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def make_train_step(
+    model: Transformer, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
+) -> Callable[[TrainState, Batch], TrainState]:
+    """Returns the jitted update; it takes over the memory of the state it is given."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+
+    def loss_of(params, batch: Batch, dropout_key):
+        logits_BLV = model.apply(
+            {"params": params},
+            batch,
+            deterministic=config.model.dropout_rate == 0.0,
+            rngs={"dropout": dropout_key},
+        )
+        return loss_and_metrics(
+            logits_BLV,
+            batch["decoder_target_tokens"],
+            batch["decoder_loss_weights"],
+            config.loss,
+        )
+
+    @partial(jax.jit, donate_argnums=0, in_shardings=(replicated, rows), out_shardings=replicated)
+    def train_step(state: TrainState, batch: Batch) -> TrainState:
+        # Keyed by the step, so that a resumed run drops the same units.
+        dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        (_, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+            state.params, batch, dropout_key
+        )
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        metrics = {
+            **metrics,
+            "gradient_norm": (optax.global_norm(gradients), jnp.ones((), jnp.float32)),
+        }
+        return TrainState(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            metrics={
+                name: (state.metrics[name][0] + total, state.metrics[name][1] + weight)
+                for name, (total, weight) in metrics.items()
+            },
+        )
+
+    return train_step
+
+
+def make_evaluation_step(
+    model: Transformer, loss: LossConfig, mesh: Mesh
+) -> Callable[[Any, Batch], Metrics]:
+    """Returns the jitted (params, batch) -> metrics, without dropout."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+
+    @partial(jax.jit, in_shardings=(replicated, rows), out_shardings=replicated)
+    def evaluation_step(params, batch: Batch) -> Metrics:
+        logits_BLV = model.apply({"params": params}, batch, deterministic=True)
+        _, metrics = loss_and_metrics(
+            logits_BLV,
+            batch["decoder_target_tokens"],
+            batch["decoder_loss_weights"],
+            loss,
+        )
+        return metrics
+
+    return evaluation_step
