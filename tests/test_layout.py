@@ -1,0 +1,91 @@
+"""The import graph: vocab, pipeline and trainer stand on tasks, and on nothing else of ours, and commands that answer at once."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGES = ("pipeline", "tasks", "trainer", "vocab")
+
+# What a module of each package may import of ours, and what it must not import from outside.
+OURS = {
+    "tasks": {"tasks"},
+    "vocab": {"vocab", "tasks"},
+    "pipeline": {"pipeline", "tasks"},
+    "trainer": {"trainer", "tasks"},
+}
+FORBIDDEN = {
+    "tasks": {"apache_beam", "jax", "flax", "tensorflow", "seqio"},
+    "vocab": {"jax", "flax", "tensorflow", "seqio"},
+    "pipeline": {"jax", "flax", "tensorflow", "seqio"},
+    "trainer": {"apache_beam", "tensorflow", "seqio", "sentencepiece", "datasets"},
+}
+ONLY_IN = {"tasks/seqio_tasks.py": {"seqio", "tensorflow"}}
+
+
+def modules():
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    package = path.relative_to(ROOT).parts[0]
+    roots = {name.split(".")[0] for name in imports(path)}
+    assert roots & set(PACKAGES) <= OURS[package]
+    allowed = ONLY_IN.get(str(path.relative_to(ROOT)), set())
+    assert not roots & FORBIDDEN[package] - allowed
+    if path.parent.name == "model":
+        outside = {name for name in roots if name not in sys.stdlib_module_names}
+        assert outside <= {"jax", "flax", "numpy", "trainer"}
+        inside = {name for name in imports(path) if name.startswith("trainer")}
+        assert all(name.startswith("trainer.model") for name in inside)
+
+
+def test_no_file_is_named_for_nothing():
+    names = {path.name for path in modules()}
+    assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}
+
+
+COMMANDS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in modules()
+    if '__name__ == "__main__"' in path.read_text()
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_answers_in_under_a_second(command):
+    # The best of three: the machine may be busy with something else.
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        result = subprocess.run(
+            [sys.executable, "-m", command, "--help"], capture_output=True, text=True, cwd=ROOT
+        )
+        seconds.append(time.perf_counter() - begin)
+        assert result.returncode == 0, result.stderr
+        assert "usage:" in result.stdout
+        if seconds[-1] < 1:
+            break
+    assert min(seconds) < 1
+
+
+def test_the_main_commands_are_there():
+    assert {"vocab.train", "pipeline.build", "trainer.pretrain", "trainer.evaluate"} <= set(
+        COMMANDS
+    )

@@ -1,0 +1,93 @@
+"""Typed configuration: overrides, origins, and what may change between resumes."""
+
+import dataclasses
+
+import pytest
+
+from tasks.command_line import UserError
+from trainer import config as configuration
+from trainer.pretrain import build_config
+
+
+def build(*flags):
+    return build_config("t5_1_1_small", list(flags))
+
+
+def test_flags_set_typed_fields_and_their_origin():
+    config, origins = build(
+        "--train_steps=7",
+        "--optimizer.learning_rate", "0.5",
+        "--checkpoint.keep=None",
+        "--metrics.tensorboard=false",
+        "--model.mlp_activations=relu,linear",
+        "--lengths.inputs=64",
+    )
+    assert config.train_steps == 7
+    assert config.optimizer.learning_rate == 0.5
+    assert config.checkpoint.keep is None
+    assert config.metrics.tensorboard is False
+    assert config.model.mlp_activations == ("relu", "linear")
+    assert config.lengths.inputs == 64
+    assert origins["train_steps"] == "command line"
+    assert origins["model.emb_dim"] == "preset t5_1_1_small"
+    text = configuration.describe(config, origins)
+    assert "train_steps" in text
+    assert "# command line" in text
+    assert "# default" in text
+    assert len(text.splitlines()) == len(list(configuration.leaves(config)))
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--train_step=7", "did you mean train_steps"),
+        ("--optimizer.learning_rates=1", "did you mean optimizer.learning_rate"),
+        ("--train_steps=many", "not a value of type int"),
+        ("--metrics.tensorboard=maybe", "not a value of type bool"),
+        ("--model=big", "unknown flag --model"),
+        ("--loss.normalizer=mean", "normalizer"),
+        ("--optimizer.schedule=constnat", "constnat"),
+        ("--batch_size", "needs a value"),
+        ("train_steps=7", "unknown flag"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(flag, says):
+    with pytest.raises(UserError, match=says):
+        build(flag)
+
+
+def test_unknown_presets_suggest_the_nearest():
+    with pytest.raises(UserError, match="t5_1_1_small"):
+        build_config("t5_1_1_smal", [])
+
+
+def test_config_survives_its_file(tmp_path):
+    config, origins = build(f"--model_dir={tmp_path}", "--model.mlp_activations=relu")
+    configuration.save(config, origins)
+    assert configuration.load(str(tmp_path)) == config
+
+
+def test_fields_of_another_version_are_refused(tmp_path):
+    config, origins = build(f"--model_dir={tmp_path}")
+    configuration.save(config, origins)
+    file = tmp_path / configuration.CONFIG_FILE
+    file.write_text(file.read_text().replace('"batch_size"', '"batch_sise"'))
+    with pytest.raises(UserError, match="batch_sise"):
+        configuration.load(str(tmp_path))
+
+
+def test_only_what_changes_no_parameter_may_change_on_resume():
+    before, _ = build()
+    harmless, _ = build(
+        "--train_steps=9", "--model_dir=x", "--cache_dir=y", "--checkpoint.keep=1",
+        "--evaluation.every_steps=3", "--metrics.every_steps=3",
+    )
+    assert configuration.changes(before, harmless) == []
+    for path, value in configuration.leaves(before):
+        if path.startswith(configuration.RESUMABLE_CHANGES):
+            continue
+        if isinstance(value, float) and path == "optimizer.learning_rate":
+            changed = configuration.replace(before, path, value + 1)
+            assert configuration.changes(before, changed) == [f"{path} was {value}, is {value + 1}"]
+    seeded = dataclasses.replace(before, seed=5)
+    assert configuration.changes(before, seeded) == ["seed was 0, is 5"]
