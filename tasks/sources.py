@@ -1,0 +1,679 @@
+"""Corpora: from a SPEC on the command line to batches of documents that any worker can read.
+
+    python_docs                               documentation of Python's standard library
+    parquet:GLOB                              one document a row
+    json:GLOB                                 JSON lines
+    text:GLOB                                 one document a line; blank lines are skipped
+    hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
+
+GLOB is a path of this machine or any fsspec URL, with *, ** and [..]; a "?" begins the options, as
+in a URL: `?column=text&split=train&id=id&validation=0.01`. JSON lines and text may be compressed
+(.gz, .bz2, .xz, .zst); such a file has one reader.
+
+Splits. A corpus has `train` and `validation`. A file whose name or folder says validation (valid,
+val, dev) belongs to validation, one that says test (eval) to test, all others to train; Hugging
+Face data sets name their splits themselves. Where a corpus has no validation of its own, the share
+`validation` of its documents is held out of train, chosen by a hash of their ids. `split=NAME`
+reads NAME as train; `split=validation` reads validation alone, the corpus's own or the held out.
+
+Ids. A document is known by column `id` (or the one that `id=` names), else by
+"file:row" (parquet) or "file:byte" (lines), the same however the corpus is cut into pieces.
+"""
+
+import bz2
+import contextlib
+import dataclasses
+import functools
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import math
+import re
+import urllib.parse
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TYPE_CHECKING, Any
+
+from tasks import files, stdlib_docs
+from tasks.command_line import UserError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_Batches = Generator["pa.RecordBatch", None, None]
+_Document = tuple[str, str | None, str | None]  # id, text, problem
+
+FORMS = (
+    "python_docs, parquet:GLOB, json:GLOB, text:GLOB or hf:OWNER/NAME[:CONFIG][@REVISION], "
+    "each with ?column=text&split=train&id=id&validation=0.01 as needed"
+)
+TRAIN = "train"
+VALIDATION = "validation"
+
+_FORMATS = ("parquet", "json", "text")
+_OPTIONS = ("column", "split", "id", "validation")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+# Source: the keywords of datasets/data_files.py, so that files and the Hub agree.
+_SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+# A small corpus is cut into this many pieces, so that it too fills several workers, unless they
+# would be smaller than what is worth a worker's while.
+_LEAST_PIECES = 8
+_LEAST_PIECE_BYTES = 64 << 10
+_BATCH_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
+_PEEK_LINES = 100
+_INSPECTORS = 16  # files looked at concurrently: bound by latency where they are remote
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSpec:
+    """A parsed SPEC; `str()` gives a SPEC that parses to the same."""
+
+    kind: str
+    location: str = ""
+    config: str = ""
+    revision: str = ""
+    column: str = "text"
+    split: str = TRAIN
+    id: str = ""
+    validation: float = 0.01
+
+    def __str__(self) -> str:
+        head = f"{self.kind}:{self.location}" if self.location else self.kind
+        head += f":{self.config}" if self.config else ""
+        head += f"@{self.revision}" if self.revision else ""
+        usual = _usual(self.kind)
+        options = {
+            name: value
+            for name in _OPTIONS
+            if (value := getattr(self, name)) != getattr(usual, name)
+        }
+        return f"{head}?{urllib.parse.urlencode(options)}" if options else head
+
+
+def _usual(kind: str) -> CorpusSpec:
+    """The options' defaults. The built-in corpus is small and needs more held out to measure on."""
+    return CorpusSpec(kind, validation=0.05 if kind == "python_docs" else 0.01)
+
+
+def parse(text: str) -> CorpusSpec:
+    """Parses a SPEC.
+
+    Raises:
+      UserError: it is none; says what is wrong and shows the forms.
+    """
+    head, _, query = text.partition("?")
+    kind, _, location = head.partition(":")
+    if kind not in ("python_docs", "hf", *_FORMATS):
+        raise _bad(text, f"unknown kind {kind!r}{nearest(kind, ('python_docs', 'hf', *_FORMATS))}")
+    if bool(location) == (kind == "python_docs"):
+        raise _bad(text, f"{kind} takes no path" if location else f"{kind}: needs a path after it")
+    config = revision = ""
+    if kind == "hf":
+        location, at, revision = location.partition("@")
+        location, colon, config = location.partition(":")
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", location):
+            raise _bad(text, f"{location!r} is not OWNER/NAME")
+        if (at and not revision) or (colon and not config):
+            raise _bad(text, "a revision or configuration is empty")
+    options: dict[str, Any] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            raise _bad(text, f"unknown option {name!r}{nearest(name, _OPTIONS)}")
+        if not value:
+            raise _bad(text, f"option {name!r} is empty")
+        options[name] = value
+    if kind in ("text", "python_docs") and {"column", "id"} & options.keys():
+        raise _bad(text, f"{kind} has no columns")
+    if "validation" in options:
+        try:
+            options["validation"] = float(options["validation"])
+        except ValueError:
+            options["validation"] = math.nan
+        if not 0 <= options["validation"] < 1:
+            raise _bad(text, "validation is a share: at least 0 and less than 1")
+    return dataclasses.replace(
+        _usual(kind), location=location, config=config, revision=revision, **options
+    )
+
+
+def _bad(text: str, reason: str) -> UserError:
+    return UserError(f"corpus {text!r}: {reason}; a corpus is {FORMS}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceFile:
+    """A file of a corpus: how to open it, its name inside the corpus, its split and its state."""
+
+    path: str
+    name: str
+    split: str
+    bytes: int
+    state: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What one worker reads: row groups, a range of bytes, or some of the built-in documents.
+
+    `name` is unique in its corpus; `splits` are those it may have documents of; `bytes` is its
+    size (parquet: of the text column, uncompressed). Lines belong to the piece that they begin in.
+    """
+
+    name: str
+    splits: tuple[str, ...]
+    bytes: int
+    held_out: bool
+    format: str
+    path: str = ""
+    file: str = ""
+    start: int = 0
+    stop: int | None = None
+    first_row: int = 0
+    members: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A corpus as it was found: plain data, without secrets, that may travel to any worker.
+
+    `record` is what a manifest keeps, as JSON: equal for equal content, wherever the files lie.
+    """
+
+    spec: CorpusSpec
+    record: dict[str, Any]
+    pieces: tuple[Piece, ...]
+
+
+def resolve(spec: CorpusSpec, piece_bytes: int = 64 << 20) -> Corpus:
+    """Lists a corpus's files once, pins their state, and cuts them into pieces.
+
+    The pieces depend on the files and `piece_bytes` alone, never on the machine.
+
+    Raises:
+      UserError: nothing matches, or a file cannot be read, or a column or split is missing.
+    """
+    if spec.kind == "python_docs":
+        return _resolve_python_docs(spec, piece_bytes)
+    if spec.kind == "hf":
+        from tasks import hub
+
+        pinned, form, found = hub.list_files(spec)
+    else:
+        pinned, found = _list_files(spec)
+        form = spec.kind
+    chosen = _choose(spec, found)
+    with ThreadPoolExecutor(_INSPECTORS) as pool:
+        states = list(pool.map(_state, [file for file, _, _ in chosen]))
+        parts = list(pool.map(functools.partial(_parts, spec, form), [f for f, _, _ in chosen]))
+    total = sum(part.bytes for file_parts in parts for part in file_parts)
+    if not total:
+        raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
+    if form == "json":
+        _check_json(spec, next(file.path for file, _, _ in chosen if file.bytes))
+    target = _piece_size(total, piece_bytes)
+    pieces: list[Piece] = []
+    for (file, splits, held_out), file_parts in zip(chosen, parts, strict=True):
+        for part in _cut(file_parts, target):
+            whole = f"{part.start}-{'' if part.stop is None else part.stop}"
+            name = f"{file.name}:{whole}"
+            pieces.append(
+                Piece(name, splits, part.bytes, held_out, form, file.path, file.name,
+                      part.start, part.stop, part.first_row)
+            )  # fmt: skip
+    record = {
+        "spec": str(pinned),
+        "revision": pinned.revision,
+        "column": spec.column,
+        "id": spec.id,
+        "validation": spec.validation,
+        "piece_bytes": piece_bytes,
+        "files": [
+            {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
+            for (file, _, _), state in zip(chosen, states, strict=True)
+        ],
+    }
+    return Corpus(spec, record, tuple(pieces))
+
+
+def _piece_size(total: int, piece_bytes: int) -> int:
+    return max(1, min(piece_bytes, max(_LEAST_PIECE_BYTES, math.ceil(total / _LEAST_PIECES))))
+
+
+def _resolve_python_docs(spec: CorpusSpec, piece_bytes: int) -> Corpus:
+    if spec.split not in (TRAIN, VALIDATION):
+        raise UserError(f"corpus {spec}: no split {spec.split}; it has train, validation")
+    documents = stdlib_docs.documents()
+    sizes = {name: len(text.encode()) for name, text in documents.items()}
+    splits, held_out = _held_out_splits(spec)
+    target = _piece_size(sum(sizes.values()), piece_bytes)
+    pieces: list[Piece] = []
+    names = iter(documents)
+    first = next(names, None)
+    while first is not None:
+        members, size = [first], sizes[first]
+        while (first := next(names, None)) is not None and size + sizes[first] <= target:
+            members.append(first)
+            size += sizes[first]
+        name = f"python_docs:{len(pieces)}"
+        pieces.append(Piece(name, splits, size, held_out, "python_docs", members=tuple(members)))
+    record = {
+        "spec": str(spec),
+        "python": stdlib_docs.python_version(),
+        "validation": spec.validation,
+        "piece_bytes": piece_bytes,
+        "documents": len(documents),
+        "bytes": sum(sizes.values()),
+        "sha256": stdlib_docs.sha256(),
+    }
+    return Corpus(spec, record, tuple(pieces))
+
+
+def _list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile]]:
+    """Returns the spec with its pattern below the fixed folder, and the files that match it."""
+    fs, pattern = files.filesystem(spec.location)
+    try:
+        if fs.isdir(pattern):
+            raise UserError(
+                f"{spec.location} is a folder: name its files, as in {spec.kind}:"
+                f"{files.join(spec.location, '*')}"
+            )
+        if fs.isfile(pattern):
+            found, parts = {pattern: fs.info(pattern)}, [pattern.rsplit("/", 1)[-1]]
+        else:
+            found = fs.glob(pattern, detail=True)
+            components = pattern.split("/")
+            fixed = next((i for i, part in enumerate(components) if re.search(r"[*\[]", part)), -1)
+            parts = components[fixed:]
+    except OSError as error:
+        raise UserError(f"{spec.location} cannot be listed: {error}") from error
+    below = "/".join(parts)
+    base = pattern.removesuffix(below)
+    listed = []
+    for path, info in sorted(found.items()):
+        name = path[len(base) :]
+        if info["type"] == "file" and not name.rsplit("/", 1)[-1].startswith("."):
+            url = fs.unstrip_protocol(path) if files.is_remote(spec.location) else path
+            state = _etag(info) if files.is_remote(spec.location) else {}
+            listed.append(SourceFile(url, name, _split_of(name), info["size"], state))
+    if not listed:
+        raise UserError(f"no file matches {spec.location}")
+    return dataclasses.replace(spec, location=below), listed
+
+
+def _etag(info: dict[str, Any]) -> dict[str, str]:
+    """What a store says of an object's content: its tag or, failing that, when it was written."""
+    for key in ("ETag", "etag", "md5Hash", "crc32c", "generation", "mtime", "LastModified"):
+        if info.get(key):
+            return {"etag": str(info[key]).strip('"')}
+    return {}
+
+
+def _split_of(name: str) -> str:
+    """The split that a file's name says, the innermost folder first; train where none does."""
+    for component in reversed(name.lower().split("/")):
+        for word in re.findall(r"[^-._ 0-9]+", component):
+            if word in _SPLIT_WORDS:
+                return _SPLIT_WORDS[word]
+    return TRAIN
+
+
+def _held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
+    """Splits of a piece of train, and whether a hash decides, when all validation is held out."""
+    if spec.split == VALIDATION:
+        if not spec.validation:
+            raise UserError(f"corpus {spec} has no validation, and validation=0 holds none out")
+        return (VALIDATION,), True
+    return ((TRAIN, VALIDATION), True) if spec.validation else ((TRAIN,), False)
+
+
+def _choose(
+    spec: CorpusSpec, found: list[SourceFile]
+) -> list[tuple[SourceFile, tuple[str, ...], bool]]:
+    """Files to read, each with the splits that its documents go to and whether a hash decides."""
+    own = [(file, (VALIDATION,), False) for file in found if file.split == VALIDATION]
+    if own and spec.split == VALIDATION:
+        return list(own)
+    source = TRAIN if spec.split == VALIDATION else spec.split
+    splits, held_out = ((TRAIN,), False) if own else _held_out_splits(spec)
+    chosen = [(file, splits, held_out) for file in found if file.split == source]
+    if not chosen:
+        names = ", ".join(sorted({file.split for file in found}))
+        raise UserError(f"corpus {spec} has no split {source}; it has {names}: add ?split=NAME")
+    return [*chosen, *own]
+
+
+def _state(file: SourceFile) -> dict[str, str]:
+    if file.state:
+        return file.state
+    with _reading(file.path):
+        return {"sha256": files.sha256(file.path)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A stretch of a file that can be read by itself: bytes or row groups from start to stop."""
+
+    start: int
+    stop: int | None
+    bytes: int
+    first_row: int = 0
+
+
+def _parts(spec: CorpusSpec, form: str, file: SourceFile) -> list[_Part]:
+    """The file as one stretch of bytes, or its row groups."""
+    if form != "parquet":
+        end = None if file.path.endswith(_COMPRESSED) else file.bytes
+        return [_Part(0, end, file.bytes)] if file.bytes else []
+    import pyarrow as pa
+
+    with _reading(file.path), files.open_read(file.path) as handle:
+        parquet = _open_parquet(handle)
+        schema = parquet.schema_arrow
+        for column in filter(None, (spec.column, spec.id)):
+            if column not in schema.names:
+                raise _missing_column(file.path, column, schema.names)
+        kind = schema.field(spec.column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not _is_text(kind):
+            raise UserError(f"{file.path}: column {spec.column} is {kind}, not text")
+        parts = []
+        row = 0
+        for index in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(index)
+            columns = map(group.column, range(group.num_columns))
+            size = sum(
+                column.total_uncompressed_size
+                for column in columns
+                if column.path_in_schema == spec.column
+            )
+            if group.num_rows:
+                parts.append(_Part(index, index + 1, size, row))
+            row += group.num_rows
+    return parts
+
+
+def _is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    text = (types.is_string, types.is_large_string, types.is_string_view)
+    raw = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    return any(test(kind) for test in (*text, *raw, types.is_null))
+
+
+def _missing_column(path: str, column: str, there: list[str]) -> UserError:
+    names = ", ".join(there)
+    return UserError(
+        f"{path} has no column {column}{nearest(column, there)}; it has {names}: add ?column=NAME"
+    )
+
+
+def _cut(parts: list[_Part], target: int) -> Iterator[_Part]:
+    """Cuts a range of bytes evenly, or joins row groups, into pieces of about `target` bytes."""
+    if len(parts) == 1 and parts[0].stop == parts[0].bytes:
+        size = parts[0].bytes
+        count = math.ceil(size / target)
+        for i in range(count):
+            start, stop = size * i // count, size * (i + 1) // count
+            yield _Part(start, stop, stop - start)
+        return
+    joined: _Part | None = None
+    for part in parts:
+        if joined and joined.stop == part.start and joined.bytes + part.bytes <= target:
+            joined = dataclasses.replace(joined, stop=part.stop, bytes=joined.bytes + part.bytes)
+        else:
+            if joined:
+                yield joined
+            joined = part
+    if joined:
+        yield joined
+
+
+def read(
+    corpus: Corpus, piece: Piece, batch_documents: int = 1024
+) -> Iterator[tuple[str, "pa.RecordBatch"]]:
+    """Yields (split, batch) until the piece is read.
+
+    Columns of a batch: `id` string, `text` string or large_string, `problem` string. A document
+    that cannot be used has a null text and a problem: "null", "not a string", "invalid UTF-8",
+    "invalid JSON" or "missing column". Batches have at most `batch_documents` documents and, unless
+    one document is larger, about 4 MB.
+
+    Raises:
+      UserError: the file cannot be read to its end (it is gone, truncated or corrupt).
+    """
+    share = int(corpus.spec.validation * 2**64)
+    with _reading(piece.path), contextlib.closing(_batches(corpus, piece, batch_documents)) as got:
+        for batch in got:
+            if not piece.held_out:
+                yield piece.splits[0], batch
+                continue
+            held = [_hash(id) < share for id in batch.column("id").to_pylist()]
+            for split in piece.splits:
+                rows = [i for i, is_held in enumerate(held) if is_held == (split == VALIDATION)]
+                if rows:
+                    yield split, batch if len(rows) == batch.num_rows else batch.take(rows)
+
+
+def _hash(id: str) -> int:
+    return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8])
+
+
+def _batches(corpus: Corpus, piece: Piece, count: int) -> _Batches:
+    if piece.format == "parquet":
+        return _read_parquet(corpus.spec, piece, count)
+    if piece.format == "python_docs":
+        if corpus.record["sha256"] != stdlib_docs.sha256():
+            raise UserError(
+                f"the corpus python_docs is that of Python {corpus.record['python']}, but here "
+                f"runs {stdlib_docs.python_version()} or another build of it"
+            )
+        texts = stdlib_docs.documents()
+        return _collect(((name, texts[name], None) for name in piece.members), count)
+    return _collect(_read_lines(corpus.spec, piece), count)
+
+
+def _collect(documents: Iterable[_Document], count: int) -> _Batches:
+    rows: list[_Document] = []
+    size = 0
+    for document in documents:
+        rows.append(document)
+        size += len(document[1] or "")
+        if len(rows) >= count or size >= _BATCH_BYTES:
+            yield _batch(*zip(*rows, strict=True))
+            rows, size = [], 0
+    if rows:
+        yield _batch(*zip(*rows, strict=True))
+
+
+def _batch(ids: Any, texts: Any, problems: Any) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    # A list of more than 2 GB of text becomes chunks, which a batch cannot hold: large_string.
+    if not isinstance(texts, pa.Array):
+        texts = pa.array(texts, pa.large_string())
+    arrays = [pa.array(ids, pa.string()), texts, pa.array(problems, pa.string())]
+    return pa.RecordBatch.from_arrays(arrays, ["id", "text", "problem"])
+
+
+def _read_lines(spec: CorpusSpec, piece: Piece) -> Iterator[_Document]:
+    with files.open_read(piece.path) as handle, _decompress(handle, piece.path) as file:
+        for offset, line in _lines(file, piece.start, piece.stop):
+            line = line.removeprefix(b"\xef\xbb\xbf") if offset == 0 else line
+            if not line.strip():
+                continue
+            where = f"{piece.file}:{offset}"
+            try:
+                decoded = line.removesuffix(b"\r").decode()
+            except UnicodeDecodeError:
+                yield where, None, "invalid UTF-8"
+                continue
+            yield (
+                (where, decoded, None)
+                if piece.format == "text"
+                else (_json_document(spec, decoded, where))
+            )
+
+
+def _json_document(spec: CorpusSpec, line: str, where: str) -> _Document:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return where, None, "invalid JSON"
+    if not isinstance(value, dict):
+        return where, None, "missing column"
+    given = value.get(spec.id or "id")
+    name = where if given is None else str(given).encode(errors="replace").decode()
+    if spec.column not in value:
+        return name, None, "missing column"
+    text = value[spec.column]
+    if text is None:
+        return name, None, "null"
+    if not isinstance(text, str):
+        return name, None, "not a string"
+    try:
+        text.encode()  # JSON can write half a surrogate pair, which is no character
+    except UnicodeEncodeError:
+        return name, None, "invalid UTF-8"
+    return name, text, None
+
+
+def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, line without its newline) of the lines that begin in [start, stop)."""
+    position = start
+    skipping = start > 0
+    if skipping:  # from one byte earlier: the line that begins at `start` itself is ours
+        position = start - 1
+        file.seek(position)
+    pending: list[bytes] = []
+    while block := file.read(_BLOCK_BYTES):
+        pending.append(block)
+        if b"\n" not in block:
+            continue
+        lines = b"".join(pending).split(b"\n")
+        pending = [lines.pop()]
+        for line in lines:
+            if stop is not None and position >= stop:
+                return
+            if not skipping:
+                yield position, line
+            skipping = False
+            position += len(line) + 1
+    last = b"".join(pending)
+    if last and not skipping and (stop is None or position < stop):
+        yield position, last
+
+
+def _decompress(handle: IO[bytes], path: str) -> Any:
+    """The uncompressed stream of a file, by the end of its name."""
+    if path.endswith(".gz"):
+        return gzip.open(handle)
+    if path.endswith(".bz2"):
+        return bz2.open(handle)
+    if path.endswith(".xz"):
+        import lzma
+
+        return lzma.open(handle)
+    if path.endswith(".zst"):
+        import pyarrow as pa
+
+        # Unlike zstandard's own reader, this reads all frames and notices a missing end.
+        return io.BufferedReader(pa.CompressedInputStream(handle, "zstd"))
+    return handle
+
+
+def _check_json(spec: CorpusSpec, path: str) -> None:
+    """Looks at the first lines of a file of JSON lines for the columns."""
+    names: set[str] = set()
+    with _reading(path), files.open_read(path) as handle, _decompress(handle, path) as file:
+        for _, line in itertools.islice(_lines(file, 0, None), _PEEK_LINES):
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(line.decode("utf-8-sig"))
+                names.update(value if isinstance(value, dict) else ())
+    if not names:
+        raise UserError(f"{path} is not JSON lines: its first lines hold no JSON object")
+    for column in filter(None, (spec.column, spec.id)):
+        if column not in names:
+            raise _missing_column(path, column, sorted(names))
+
+
+def _open_parquet(handle: IO[bytes]) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(handle)
+
+
+def _read_parquet(spec: CorpusSpec, piece: Piece, count: int) -> _Batches:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with files.open_read(piece.path) as handle:
+        parquet = _open_parquet(handle)
+        id_column = spec.id or ("id" if "id" in parquet.schema_arrow.names else "")
+        columns = list({spec.column: None, **({id_column: None} if id_column else {})})
+        row = piece.first_row
+        for group in range(piece.start, piece.stop or 0):
+            for batch in parquet.iter_batches(count, [group], columns, use_threads=False):
+                where = [f"{piece.file}:{row + i}" for i in range(batch.num_rows)]
+                row += batch.num_rows
+                ids = where
+                if id_column:
+                    given = batch.column(id_column).to_pylist()
+                    ids = [w if g is None else str(g) for w, g in zip(where, given, strict=True)]
+                texts = batch.column(spec.column)
+                if pa.types.is_dictionary(texts.type):
+                    texts = texts.dictionary_decode()
+                texts = texts.cast(pa.large_binary())
+                problems = pc.if_else(pc.is_null(texts), "null", pa.scalar(None, pa.string()))
+                try:
+                    texts = texts.cast(pa.large_string())  # checks that it is UTF-8
+                except pa.ArrowInvalid:
+                    texts, problems = _only_valid(texts.to_pylist())
+                yield from _bounded(_batch(ids, texts, problems))
+
+
+def _only_valid(raw: list[bytes | None]) -> tuple[Any, list[str | None]]:
+    texts: list[str | None] = []
+    problems: list[str | None] = []
+    for value in raw:
+        text = problem = None
+        if value is None:
+            problem = "null"
+        else:
+            try:
+                text = value.decode()
+            except UnicodeDecodeError:
+                problem = "invalid UTF-8"
+        texts.append(text)
+        problems.append(problem)
+    return texts, problems
+
+
+def _bounded(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
+    """Halves a batch until its parts are small enough."""
+    if batch.nbytes <= _BATCH_BYTES or batch.num_rows == 1:
+        yield batch
+    else:
+        half = batch.num_rows // 2
+        yield from _bounded(batch.slice(0, half))
+        yield from _bounded(batch.slice(half))
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Turns what a broken file makes readers raise into one line that names it."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"{path} cannot be read: {reason} (is it truncated, or of another format?)"
+        ) from error

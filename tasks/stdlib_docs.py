@@ -1,0 +1,86 @@
+"""The text of the built-in corpus: what the running Python's standard library says about itself.
+
+Real English prose that every machine with Python has: one document a module (its docstring and
+those of its classes and functions) and one a topic of the language reference that `help()` shows.
+Everything is parsed, nothing imported or executed.
+"""
+
+import ast
+import functools
+import hashlib
+import inspect
+import json
+import os
+import platform
+import sysconfig
+import warnings
+from collections.abc import Iterator
+
+# Tests and whole programs rather than documentation; what pip put beside the library; generated.
+_LEFT_OUT = frozenset(
+    {"test", "tests", "idle_test", "idlelib", "turtledemo", "lib2to3", "ensurepip"}
+    | {"site-packages", "dist-packages", "__pycache__"}
+)
+_TOPICS = "pydoc_data/topics.py"
+
+
+@functools.cache
+def documents() -> dict[str, str]:
+    """Returns {id: text}, sorted by id: the module's dotted name, or "topic:" and its name.
+
+    The same for every machine with the same Python release and library files.
+    """
+    root = sysconfig.get_paths()["stdlib"]
+    found: dict[str, str] = {}
+    for relative in _sources(root):
+        with open(os.path.join(root, relative), "rb") as file:
+            source = file.read()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes in old modules
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # a template, or a file that is broken on purpose
+            continue
+        if relative == _TOPICS:
+            found.update((f"topic:{name}", text) for name, text in _topics(tree))
+            continue
+        module = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if sections := list(_sections(tree, module)):
+            found[module] = "\n\n".join(sections)
+    return dict(sorted(found.items()))
+
+
+def _sources(root: str) -> Iterator[str]:
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _LEFT_OUT]
+        for name in names:
+            if name.endswith(".py"):
+                yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
+
+
+def _sections(node: ast.AST, name: str) -> Iterator[str]:
+    """Yields "qualified name, blank line, docstring" of `node` and all within, in source order."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, documented) and (text := ast.get_docstring(node)):
+        yield f"{name}\n\n{text}"
+    for child in ast.iter_child_nodes(node):
+        inner = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from _sections(child, f"{name}.{child.name}" if inner else name)  # type: ignore
+
+
+def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            for name, text in ast.literal_eval(statement.value).items():
+                yield name, inspect.cleandoc(text)
+
+
+def python_version() -> str:
+    """The release whose library is read, such as "3.11.7"."""
+    return platform.python_version()
+
+
+@functools.cache
+def sha256() -> str:
+    """Hex sha256 over all ids and texts."""
+    return hashlib.sha256(json.dumps(documents(), sort_keys=True).encode()).hexdigest()
