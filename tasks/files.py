@@ -136,6 +136,16 @@ def remove_partial(folder: str) -> None:
                 os.unlink(os.path.join(local_path(folder), name))
 
 
+def remove(path: str) -> None:
+    """Deletes a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(path):
+            fs, inner = filesystem(path)
+            fs.rm_file(inner)
+        else:
+            os.unlink(local_path(path))
+
+
 def read_bytes(path: str) -> bytes:
     """Returns the whole file."""
     with open_read(path) as file:

@@ -1,0 +1,100 @@
+"""Builds a task's cache from its corpus; run it again after anything and it goes on.
+
+    python -m pipeline.build --task=python_docs_span_corruption --vocabulary=DIR --cache_dir=DIR
+
+The cache is CACHE_DIR/TASK, where stock seqio looks for it. Its bytes follow from the corpus, the
+vocabulary and the packing alone: not from the workers, the runner, or what was killed on the way.
+Further flags are Beam's own (--runner=DataflowRunner --project=... and so on).
+"""
+
+import argparse
+import dataclasses
+
+from tasks.command_line import Parser, run
+from tasks.manifest import PACKINGS, SEPARATORS
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The command's own flags; `command_line` says what they mean."""
+
+    task: str
+    vocabulary: str
+    cache_dir: str
+    corpus: str | None
+    row_tokens: int | None
+    packing: str
+    separator: str
+    extra_ids: int
+    shard_bytes: int
+    max_quarantined: float
+    workers: int
+    runner: str
+    task_module: str | None
+    verbose: bool
+
+
+def command_line() -> Parser:
+    """Returns the parser of the command's own flags."""
+    parser = Parser(prog="python -m pipeline.build", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--task", required=True, help="a registered task, such as rlm_span_corruption")
+    add("--vocabulary", required=True, help="a folder of vocab.train, or a .model file")
+    add("--cache_dir", required=True, help="the cache goes to CACHE_DIR/TASK")
+    add(
+        "--corpus",
+        help="read this instead of the task's own: parquet:GLOB, json:GLOB, text:GLOB, "
+        "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=...",
+    )
+    add("--row_tokens", type=_positive, help="tokens of a row (the window of the task if not set)")
+    add(
+        "--packing",
+        choices=PACKINGS,
+        default="concat",
+        help="concat: documents flow across rows, and windows of any length can be cut from them; "
+        "best_fit: rows are windows, and no document is cut that fits into one",
+    )
+    add("--separator", choices=SEPARATORS, default="none", help="the token that ends a document")
+    add("--extra_ids", type=int, default=0, help="sentinels to add to a vocabulary without any")
+    add("--shard_bytes", type=_positive, default=64 << 20, help="bytes of corpus in a shard, about")
+    add(
+        "--max_quarantined",
+        type=_share,
+        default=0.05,
+        help="the share of documents that may be left out as faulty; empty ones do not count",
+    )
+    add("--workers", type=_positive, default=1, help="processes on this machine")
+    add("--runner", default="FnApiRunner", help="Beam's runner; this one is Beam in this process")
+    add("--task_module", help="a module of yours with more tasks in a tuple TASKS")
+    add("--verbose", action="store_true", help="show Beam's log")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share between 0 and 1")
+    return value
+
+
+def main(argv: list[str]) -> None:
+    """Parses the flags and builds; see pipeline.engine.build for what it raises."""
+    parser = command_line()
+    known, rest = parser.parse_known_args(argv)
+
+    from pipeline import beam_options, engine
+
+    options = Options(**vars(known))
+    arguments = beam_options.arguments(parser, rest, options.runner, options.workers)
+    engine.build(options, arguments)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,200 @@
+"""A build from its options: checks, plan, work left to do, the Beam job, and what came out."""
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pipeline import folder as cache
+from pipeline import graph, progress
+from tasks import files, registry, sources, vocabulary
+from tasks.command_line import UserError
+from tasks.manifest import Plan, Shard
+from tasks.task import TaskSpec
+from tasks.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from pipeline.build import Options
+
+
+def build(options: "Options", beam_arguments: list[str]) -> None:
+    """Builds the cache of `options.task`, or what is left to build of it, and prints a report.
+
+    Raises:
+      UserError: something the user can mend, see the messages. Finished shards are kept.
+      OSError: the cache cannot be written. Finished shards are kept.
+    """
+    task = registry.get(options.task, options.task_module)
+    loaded = vocabulary.load(options.vocabulary, options.extra_ids)
+    _check_sentinels(task, loaded, options.vocabulary)
+    folder = files.join(options.cache_dir, task.name)
+    with cache.claim(folder):
+        spec = sources.parse(options.corpus or task.corpus)
+        corpus = sources.resolve(spec, options.shard_bytes)
+        assignments = assign(corpus.pieces)
+        plan = Plan(
+            task=task.name,
+            corpus=corpus.record,
+            vocabulary=loaded.record,
+            packing=options.packing,
+            row_tokens=options.row_tokens or task.window_tokens,
+            separator=options.separator,
+            shards=_shard_counts(assignments),
+        )
+        cache.begin(folder, plan, loaded)
+        started = time.monotonic()
+        job = graph.Job(folder, plan, corpus)
+        done = _work(job, assignments, options, beam_arguments)
+        shards = _all_shards(folder, plan)
+        _check_documents(list(shards.values()), options)
+        _check_rows(job, shards)
+        if not cache.complete(folder, plan, shards) and not done:
+            print(f"{folder} is complete and valid: nothing to do")
+            return
+        _report(options, job, shards, done, time.monotonic() - started)
+
+
+def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
+    """Gives every piece its shards: numbers count the pieces that hold documents of a split."""
+    counts: Counter[str] = Counter()
+    assignments = []
+    for piece in pieces:
+        assignments.append(
+            graph.Assignment(piece, {split: counts[split] for split in piece.splits})
+        )
+        counts.update(piece.splits)
+    return assignments
+
+
+def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for assignment in assignments:
+        counts.update(assignment.shards.keys())
+    return dict(sorted(counts.items()))
+
+
+def _check_sentinels(task: TaskSpec, loaded: Vocabulary, path: str) -> None:
+    needed, present = task.objective.sentinels(task.lengths), loaded.record.sentinels
+    if needed > present:
+        raise UserError(
+            f"{task.name} takes up to {needed} sentinels and the vocabulary {path} has {present}: "
+            "make one with vocab.train, or add them to this one with --extra_ids=100"
+        )
+
+
+def _work(
+    job: graph.Job,
+    assignments: list[graph.Assignment],
+    options: "Options",
+    beam_arguments: list[str],
+) -> int:
+    """Builds the shards that are missing or damaged; returns the bytes of corpus read for them."""
+    found = cache.survey(job.folder, job.plan)
+    to_do: list[graph.Assignment] = []
+    kept: list[graph.Assignment] = []
+    for assignment in assignments:
+        shards = [found[key] for key in assignment.shards.items()]
+        (kept if all(shards) else to_do).append(assignment)
+    if not to_do:
+        return 0
+    if kept:
+        print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
+    cache.distrust(job.folder, job.plan, [key for a in to_do for key in a.shards.items()])
+    watch = progress.Watch(
+        job.folder,
+        job.plan,
+        to_do,
+        kept=[shard for a in kept for key in a.shards.items() if (shard := found[key])],
+        kept_bytes=sum(assignment.piece.bytes for assignment in kept),
+    )
+
+    def hopeless(watch: progress.Watch) -> bool:
+        return progress.bad_share(watch.shards, watch.unseen) > options.max_quarantined
+
+    try:
+        with progress.shown(watch, files.is_remote(job.folder), hopeless):
+            graph.run(job, to_do, beam_arguments, options.verbose)
+    except KeyboardInterrupt:
+        if hopeless(watch):
+            _check_documents(watch.shards, options)
+        raise
+    return watch.total
+
+
+def _all_shards(folder: str, plan: Plan) -> dict[cache.ShardKey, Shard]:
+    """Returns the receipts of all shards, once the runner has reported success."""
+    found = cache.survey(folder, plan, check=False)
+    missing = [key for key, shard in found.items() if shard is None]
+    if missing:
+        raise UserError(
+            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, "
+            f"{missing[0][0]} {missing[0][1]} the first: run the same command to do those"
+        )
+    return {key: shard for key, shard in found.items() if shard}
+
+
+def _check_documents(shards: list[Shard], options: "Options") -> None:
+    share = progress.bad_share(shards)
+    if share > options.max_quarantined:
+        reasons = _dropped(shards).most_common(3)
+        top = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+        raise UserError(
+            f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
+            f"{options.max_quarantined}: see the *.quarantine-* files in {options.cache_dir}, mend "
+            "the corpus, or raise the limit and run again (finished shards are kept)"
+        )
+
+
+def _check_rows(job: graph.Job, shards: dict[cache.ShardKey, Shard]) -> None:
+    first = "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
+    if not any(shard.rows for (split, _), shard in shards.items() if split == first):
+        raise UserError(
+            f"empty corpus: {job.corpus.spec} has no document with text for the split {first}"
+        )
+
+
+def _dropped(shards: list[Shard]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard.dropped)
+    return counts
+
+
+def _report(
+    options: "Options",
+    job: graph.Job,
+    shards: dict[cache.ShardKey, Shard],
+    read_bytes: int,
+    seconds: float,
+) -> None:
+    plan = job.plan
+    columns = {
+        split: [shards[split, index] for index in range(count)]
+        for split, count in plan.shards.items()
+    }
+
+    def total(split: str, field: str) -> int:
+        return sum(getattr(shard, field) for shard in columns[split])
+
+    table: dict[str, list[str]] = {"": list(columns)}
+    for field in ("documents", "tokens", "rows"):
+        table[field] = [f"{total(split, field):,}" for split in columns]
+    table["text, MB"] = [f"{total(split, 'text_bytes') / 1e6:,.2f}" for split in columns]
+    table["bytes a token"] = [
+        f"{total(split, 'text_bytes') / max(total(split, 'text_tokens'), 1):.2f}"
+        for split in columns
+    ]
+    table["on disk, MB"] = [
+        f"{sum(entry.bytes for s in column for entry in s.files.values()) / 1e6:,.2f}"
+        for column in columns.values()
+    ]
+    for reason in sorted(_dropped(list(shards.values()))):
+        table[f"left out: {reason}"] = [
+            f"{_dropped(column)[reason]:,}" for column in columns.values()
+        ]
+    for name, cells in table.items():
+        print(f"{name:<24}" + "".join(f"{cell:>16}" for cell in cells))
+    print(
+        f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
+        f"{read_bytes / 1e6 / seconds:.1f} MB/s\nnext: python -m trainer.pretrain "
+        f"--preset=t5_1_1_small --task={plan.task} --cache_dir={options.cache_dir} --model_dir=DIR"
+    )

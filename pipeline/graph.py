@@ -1,0 +1,169 @@
+"""The Beam graph: pieces of the corpus in, shards of the cache out, nothing in between.
+
+Map-only: what crosses Beam is a description of a piece. One call reads, tokenizes, packs and writes
+it, a batch of documents at a time, so memory does not grow with the piece.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from pipeline import tokenize
+from pipeline.pack import Documents
+from pipeline.write import ShardWriter
+from tasks import files, sources, vocabulary
+from tasks.command_line import UserError
+from tasks.manifest import VOCABULARY, Plan
+
+# The reason noted for a document of which nothing is left after normalisation.
+EMPTY = "empty"
+
+_FAILURE = "pipeline.build stopped: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every worker is told: the cache's folder and plan, and the resolved corpus."""
+
+    folder: str
+    plan: Plan
+    corpus: sources.Corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """A piece of the corpus and the shards it becomes: split -> the shard's number there."""
+
+    piece: sources.Piece
+    shards: dict[str, int]
+
+
+class WorkerFailure(Exception):
+    """A user's or the machine's fault found by a worker, as text that survives any runner."""
+
+    def __init__(self, **value):
+        super().__init__(_FAILURE + json.dumps(value))
+
+
+def build_piece(job: Job, assignment: Assignment) -> None:
+    """Reads a piece and writes its shards.
+
+    Raises:
+      UserError: the corpus cannot be read, or the cache's vocabulary is not the plan's.
+      OSError: the shards cannot be written.
+    """
+    vocabulary = _vocabulary(job.folder, job.plan.vocabulary.sha256, job.plan.vocabulary.extra_ids)
+    ordinal = 0
+    with contextlib.ExitStack() as stack:
+        writers = {
+            split: stack.enter_context(ShardWriter(job.folder, job.plan, split, index))
+            for split, index in assignment.shards.items()
+        }
+        for split, batch in sources.read(job.corpus, assignment.piece):
+            writer = writers[split]
+            ids = batch.column("id").to_pylist()
+            problems = batch.column("problem").to_pylist()
+            texts = batch.column("text").fill_null("")
+            tokens, lengths = tokenize.encode(vocabulary, texts)
+            kept = np.flatnonzero(lengths)
+            for number in np.flatnonzero(lengths == 0).tolist():
+                location = f"{assignment.piece.name}, document {ordinal + number}"
+                writer.quarantine(ids[number], location, problems[number] or EMPTY)
+            if len(kept):
+                sizes = tokenize.text_bytes(texts)[kept]
+                documents = Documents([ids[number] for number in kept], tokens, lengths[kept])
+                writer.add(documents, int(sizes.sum()))
+            ordinal += len(ids)
+
+
+@functools.lru_cache(maxsize=1)
+def _vocabulary(folder: str, sha256: str, extra_ids: int) -> vocabulary.Vocabulary:
+    """Loads the cache's own copy: a worker on another machine has no other."""
+    path = files.join(folder, VOCABULARY)
+    loaded = vocabulary.load(path, extra_ids)
+    if loaded.record.sha256 != sha256:
+        raise UserError(f"{path} is not the vocabulary of plan.json; delete it and run again")
+    return loaded
+
+
+def _process(job: Job, assignment: Assignment) -> None:
+    try:
+        build_piece(job, assignment)
+    except UserError as error:
+        raise WorkerFailure(message=str(error)) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        place = error.filename or job.folder
+        raise WorkerFailure(errno=error.errno, message=error.strerror, path=str(place)) from error
+
+
+def run(job: Job, assignments: list[Assignment], arguments: list[str], verbose: bool) -> None:
+    """Runs the assignments with Beam's `arguments`; returns when all are done.
+
+    Raises:
+      UserError: a worker met a mistake that the user can mend.
+      OSError: a worker could not write or read.
+    """
+    if not verbose:
+        logging.getLogger().setLevel(logging.CRITICAL)
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    with contextlib.nullcontext() if verbose else _worker_output():
+        try:
+            pipeline = beam.Pipeline(options=PipelineOptions(arguments))
+            _ = (
+                pipeline
+                | "Pieces" >> beam.Create(assignments)
+                | "Spread" >> beam.Reshuffle()
+                | "Build" >> beam.Map(functools.partial(_process, job))
+            )
+            pipeline.run().wait_until_finish()
+        except Exception as error:
+            _raise_failure(error)
+            raise
+
+
+def _raise_failure(error: Exception) -> None:
+    """Raises what a worker wrapped in a WorkerFailure, if `error` carries one anywhere."""
+    _, found, text = str(error).partition(_FAILURE)
+    if not found:
+        return
+    value, _ = json.JSONDecoder().raw_decode(text)
+    if "errno" in value:
+        raise OSError(value["errno"], value["message"], value["path"]) from error
+    raise UserError(value["message"]) from error
+
+
+@contextlib.contextmanager
+def _worker_output() -> Iterator[None]:
+    """Holds back what reaches stderr, shown only if the block fails by a fault of ours.
+
+    Beam's worker processes print every exception there, those too that end as one clear line.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        except (UserError, OSError, KeyboardInterrupt):
+            raise
+        except BaseException:
+            aside.seek(0)
+            os.write(kept, aside.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)

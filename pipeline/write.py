@@ -1,0 +1,213 @@
+"""An output shard: files that appear whole, then a receipt that vouches for them.
+
+The receipt is written last. A shard counts as finished when its receipt is there and every file
+that it names has the size and checksum it says: whatever a killed build left is redone.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.pack import Documents, Rows, packer
+from tasks import files, records
+from tasks.command_line import UserError
+from tasks.manifest import (
+    LINEAGE_COLUMNS,
+    ROW_INDEX,
+    FileEntry,
+    Plan,
+    Shard,
+    shard_file,
+    shard_from_dict,
+)
+from tasks.vocabulary import EOS_ID
+
+# Lineage rows of a parquet row group: a fixed number, so that bytes do not depend on batches.
+_LINEAGE_GROUP = 1 << 16
+_LINEAGE = pa.schema(
+    zip(LINEAGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()), strict=True)
+)
+
+
+class ShardWriter:
+    """Writes one shard; leaving the `with` block finishes it, or leaves no trace on an error."""
+
+    def __init__(self, folder: str, plan: Plan, split: str, index: int):
+        self._folder = folder
+        self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
+        self._with_eos = plan.separator == "eos"
+        self._packer = packer(plan.packing, plan.row_tokens)
+        self._index: list[np.ndarray] = []
+        self._lineage: list[pa.Table] = []
+        self._files: dict[str, _HashedFile] = {}
+        self._counts: dict[str, int] = dict.fromkeys(
+            ("rows", "tokens", "documents", "text_bytes", "text_tokens", "longest_row"), 0
+        )
+        self._pieces = 0
+        self._dropped: dict[str, int] = {}
+
+    def __enter__(self) -> "ShardWriter":
+        from pyarrow import parquet
+
+        self._stack = contextlib.ExitStack()
+        with self._stack:
+            self._records = self._open("tfrecord")
+            self._documents = parquet.ParquetWriter(
+                self._open("documents"), _LINEAGE, compression="zstd"
+            )
+            self._stack = self._stack.pop_all()
+        return self
+
+    def add(self, documents: Documents, text_bytes: int) -> None:
+        """Takes tokenised documents, and how many bytes of text they were."""
+        self._counts["documents"] += len(documents.ids)
+        self._counts["text_bytes"] += text_bytes
+        self._write(self._packer.add(documents.with_eos() if self._with_eos else documents))
+
+    def quarantine(self, name: str | None, location: str, reason: str) -> None:
+        """Notes a document that is left out."""
+        if "quarantine" not in self._files:
+            self._open("quarantine")
+        line = json.dumps({"id": name, "location": location, "reason": reason}, ensure_ascii=False)
+        self._files["quarantine"].write(line.encode() + b"\n")
+        self._dropped[reason] = self._dropped.get(reason, 0) + 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._stack.__exit__(kind, error, trace)
+            return
+        with self._stack:
+            self._write(self._packer.finish())
+            self._write_lineage(at_least=1)
+            self._documents.close()
+            index = np.concatenate([np.zeros(0, ROW_INDEX), *self._index])
+            np.save(self._open("rows"), index, allow_pickle=False)
+        shard = Shard(
+            files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
+            dropped=dict(sorted(self._dropped.items())),
+            **self._counts,
+        )
+        receipt = files.join(self._folder, self._name("receipt"))
+        files.write_json(receipt, dataclasses.asdict(shard))
+
+    def _open(self, kind: str) -> "_HashedFile":
+        path = files.join(self._folder, self._name(kind))
+        file = _HashedFile(self._stack.enter_context(files.atomic_write(path)))
+        self._files[kind] = file
+        return file
+
+    def _write(self, rows: Rows) -> None:
+        if not len(rows.lengths):
+            return
+        starts = np.bincount(rows.row, minlength=len(rows.lengths))
+        framed = [
+            records.frame(row)
+            for row in records.encode_rows(rows.tokens, rows.lengths, rows.position, starts)
+        ]
+        index = np.zeros(len(framed), ROW_INDEX)
+        index["offset"] = self._records.bytes + _before([len(record) for record in framed])
+        index["tokens"] = rows.lengths
+        index["documents"] = self._pieces + _before(starts)
+        self._index.append(index)
+        self._records.write(b"".join(framed))
+        self._lineage.append(
+            pa.table(
+                [
+                    pa.array(rows.ids, pa.string()),
+                    self._counts["rows"] + rows.row,
+                    rows.position.astype(np.int32),
+                    rows.piece_tokens,
+                    rows.document_offset,
+                ],
+                schema=_LINEAGE,
+            )
+        )
+        self._write_lineage(at_least=_LINEAGE_GROUP)
+        text = np.add.reduceat(rows.tokens > EOS_ID, _before(rows.lengths), dtype=np.int64)
+        self._pieces += len(rows.ids)
+        self._counts["rows"] += len(rows.lengths)
+        self._counts["tokens"] += len(rows.tokens)
+        self._counts["text_tokens"] += int(text.sum())
+        self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
+
+    def _write_lineage(self, at_least: int) -> None:
+        """Writes row groups while `at_least` lineage rows wait."""
+        if sum(map(len, self._lineage)) < at_least:
+            return
+        waiting = pa.concat_tables(self._lineage).combine_chunks()
+        while len(waiting) >= at_least:
+            self._documents.write_table(waiting[:_LINEAGE_GROUP])
+            waiting = waiting[_LINEAGE_GROUP:]
+        self._lineage = [waiting]
+
+
+def _before(sizes: Any) -> np.ndarray:
+    """Returns int64: the sum of the sizes before each."""
+    sizes = np.asarray(sizes, np.int64)
+    return np.cumsum(sizes) - sizes
+
+
+class _HashedFile(io.RawIOBase):
+    """Writes through to `file`, counting and hashing: what was meant, not what a disk kept."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self._hash.update(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def entry(self) -> FileEntry:
+        return FileEntry(self.bytes, self._hash.hexdigest())
+
+
+def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True) -> Shard | None:
+    """Returns the shard's receipt, or None when the shard is missing, cut short or damaged.
+
+    Args:
+      folder: the cache.
+      plan: its plan.
+      split: the shard's split.
+      index: its number there.
+      check: whether to hold its files against the receipt. Sizes always; checksums on this machine
+        only: object stores keep their own, and hashing there means downloading the cache.
+    """
+    kinds = ("tfrecord", "rows", "documents", "quarantine", "receipt")
+    names = {kind: shard_file(split, kind, index, plan.shards[split]) for kind in kinds}
+    try:
+        value = files.read_json(files.join(folder, names["receipt"]))
+        shard = shard_from_dict(value)
+    except (FileNotFoundError, UserError, KeyError, TypeError, AttributeError):
+        return None
+    expected = {names[kind] for kind in kinds[:3]}
+    if shard.dropped:
+        expected.add(names["quarantine"])
+    if set(shard.files) != expected:
+        return None
+    for name, entry in shard.files.items() if check else ():
+        path = files.join(folder, name)
+        if not files.exists(path) or files.size(path) != entry.bytes:
+            return None
+        if not files.is_remote(folder) and files.sha256(path) != entry.sha256:
+            return None
+    return shard
