@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import jax
@@ -138,6 +139,7 @@ def flops_per_step(
     return 6 * matmul_elements + 12 * pairs * config.num_heads * config.head_dim
 
 
+@lru_cache
 def _parameter_shapes(config: ModelConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Path to shape, for each parameter."""
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)

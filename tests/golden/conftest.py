@@ -1,0 +1,192 @@
+"""The arrays of the reference folder, and one test for each thing found in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from trainer.model.spec import ModelConfig, model_spec
+from trainer.model.transformer import Transformer
+
+ARRAY_SETS = ("encdec_untied", "encdec_tied", "lm_untied", "lm_tied")
+
+
+@dataclass(frozen=True)
+class ArraySet:
+    """One model's parameters, batches and results, by T5X."""
+
+    name: str
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    _logits: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def names(self, prefix: str) -> list[str]:
+        """What follows `prefix` in the names that start with it."""
+        return [name.removeprefix(prefix) for name in self.arrays if name.startswith(prefix)]
+
+    def tree(self, prefix: str) -> dict[str, Any]:
+        """The nested dict of the arrays under `prefix`."""
+        tree: dict[str, Any] = {}
+        for name in self.names(prefix):
+            *parents, leaf = name.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = self.arrays[prefix + name]
+        return tree
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        return self.tree("params/")
+
+    def batch(self, variant: str) -> dict[str, np.ndarray]:
+        """`NAME__causal_mask` is batch NAME with its prefix not marked."""
+        name, _, modification = variant.partition("__")
+        assert modification in ("", "causal_mask"), variant
+        batch = self.tree(f"batch/{name}/")
+        if modification:
+            del batch["decoder_causal_attention"]
+        return batch
+
+    @property
+    def config(self) -> ModelConfig:
+        sizes, decoder_only = self.meta["config"], self.name.startswith("lm_")
+        return ModelConfig(
+            family="lm" if decoder_only else "t5_1_1",
+            vocab_size=sizes["vocab"],
+            emb_dim=sizes["emb"],
+            num_heads=sizes["heads"],
+            head_dim=sizes["hd"],
+            mlp_dim=sizes["mlp"],
+            num_encoder_layers=0 if decoder_only else sizes["enc"],
+            num_decoder_layers=sizes["lm"] if decoder_only else sizes["dec"],
+            tied_logits=self.name.endswith("_tied"),
+            mlp_activations=("gelu", "linear"),
+        )
+
+    @property
+    def model(self) -> Transformer:
+        return Transformer(model_spec(self.config))
+
+    def logits(self, variant: str) -> np.ndarray:
+        """Our logits of a batch, computed once."""
+        if variant not in self._logits:
+            apply = jax.jit(self.model.apply)
+            self._logits[variant] = np.asarray(apply({"params": self.params}, self.batch(variant)))
+        return self._logits[variant]
+
+
+class Reference:
+    """A folder of arrays; each file is read when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sets: dict[str, ArraySet] = {}
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        return json.loads((self.folder / "model_meta.json").read_text())
+
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.npz").is_file()
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        with np.load(self.folder / f"{name}.npz") as file:
+            return dict(file)
+
+    def array_set(self, name: str) -> ArraySet:
+        if name not in self._sets:
+            self._sets[name] = ArraySet(name, self.arrays(name), self.meta)
+        return self._sets[name]
+
+
+_REFERENCE = pytest.StashKey[Reference]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REFERENCE] = Reference(config.getoption("reference"))
+
+
+@pytest.fixture(scope="session")
+def reference(pytestconfig: pytest.Config) -> Reference:
+    return pytestconfig.stash[_REFERENCE]
+
+
+@pytest.fixture(scope="session")
+def units(reference: Reference) -> dict[str, np.ndarray]:
+    if not reference.has("units"):
+        pytest.skip(f"{reference.folder} holds no units.npz")
+    return reference.arrays("units")
+
+
+# What a test that asks for (array_set, this argument) runs over: found in the names of arrays.
+_FOUND_IN_NAMES: dict[str, Callable[[ArraySet], list[str]]] = {
+    "logits_variant": lambda array_set: array_set.names("logits/"),
+    "loss_variant": lambda array_set: array_set.names("loss/"),
+    "loss_setting": lambda array_set: array_set.names("loss_variants/"),
+    "encoder_variant": lambda array_set: array_set.names("encoder_output/"),
+    "gradient_variant": lambda array_set: _first_parts(array_set.names("grads/")),
+    "training": lambda array_set: [
+        run for run in ("train", "train_factored") if array_set.names(f"{run}/")
+    ],
+}
+
+
+def _first_parts(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(name.split("/")[0] for name in names))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "array_set" not in metafunc.fixturenames:
+        return
+    reference = metafunc.config.stash[_REFERENCE]
+    found = [name for name in _FOUND_IN_NAMES if name in metafunc.fixturenames]
+    if found:
+        cases = list(_cases(reference, found[0]))
+        metafunc.parametrize(("array_set", found[0]), cases, scope="session")
+    else:
+        metafunc.parametrize("array_set", list(_sets(reference)), scope="session")
+
+
+def _sets(reference: Reference) -> Iterator[Any]:
+    for name in ARRAY_SETS:
+        if reference.has(name):
+            yield pytest.param(reference.array_set(name), id=name)
+        else:
+            yield _skipped(reference, name, 1)
+
+
+def _cases(reference: Reference, argument: str) -> Iterator[Any]:
+    for name in ARRAY_SETS:
+        if not reference.has(name):
+            yield _skipped(reference, name, 2)
+            continue
+        array_set = reference.array_set(name)
+        for value in _FOUND_IN_NAMES[argument](array_set):
+            yield pytest.param(array_set, value, id=f"{name}-{value}")
+
+
+def _skipped(reference: Reference, name: str, arguments: int) -> Any:
+    skip = pytest.mark.skip(reason=f"{reference.folder} holds no {name}.npz")
+    return pytest.param(*[None] * arguments, id=name, marks=skip)
+
+
+@pytest.fixture(scope="session")
+def assert_close() -> Callable[..., None]:
+    """Fails where the largest error exceeds `tolerance` times the largest expected element."""
+
+    def check(actual: Any, expected: Any, tolerance: float, name: str = "") -> None:
+        actual, expected = np.asarray(actual), np.asarray(expected)
+        assert actual.shape == expected.shape, name
+        error = np.abs(actual.astype(np.float64) - expected).max() / np.abs(expected).max()
+        assert error <= tolerance, f"{name}: relative error {error:.2e} above {tolerance:.0e}"
+
+    return check

@@ -1,0 +1,101 @@
+"""Gradients and Adafactor steps are T5X's."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from trainer.loss import LossConfig, loss_and_metrics
+from trainer.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+
+# What README.md says the two training runs were made with.
+OPTIMIZERS = {
+    "train": OptimizerConfig(),
+    "train_factored": OptimizerConfig(min_dim_size_to_factor=16),
+}
+# Steps taken to tolerance.
+TOLERANCES = {1: 1e-6, 10: 1e-4}
+
+
+def value_and_gradient(array_set, batch):
+    def loss(params):
+        logits = array_set.model.apply({"params": params}, batch)
+        targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+        return loss_and_metrics(logits, targets, weights, LossConfig())[0]
+
+    return jax.value_and_grad(loss)
+
+
+@pytest.fixture(scope="session")
+def trained(array_set, training):
+    """After each number of steps in TOLERANCES: parameters and optimizer state; and all losses."""
+    batch = array_set.batch("packed" if array_set.names("batch/packed/") else "prefix_packed")
+    optimizer = make_optimizer(OPTIMIZERS[training])
+    loss_and_gradients = value_and_gradient(array_set, batch)
+
+    @jax.jit
+    def step(params, state):
+        loss, gradients = loss_and_gradients(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    params, losses, kept = array_set.params, [], {}
+    state = optimizer.init(params)
+    for count in range(1, max(TOLERANCES) + 1):
+        params, state, loss = step(params, state)
+        losses.append(float(loss))
+        if count in TOLERANCES:
+            kept[count] = params, state
+    return kept, losses
+
+
+def leaf(tree, name: str):
+    for part in name.split("/"):
+        tree = tree[part]
+    return tree
+
+
+def test_gradients(array_set, gradient_variant, assert_close):
+    gradient = jax.jit(value_and_gradient(array_set, array_set.batch(gradient_variant)))
+    _, ours = gradient(array_set.params)
+    for name in array_set.names(f"grads/{gradient_variant}/"):
+        expected = array_set.arrays[f"grads/{gradient_variant}/{name}"]
+        assert_close(leaf(ours, name), expected, 1e-5, name)
+
+
+def test_losses_along_the_way(array_set, training, trained, assert_close):
+    _, losses = trained
+    assert_close(losses, array_set.arrays[f"{training}/loss_before_step"], 1e-5)
+
+
+def test_learning_rate(array_set, training):
+    if f"{training}/learning_rate" not in array_set.arrays:
+        pytest.skip(f"{array_set.name} keeps no learning rates of {training}")
+    expected = array_set.arrays[f"{training}/learning_rate"]
+    schedule = learning_rate_schedule(OPTIMIZERS[training])
+    ours = [float(schedule(step)) for step in range(len(expected))]
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_parameters_after_steps(array_set, training, trained, assert_close):
+    kept, _ = trained
+    compared = 0
+    for count, tolerance in TOLERANCES.items():
+        prefix = f"{training}/params_after_{count}/"
+        for name in array_set.names(prefix):
+            expected = array_set.arrays[prefix + name]
+            assert_close(leaf(kept[count][0], name), expected, tolerance, f"{prefix}{name}")
+            compared += 1
+    assert compared > 0
+
+
+def test_optimizer_state_after_steps(array_set, training, trained, assert_close):
+    kept, _ = trained
+    prefix = f"{training}/opt_after_10/"
+    if not array_set.names(prefix):
+        pytest.skip(f"{array_set.name} keeps no optimizer state of {training}")
+    moments = next(state for state in kept[10][1] if hasattr(state, "v_row"))
+    for name in array_set.names(prefix):
+        parameter, _, moment = name.rpartition("/")
+        ours = leaf(getattr(moments, moment), parameter)
+        assert_close(ours, array_set.arrays[prefix + name], TOLERANCES[10], f"{prefix}{name}")

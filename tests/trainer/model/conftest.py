@@ -1,0 +1,80 @@
+"""Tiny models of every family, and batches that tell positions apart."""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from trainer.model.spec import ModelConfig, model_spec
+from trainer.model.transformer import Transformer, init_params
+
+ENCODER_LENGTH, DECODER_LENGTH, VOCAB_SIZE = 7, 6, 40
+
+
+def tiny_config(family: str, **changes) -> ModelConfig:
+    fields = {
+        "family": family,
+        "vocab_size": VOCAB_SIZE,
+        "emb_dim": 12,
+        "num_heads": 2,
+        "head_dim": 4,
+        "mlp_dim": 16,
+        "num_encoder_layers": 0 if family == "lm" else 1,
+        "num_decoder_layers": 1,
+    }
+    return ModelConfig(**(fields | changes))
+
+
+class TinyModel:
+    """A model with untied logits, so that embeddings act through the input only."""
+
+    def __init__(self, family: str, **changes) -> None:
+        self.config = tiny_config(family, **({"tied_logits": False} | changes))
+        self.spec = model_spec(self.config)
+        self.model = Transformer(self.spec)
+        self.has_encoder = self.spec.encoder is not None
+
+    @cached_property
+    def params(self):
+        return init_params(self.spec, jax.random.PRNGKey(0))
+
+    def apply(self, batch, params=None, **arguments):
+        params = self.params if params is None else params
+        return jax.jit(lambda p, b: self.model.apply({"params": p}, b, **arguments))(params, batch)
+
+
+tiny_model = cache(TinyModel)
+
+
+@pytest.fixture(scope="session", params=["t5_1_0", "t5_1_1", "lm"])
+def tiny(request: pytest.FixtureRequest) -> TinyModel:
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def make_tiny():
+    return tiny_model
+
+
+@pytest.fixture(scope="session")
+def make_config():
+    return tiny_config
+
+
+@pytest.fixture
+def batch() -> dict[str, jax.Array]:
+    """One row, in which every input position of either side has an id of its own.
+
+    Encoder ids are 1, 2, ...; decoder ids go on from there. The last position of each side is
+    padding in the sense that counts: no input id in the encoder, no target id in the decoder.
+    """
+    encoder = jnp.arange(1, ENCODER_LENGTH + 1)
+    decoder = jnp.arange(ENCODER_LENGTH + 1, ENCODER_LENGTH + DECODER_LENGTH + 1)
+    return {
+        "encoder_input_tokens": encoder.at[-1].set(0)[None],
+        "decoder_input_tokens": decoder[None],
+        "decoder_target_tokens": jnp.ones((1, DECODER_LENGTH), int).at[0, -1].set(0),
+    }

@@ -1,0 +1,94 @@
+"""bfloat16 stays near float32; dropout is a function of its key and off when deterministic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.model.dense import Shared, einsum_float32
+from trainer.model.parametrisation import StandardParametrisation
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"family": "t5_1_1"}, {"family": "lm", "tied_logits": True}],
+    ids=["t5_1_1", "lm"],
+)
+def test_bfloat16_is_close_to_float32(make_tiny, batch, changes):
+    tiny, half = make_tiny(**changes), make_tiny(**changes, dtype="bfloat16")
+
+    def logits_and_gradients(model):
+        def mean_square(params):
+            logits = model.model.apply({"params": params}, batch)
+            return jnp.mean(jnp.square(logits)), logits
+
+        gradients, logits = jax.jit(jax.grad(mean_square, has_aux=True))(tiny.params)
+        return logits, np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradients)])
+
+    logits, gradients = logits_and_gradients(tiny)
+    half_logits, half_gradients = logits_and_gradients(half)
+    assert half_logits.dtype == jnp.float32
+    assert half_gradients.dtype == np.float32
+    assert not np.array_equal(logits, half_logits)
+    np.testing.assert_allclose(half_logits, logits, atol=0.05 * float(jnp.abs(logits).max()))
+    error = np.linalg.norm(half_gradients - gradients) / np.linalg.norm(gradients)
+    assert error < 0.05
+
+
+def test_einsum_float32_sums_in_float32_and_returns_gradients_in_the_operands_dtype():
+    keys = jax.random.split(jax.random.PRNGKey(0), 3)
+    x, y = (jax.random.normal(key, (2, 3, 64)) for key in keys[:2])
+    g = jax.random.normal(keys[2], (2, 3, 3))
+
+    def gradients(function, x, y):
+        return jax.grad(lambda x, y: jnp.sum(function(x, y) * g), argnums=(0, 1))(x, y)
+
+    def ours(x, y):
+        return einsum_float32("blk,bsk->bls", x, y)
+
+    def plain(x, y):
+        return jnp.einsum("blk,bsk->bls", x, y)
+
+    for actual, expected in zip(gradients(ours, x, y), gradients(plain, x, y), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+    x16, y16 = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
+    assert ours(x16, y16).dtype == jnp.float32
+    exact = plain(x16.astype(jnp.float32), y16.astype(jnp.float32))
+    np.testing.assert_allclose(ours(x16, y16), exact, rtol=1e-5, atol=1e-5)
+    assert all(gradient.dtype == jnp.bfloat16 for gradient in gradients(ours, x16, y16))
+
+
+@pytest.fixture(scope="module")
+def dropping(make_tiny):
+    return make_tiny("t5_1_1", dropout_rate=0.5)
+
+
+def test_dropout_is_a_function_of_its_key(dropping, batch):
+    params = {"params": dropping.params}
+
+    @jax.jit
+    def logits(key):
+        return dropping.model.apply(params, batch, deterministic=False, rngs={"dropout": key})
+
+    first = logits(jax.random.PRNGKey(0))
+    np.testing.assert_array_equal(first, logits(jax.random.PRNGKey(0)))
+    assert not np.allclose(first, logits(jax.random.PRNGKey(1)), atol=1e-3)
+    assert not np.allclose(first, dropping.apply(batch), atol=1e-3)
+
+
+def test_dropout_is_off_when_deterministic(dropping, make_tiny, batch):
+    without = make_tiny("t5_1_1", dropout_rate=0.0)
+    # Without a rate no key is needed either.
+    expected = without.apply(batch, dropping.params, deterministic=False)
+    np.testing.assert_array_equal(dropping.apply(batch), expected)
+
+
+@pytest.mark.parametrize("broadcast_length", [True, False])
+def test_dropout_along_the_length(broadcast_length):
+    shared = Shared(4, 8, "float32", 0.5, StandardParametrisation())
+    dropout = shared.dropout(broadcast_length)
+    key = {"dropout": jax.random.PRNGKey(0)}
+    out = dropout.apply({}, jnp.ones((2, 16, 64)), deterministic=False, rngs=key)
+    assert set(np.unique(out)) == {0.0, 2.0}
+    assert bool(jnp.all(out == out[:, :1])) == broadcast_length

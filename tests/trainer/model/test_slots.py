@@ -1,0 +1,106 @@
+"""The data a model is made of: specs, masks, positions, and what a configuration refuses."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.model.dense import Shared
+from trainer.model.embedding import DenseLogits, TiedLogits
+from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
+from trainer.model.parametrisation import StandardParametrisation
+from trainer.model.positions import T5RelativePosition
+from trainer.model.spec import model_spec
+
+SHARED = Shared(4, 8, "float32", 0.0, StandardParametrisation())
+
+
+def test_equal_configurations_are_one_program(make_config):
+    config = make_config("t5_1_1")
+    assert model_spec(config) == model_spec(replace(config))
+    assert hash(model_spec(config)) == hash(model_spec(replace(config)))
+    assert model_spec(config) != model_spec(replace(config, dropout_rate=0.1))
+
+
+def test_families_fill_the_slots(make_config):
+    t5_1_0, t5_1_1, lm = (model_spec(make_config(name)) for name in ("t5_1_0", "t5_1_1", "lm"))
+    assert t5_1_0.decoder.layers[0].feed_forward.activations == ("relu",)
+    assert t5_1_1.decoder.layers[0].feed_forward.activations == ("gelu", "linear")
+    assert [type(spec.decoder.logits) for spec in (t5_1_0, t5_1_1, lm)] == [
+        TiedLogits,
+        DenseLogits,
+        TiedLogits,
+    ]
+    assert lm.encoder is None
+    assert lm.decoder.layers[0].cross_mixer is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("family", "t5_1_2"),
+        ("dtype", "float16"),
+        ("vocab_size", 0),
+        ("num_encoder_layers", 0),
+        ("num_decoder_layers", 0),
+        ("dropout_rate", 1.0),
+        ("mlp_activations", ("gleu",)),
+        ("mlp_activations", ()),
+    ],
+)
+def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
+    with pytest.raises(ValueError, match=rf"ModelConfig\.{field} is .*must be"):
+        replace(make_config("t5_1_1"), **{field: value})
+
+
+def test_a_decoder_only_model_has_no_encoder_layers(make_config):
+    with pytest.raises(ValueError, match="num_encoder_layers is 1; it must be 0"):
+        make_config("lm", num_encoder_layers=1)
+
+
+segments = st.lists(st.integers(0, 3), min_size=4, max_size=4)
+prefixes = st.lists(st.integers(0, 1), min_size=4, max_size=4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(segments, prefixes)
+def test_masks_are_their_predicates_pair_by_pair(segment, prefix):
+    rows = Rows(jnp.asarray([segment]), jnp.asarray([prefix]))
+    predicates = {
+        SameSegment(): lambda q, k: segment[q] == segment[k] != 0,
+        Causal(): lambda q, k: k <= q,
+        BothInPrefix(): lambda q, k: prefix[q] == prefix[k] == 1,
+        AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))): lambda q, k: (
+            segment[q] == segment[k] != 0 and (k <= q or prefix[q] == prefix[k] == 1)
+        ),
+    }
+    for mask, sees in predicates.items():
+        expected = [[[bool(sees(q, k)) for k in range(4)] for q in range(4)]]
+        np.testing.assert_array_equal(np.broadcast_to(mask(rows, rows), (1, 4, 4)), expected)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("query_length", "key_length"), [(1, 1), (5, 5), (3, 200), (200, 3)])
+def test_the_bias_is_the_table_at_the_bucket_of_each_pair(bidirectional, query_length, key_length):
+    position = T5RelativePosition(bidirectional)
+    module = position.build(SHARED, num_heads=2, name="relpos_bias")
+    table = jax.random.normal(jax.random.PRNGKey(0), (2, 32))
+    params = {"params": {"rel_embedding": table}}
+    bias = module.apply(params, query_length, key_length)
+    distance = np.arange(key_length)[None, :] - np.arange(query_length)[:, None]
+    np.testing.assert_array_equal(bias, table[:, position.bucket(distance)])
+
+
+def test_buckets_of_distances():
+    # Exact up to half of the buckets, then logarithmic; borders as in the Mesh TensorFlow T5.
+    causal = T5RelativePosition(bidirectional=False)
+    distances = -np.array([0, 1, 15, 16, 19, 21, 31, 52, 99, 112, 113, 5000])
+    expected = [0, 1, 15, 16, 17, 18, 21, 25, 30, 30, 31, 31]
+    np.testing.assert_array_equal(causal.bucket(distances), expected)
+    np.testing.assert_array_equal(causal.bucket(np.array([1, 50])), [0, 0])
+    both = T5RelativePosition(bidirectional=True)
+    np.testing.assert_array_equal(both.bucket(np.array([-7, 0, 7, 5000])), [7, 0, 23, 31])

@@ -1,0 +1,127 @@
+"""What each position can see, measured by gradients: causality, prefixes, packing, padding.
+
+Every input position holds a token of its own, so the gradient of a logit by that token's
+embedding is nonzero exactly where the position is seen.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+# Packed example of each position; 0 is padding.
+ENCODER_SEGMENTS = [1, 1, 1, 2, 2, 2, 0]
+DECODER_SEGMENTS = [1, 1, 1, 2, 2, 0]
+
+
+def influence(tiny, batch) -> np.ndarray:
+    """bool [decoder positions, vocabulary]: does that token's embedding move those logits?"""
+    path = ("token_embedder",) if tiny.has_encoder else ("decoder", "token_embedder")
+
+    def logit_mixes(table_VD):
+        params = jax.tree.map(lambda leaf: leaf, tiny.params)
+        node = params
+        for name in path:
+            node = node[name]
+        node["embedding"] = table_VD
+        logits_LV = tiny.model.apply({"params": params}, batch)[0]
+        # A random mix, since the sum of logits might be blind to something.
+        mix_V = jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
+        return logits_LV @ mix_V
+
+    table = tiny.params
+    for name in path:
+        table = table[name]
+    jacobian_LVD = jax.jit(jax.jacrev(logit_mixes))(table["embedding"])
+    return np.any(np.asarray(jacobian_LVD) != 0, axis=-1)
+
+
+def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:
+    """Compares with visibility written out pair by pair; rows of padding mean nothing."""
+    seen = influence(tiny, batch)
+    for query, query_segment in enumerate(decoder_segments):
+        if query_segment == 0:
+            continue
+        for key, key_segment in enumerate(decoder_segments):
+            both_prefix = prefix is not None and prefix[query] and prefix[key]
+            expected = query_segment == key_segment and (key <= query or bool(both_prefix))
+            token = int(batch["decoder_input_tokens"][0, key])
+            assert seen[query, token] == expected, f"decoder {query} of decoder {key}"
+        if tiny.has_encoder:
+            for key, key_segment in enumerate(encoder_segments):
+                token = int(batch["encoder_input_tokens"][0, key])
+                expected = key_segment != 0 and query_segment == key_segment
+                assert seen[query, token] == expected, f"decoder {query} of encoder {key}"
+
+
+def test_unpacked(tiny, batch):
+    check(tiny, batch, [1] * 6 + [0], [1] * 5 + [0])
+
+
+def test_packed(tiny, batch):
+    batch["encoder_segment_ids"] = jnp.asarray([ENCODER_SEGMENTS])
+    batch["decoder_segment_ids"] = jnp.asarray([DECODER_SEGMENTS])
+    check(tiny, batch, ENCODER_SEGMENTS, DECODER_SEGMENTS)
+
+
+@pytest.mark.parametrize(
+    ("segments", "prefix"),
+    [([1] * 5 + [0], [1, 1, 1, 0, 0, 0]), (DECODER_SEGMENTS, [1, 1, 0, 1, 1, 0])],
+    ids=["unpacked", "packed"],
+)
+def test_prefix(make_tiny, batch, segments, prefix):
+    batch["decoder_causal_attention"] = jnp.asarray([prefix])
+    batch["decoder_segment_ids"] = jnp.asarray([segments])
+    check(make_tiny("lm"), batch, None, segments, prefix)
+
+
+def test_packed_rows_equal_rows_of_their_own(tiny):
+    lengths = {"encoder": (3, 4), "decoder": (2, 4)}
+    tokens = np.random.default_rng(0).integers(1, 40, (2, 2, 4))
+
+    def rows(side: int, name: str, packed: bool) -> np.ndarray:
+        examples = [tokens[side, i, :length] for i, length in enumerate(lengths[name])]
+        if packed:
+            return np.concatenate(examples)[None]
+        return np.stack([np.pad(example, (0, 4 - len(example))) for example in examples])
+
+    def batch(packed: bool) -> dict[str, np.ndarray]:
+        targets = rows(1, "decoder", packed)
+        features = {
+            "encoder_input_tokens": rows(0, "encoder", packed),
+            "decoder_input_tokens": (targets * 7) % 40,
+            "decoder_target_tokens": targets,
+            # The first example's first token and the second's first two.
+            "decoder_causal_attention": np.array(
+                [[1, 0, 1, 1, 0, 0]] if packed else [[1, 0, 0, 0], [1, 1, 0, 0]]
+            ),
+        }
+        if packed:
+            for name, sizes in lengths.items():
+                features[f"{name}_segment_ids"] = np.repeat([1, 2], sizes)[None]
+        return features
+
+    together, apart = tiny.apply(batch(packed=True)), tiny.apply(batch(packed=False))
+    np.testing.assert_allclose(together[0, :2], apart[0, :2], atol=2e-6)
+    np.testing.assert_allclose(together[0, 2:], apart[1], atol=2e-6)
+
+
+def test_padding_gives_no_nan(tiny):
+    names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+    batch = {name: jnp.zeros((2, 5), int).at[0, :2].set(3) for name in names}
+
+    def mean_logit(params):
+        logits = tiny.model.apply({"params": params}, batch)
+        return jnp.mean(logits), logits
+
+    gradients, logits = jax.jit(jax.grad(mean_logit, has_aux=True))(tiny.params)
+    assert bool(jnp.all(jnp.isfinite(logits)))
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradients))
+
+
+def test_a_token_outside_the_vocabulary_is_not_silently_another(tiny, batch):
+    batch = {name: jnp.tile(feature, (2, 1)) for name, feature in batch.items()}
+    batch["decoder_input_tokens"] = batch["decoder_input_tokens"].at[0, 2].set(1000)
+    logits = tiny.apply(batch)
+    assert bool(jnp.all(jnp.isnan(logits[0, 2])))
+    assert bool(jnp.all(jnp.isfinite(logits[1])))

@@ -1,0 +1,111 @@
+"""Presets have the published sizes, each written out here from the architecture."""
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.presets import MODEL_PRESETS, flops_per_step, model_preset, parameter_count
+
+
+def t5_parameters(vocab, emb, heads, head_dim, mlp, layers, mlp_inputs, embeddings) -> int:
+    """An encoder and a decoder of `layers` each, from the definition of T5."""
+    attention = 4 * emb * heads * head_dim
+    feed_forward = (mlp_inputs + 1) * emb * mlp
+    encoder_layer = attention + feed_forward + 2 * emb
+    decoder_layer = 2 * attention + feed_forward + 3 * emb
+    each_stack = heads * 32 + emb  # relative-position table, final norm
+    return embeddings * vocab * emb + layers * (encoder_layer + decoder_layer) + 2 * each_stack
+
+
+# vocab, emb, heads, head_dim, mlp, layers, kernels into the mlp, embedding-sized tables; total.
+# Totals as published with the checkpoints (Hugging Face model cards; T5X's gin headers).
+PUBLISHED = {
+    "t5_1_0_small": ((32128, 512, 8, 64, 2048, 6, 1, 1), 60_506_624),
+    "t5_1_0_base": ((32128, 768, 12, 64, 3072, 12, 1, 1), 222_903_552),
+    "t5_1_0_large": ((32128, 1024, 16, 64, 4096, 24, 1, 1), 737_668_096),
+    "t5_1_0_3b": ((32128, 1024, 32, 128, 16384, 24, 1, 1), 2_851_598_336),
+    "t5_1_0_11b": ((32128, 1024, 128, 128, 65536, 24, 1, 1), 11_307_321_344),
+    "t5_1_1_small": ((32128, 512, 6, 64, 1024, 8, 2, 2), 76_961_152),
+    "t5_1_1_base": ((32128, 768, 12, 64, 2048, 12, 2, 2), 247_577_856),
+    "t5_1_1_large": ((32128, 1024, 16, 64, 2816, 24, 2, 2), 783_150_080),
+    "t5_1_1_xl": ((32128, 2048, 32, 64, 5120, 24, 2, 2), 2_849_757_184),
+    "t5_1_1_xxl": ((32128, 4096, 64, 64, 10240, 24, 2, 2), 11_135_332_352),
+    "mt5_small": ((250112, 512, 6, 64, 1024, 8, 2, 2), 300_176_768),
+    "mt5_base": ((250112, 768, 12, 64, 2048, 12, 2, 2), 582_401_280),
+    "mt5_large": ((250112, 1024, 16, 64, 2816, 24, 2, 2), 1_229_581_312),
+    "mt5_xl": ((250112, 2048, 32, 64, 5120, 24, 2, 2), 3_742_619_648),
+    "mt5_xxl": ((250112, 4096, 64, 64, 10240, 24, 2, 2), 12_921_057_280),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_totals(name):
+    dimensions, total = PUBLISHED[name]
+    assert t5_parameters(*dimensions) == total
+    assert parameter_count(model_preset(name)) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("t5_1_1_base", 296_533_248), ("t5_1_1_large", 848_423_936)]
+)
+def test_a_vocabulary_of_64_000_as_in_romanian_t5(name, total):
+    assert parameter_count(replace(model_preset(name), vocab_size=64_000)) == total
+
+
+@pytest.mark.parametrize(
+    ("size", "emb", "heads", "head_dim", "mlp", "layers"),
+    [
+        ("tiny", 8, 4, 3, 16, 2),
+        ("small", 512, 6, 64, 1024, 8),
+        ("base", 768, 12, 64, 2048, 12),
+        ("large", 1024, 16, 64, 2816, 24),
+        ("1b", 2048, 32, 64, 5120, 24),
+    ],
+)
+def test_decoder_only_totals(size, emb, heads, head_dim, mlp, layers):
+    layer = 4 * emb * heads * head_dim + 3 * emb * mlp + 2 * emb
+    total = 32128 * emb + layers * layer + heads * 32 + emb
+    assert parameter_count(model_preset(f"lm_{size}")) == total
+
+
+def test_tiny_is_t5xs():
+    # T5X's tiny.gin: 0.52 million parameters in 52 arrays.
+    assert parameter_count(model_preset("t5_1_1_tiny")) == t5_parameters(
+        32128, 8, 4, 3, 16, 2, mlp_inputs=2, embeddings=2
+    )
+
+
+def test_every_preset_is_an_encoder_decoder_or_an_lm():
+    for name, config in MODEL_PRESETS.items():
+        assert (config.num_encoder_layers == 0) == name.startswith("lm_")
+
+
+def test_an_unknown_preset_is_a_value_error_with_a_guess():
+    with pytest.raises(ValueError, match="unknown preset 't5_1_1_bse'; did you mean 't5_1_1_base'"):
+        model_preset("t5_1_1_bse")
+    with pytest.raises(ValueError, match="unknown preset 'x'; Known: t5_1_0_tiny, "):
+        model_preset("x")
+
+
+def test_flops_of_a_decoder_only_step_by_hand():
+    config = model_preset("lm_base")
+    batch, length = 4, 1024
+    # Attention and gated mlp kernels of 12 layers, then the tied logits.
+    elements = 12 * (4 * 768 * 768 + 3 * 768 * 2048) + 32128 * 768
+    # Forward: 2 for the logits of attention and 2 for the mix, for each pair and channel.
+    attention = 3 * (2 + 2) * 12 * batch * length * length * 768
+    expected = 6 * elements * batch * length + attention
+    assert flops_per_step(config, batch, 0, length) == expected
+    untied = replace(config, tied_logits=False)
+    assert flops_per_step(untied, batch, 512, length) == expected
+
+
+def test_flops_of_an_encoder_decoder_step_by_hand():
+    config = model_preset("t5_1_1_small")
+    batch, enc, dec, layers, inner = 8, 512, 114, 8, 6 * 64
+    projection, mlp = 512 * inner, 3 * 512 * 1024
+    on_encoder = layers * (4 * projection + mlp) + layers * 2 * projection
+    on_decoder = layers * (4 * projection + mlp) + layers * 2 * projection + 512 * 32128
+    pairs = layers * batch * (enc * enc + dec * dec + dec * enc)
+    expected = 6 * batch * (on_encoder * enc + on_decoder * dec) + 12 * pairs * inner
+    assert flops_per_step(config, batch, enc, dec) == expected
