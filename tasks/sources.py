@@ -20,31 +20,24 @@ Ids. A document is known by column `id` (or the one that `id=` names), else by
 "file:row" (parquet) or "file:byte" (lines), the same however the corpus is cut into pieces.
 """
 
-import bz2
 import contextlib
 import dataclasses
 import functools
-import gzip
 import hashlib
-import io
 import itertools
 import json
 import math
 import re
 import urllib.parse
-import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from tasks import files, stdlib_docs
+from tasks import files, readers, stdlib_docs
 from tasks.command_line import UserError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_Batches = Generator["pa.RecordBatch", None, None]
-_Document = tuple[str, str | None, str | None]  # id, text, problem
 
 FORMS = (
     "python_docs, parquet:GLOB, json:GLOB, text:GLOB or hf:OWNER/NAME[:CONFIG][@REVISION], "
@@ -55,7 +48,6 @@ VALIDATION = "validation"
 
 _FORMATS = ("parquet", "json", "text")
 _OPTIONS = ("column", "split", "id", "validation")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 # Source: the keywords of datasets/data_files.py, so that files and the Hub agree.
 _SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), TRAIN),
@@ -66,8 +58,6 @@ _SPLIT_WORDS = {
 # would be smaller than what is worth a worker's while.
 _LEAST_PIECES = 8
 _LEAST_PIECE_BYTES = 64 << 10
-_BATCH_BYTES = 4 << 20
-_BLOCK_BYTES = 1 << 20
 _PEEK_LINES = 100
 _INSPECTORS = 16  # files looked at concurrently: bound by latency where they are remote
 
@@ -211,19 +201,19 @@ def resolve(spec: CorpusSpec, piece_bytes: int = 64 << 20) -> Corpus:
         form = spec.kind
     chosen = _choose(spec, found)
     with ThreadPoolExecutor(_INSPECTORS) as pool:
-        states = list(pool.map(_state, [file for file, _, _ in chosen]))
         parts = list(pool.map(functools.partial(_parts, spec, form), [f for f, _, _ in chosen]))
     total = sum(part.bytes for file_parts in parts for part in file_parts)
     if not total:
         raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
     if form == "json":
         _check_json(spec, next(file.path for file, _, _ in chosen if file.bytes))
+    with ThreadPoolExecutor(_INSPECTORS) as pool:
+        states = list(pool.map(_state, [file for file, _, _ in chosen]))
     target = _piece_size(total, piece_bytes)
     pieces: list[Piece] = []
     for (file, splits, held_out), file_parts in zip(chosen, parts, strict=True):
-        for part in _cut(file_parts, target):
-            whole = f"{part.start}-{'' if part.stop is None else part.stop}"
-            name = f"{file.name}:{whole}"
+        for part in _cut(form, file_parts, target):
+            name = f"{file.name}:{part.start}-{part.stop or ''}"
             pieces.append(
                 Piece(name, splits, part.bytes, held_out, form, file.path, file.name,
                       part.start, part.stop, part.first_row)
@@ -353,7 +343,7 @@ def _choose(
 def _state(file: SourceFile) -> dict[str, str]:
     if file.state:
         return file.state
-    with _reading(file.path):
+    with readers.reading(file.path):
         return {"sha256": files.sha256(file.path)}
 
 
@@ -370,12 +360,12 @@ class _Part:
 def _parts(spec: CorpusSpec, form: str, file: SourceFile) -> list[_Part]:
     """The file as one stretch of bytes, or its row groups."""
     if form != "parquet":
-        end = None if file.path.endswith(_COMPRESSED) else file.bytes
+        end = None if file.path.endswith(readers.COMPRESSED) else file.bytes
         return [_Part(0, end, file.bytes)] if file.bytes else []
     import pyarrow as pa
 
-    with _reading(file.path), files.open_read(file.path) as handle:
-        parquet = _open_parquet(handle)
+    with readers.reading(file.path), files.open_read(file.path) as handle:
+        parquet = readers.open_parquet(handle)
         schema = parquet.schema_arrow
         for column in filter(None, (spec.column, spec.id)):
             if column not in schema.names:
@@ -416,14 +406,14 @@ def _missing_column(path: str, column: str, there: list[str]) -> UserError:
     )
 
 
-def _cut(parts: list[_Part], target: int) -> Iterator[_Part]:
-    """Cuts a range of bytes evenly, or joins row groups, into pieces of about `target` bytes."""
-    if len(parts) == 1 and parts[0].stop == parts[0].bytes:
-        size = parts[0].bytes
-        count = math.ceil(size / target)
-        for i in range(count):
-            start, stop = size * i // count, size * (i + 1) // count
-            yield _Part(start, stop, stop - start)
+def _cut(form: str, parts: list[_Part], target: int) -> Iterator[_Part]:
+    """Joins row groups, or cuts a range of bytes evenly, into pieces of about `target` bytes."""
+    if form != "parquet":
+        for part in parts:
+            count = 1 if part.stop is None else math.ceil(part.bytes / target)
+            cuts = [part.bytes * i // count for i in range(count + 1)]
+            for start, stop in itertools.pairwise(cuts):
+                yield _Part(start, stop if part.stop else None, stop - start)
         return
     joined: _Part | None = None
     for part in parts:
@@ -451,7 +441,10 @@ def read(
       UserError: the file cannot be read to its end (it is gone, truncated or corrupt).
     """
     share = int(corpus.spec.validation * 2**64)
-    with _reading(piece.path), contextlib.closing(_batches(corpus, piece, batch_documents)) as got:
+    with (
+        readers.reading(piece.path),
+        contextlib.closing(_batches(corpus, piece, batch_documents)) as got,
+    ):
         for batch in got:
             if not piece.held_out:
                 yield piece.splits[0], batch
@@ -467,9 +460,9 @@ def _hash(id: str) -> int:
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8])
 
 
-def _batches(corpus: Corpus, piece: Piece, count: int) -> _Batches:
+def _batches(corpus: Corpus, piece: Piece, count: int) -> readers.Batches:
     if piece.format == "parquet":
-        return _read_parquet(corpus.spec, piece, count)
+        return readers.read_parquet(corpus.spec, piece, count)
     if piece.format == "python_docs":
         if corpus.record["sha256"] != stdlib_docs.sha256():
             raise UserError(
@@ -477,124 +470,19 @@ def _batches(corpus: Corpus, piece: Piece, count: int) -> _Batches:
                 f"runs {stdlib_docs.python_version()} or another build of it"
             )
         texts = stdlib_docs.documents()
-        return _collect(((name, texts[name], None) for name in piece.members), count)
-    return _collect(_read_lines(corpus.spec, piece), count)
-
-
-def _collect(documents: Iterable[_Document], count: int) -> _Batches:
-    rows: list[_Document] = []
-    size = 0
-    for document in documents:
-        rows.append(document)
-        size += len(document[1] or "")
-        if len(rows) >= count or size >= _BATCH_BYTES:
-            yield _batch(*zip(*rows, strict=True))
-            rows, size = [], 0
-    if rows:
-        yield _batch(*zip(*rows, strict=True))
-
-
-def _batch(ids: Any, texts: Any, problems: Any) -> "pa.RecordBatch":
-    import pyarrow as pa
-
-    # A list of more than 2 GB of text becomes chunks, which a batch cannot hold: large_string.
-    if not isinstance(texts, pa.Array):
-        texts = pa.array(texts, pa.large_string())
-    arrays = [pa.array(ids, pa.string()), texts, pa.array(problems, pa.string())]
-    return pa.RecordBatch.from_arrays(arrays, ["id", "text", "problem"])
-
-
-def _read_lines(spec: CorpusSpec, piece: Piece) -> Iterator[_Document]:
-    with files.open_read(piece.path) as handle, _decompress(handle, piece.path) as file:
-        for offset, line in _lines(file, piece.start, piece.stop):
-            line = line.removeprefix(b"\xef\xbb\xbf") if offset == 0 else line
-            if not line.strip():
-                continue
-            where = f"{piece.file}:{offset}"
-            try:
-                decoded = line.removesuffix(b"\r").decode()
-            except UnicodeDecodeError:
-                yield where, None, "invalid UTF-8"
-                continue
-            yield (
-                (where, decoded, None)
-                if piece.format == "text"
-                else (_json_document(spec, decoded, where))
-            )
-
-
-def _json_document(spec: CorpusSpec, line: str, where: str) -> _Document:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return where, None, "invalid JSON"
-    if not isinstance(value, dict):
-        return where, None, "missing column"
-    given = value.get(spec.id or "id")
-    name = where if given is None else str(given).encode(errors="replace").decode()
-    if spec.column not in value:
-        return name, None, "missing column"
-    text = value[spec.column]
-    if text is None:
-        return name, None, "null"
-    if not isinstance(text, str):
-        return name, None, "not a string"
-    try:
-        text.encode()  # JSON can write half a surrogate pair, which is no character
-    except UnicodeEncodeError:
-        return name, None, "invalid UTF-8"
-    return name, text, None
-
-
-def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, line without its newline) of the lines that begin in [start, stop)."""
-    position = start
-    skipping = start > 0
-    if skipping:  # from one byte earlier: the line that begins at `start` itself is ours
-        position = start - 1
-        file.seek(position)
-    pending: list[bytes] = []
-    while block := file.read(_BLOCK_BYTES):
-        pending.append(block)
-        if b"\n" not in block:
-            continue
-        lines = b"".join(pending).split(b"\n")
-        pending = [lines.pop()]
-        for line in lines:
-            if stop is not None and position >= stop:
-                return
-            if not skipping:
-                yield position, line
-            skipping = False
-            position += len(line) + 1
-    last = b"".join(pending)
-    if last and not skipping and (stop is None or position < stop):
-        yield position, last
-
-
-def _decompress(handle: IO[bytes], path: str) -> Any:
-    """The uncompressed stream of a file, by the end of its name."""
-    if path.endswith(".gz"):
-        return gzip.open(handle)
-    if path.endswith(".bz2"):
-        return bz2.open(handle)
-    if path.endswith(".xz"):
-        import lzma
-
-        return lzma.open(handle)
-    if path.endswith(".zst"):
-        import pyarrow as pa
-
-        # Unlike zstandard's own reader, this reads all frames and notices a missing end.
-        return io.BufferedReader(pa.CompressedInputStream(handle, "zstd"))
-    return handle
+        return readers.collect(((name, texts[name], None) for name in piece.members), count)
+    return readers.collect(readers.read_lines(corpus.spec, piece), count)
 
 
 def _check_json(spec: CorpusSpec, path: str) -> None:
     """Looks at the first lines of a file of JSON lines for the columns."""
     names: set[str] = set()
-    with _reading(path), files.open_read(path) as handle, _decompress(handle, path) as file:
-        for _, line in itertools.islice(_lines(file, 0, None), _PEEK_LINES):
+    with (
+        readers.reading(path),
+        files.open_read(path) as handle,
+        readers.decompress(handle, path) as file,
+    ):
+        for _, line in itertools.islice(readers.lines(file, 0, None), _PEEK_LINES):
             with contextlib.suppress(ValueError, RecursionError):
                 value = json.loads(line.decode("utf-8-sig"))
                 names.update(value if isinstance(value, dict) else ())
@@ -603,77 +491,3 @@ def _check_json(spec: CorpusSpec, path: str) -> None:
     for column in filter(None, (spec.column, spec.id)):
         if column not in names:
             raise _missing_column(path, column, sorted(names))
-
-
-def _open_parquet(handle: IO[bytes]) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(handle)
-
-
-def _read_parquet(spec: CorpusSpec, piece: Piece, count: int) -> _Batches:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    with files.open_read(piece.path) as handle:
-        parquet = _open_parquet(handle)
-        id_column = spec.id or ("id" if "id" in parquet.schema_arrow.names else "")
-        columns = list({spec.column: None, **({id_column: None} if id_column else {})})
-        row = piece.first_row
-        for group in range(piece.start, piece.stop or 0):
-            for batch in parquet.iter_batches(count, [group], columns, use_threads=False):
-                where = [f"{piece.file}:{row + i}" for i in range(batch.num_rows)]
-                row += batch.num_rows
-                ids = where
-                if id_column:
-                    given = batch.column(id_column).to_pylist()
-                    ids = [w if g is None else str(g) for w, g in zip(where, given, strict=True)]
-                texts = batch.column(spec.column)
-                if pa.types.is_dictionary(texts.type):
-                    texts = texts.dictionary_decode()
-                texts = texts.cast(pa.large_binary())
-                problems = pc.if_else(pc.is_null(texts), "null", pa.scalar(None, pa.string()))
-                try:
-                    texts = texts.cast(pa.large_string())  # checks that it is UTF-8
-                except pa.ArrowInvalid:
-                    texts, problems = _only_valid(texts.to_pylist())
-                yield from _bounded(_batch(ids, texts, problems))
-
-
-def _only_valid(raw: list[bytes | None]) -> tuple[Any, list[str | None]]:
-    texts: list[str | None] = []
-    problems: list[str | None] = []
-    for value in raw:
-        text = problem = None
-        if value is None:
-            problem = "null"
-        else:
-            try:
-                text = value.decode()
-            except UnicodeDecodeError:
-                problem = "invalid UTF-8"
-        texts.append(text)
-        problems.append(problem)
-    return texts, problems
-
-
-def _bounded(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
-    """Halves a batch until its parts are small enough."""
-    if batch.nbytes <= _BATCH_BYTES or batch.num_rows == 1:
-        yield batch
-    else:
-        half = batch.num_rows // 2
-        yield from _bounded(batch.slice(0, half))
-        yield from _bounded(batch.slice(half))
-
-
-@contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """Turns what a broken file makes readers raise into one line that names it."""
-    try:
-        yield
-    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(
-            f"{path} cannot be read: {reason} (is it truncated, or of another format?)"
-        ) from error

@@ -120,14 +120,14 @@ def _finished(
             f"{output} holds a vocabulary made with another {', '.join(differing)}"
             f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
         )
-    loaded = vocabulary.load(output)
-    if loaded.record.sha256 != sha256:
+    model_path = files.join(output, VOCABULARY)
+    if not files.exists(model_path) or files.sha256(model_path) != sha256:
         raise UserError(
-            f"{files.join(output, VOCABULARY)} is not the file that {MANIFEST} beside it describes:"
-            " choose another --output, or delete the folder and train again"
+            f"{model_path} is not the file that {MANIFEST} beside it describes: choose another "
+            "--output, or delete the folder and train again"
         )
     print(f"vocabulary is finished: {output} (sha256 {sha256[:12]})")
-    return loaded
+    return vocabulary.load(output)
 
 
 def _claim(output: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks import sources, stdlib_docs
+from tasks import readers, sources, stdlib_docs
 from tasks.command_line import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -132,7 +132,7 @@ LINES = st.lists(
 def test_text_of_any_shape_is_read_once_in_pieces_of_any_size(
     tmp_path, monkeypatch, lines, end, last, piece_bytes, block, batch
 ):
-    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
     data = end.join(lines) + (end if last else b"")
     (tmp_path / "a.txt").write_bytes(data)
     (tmp_path / "more.txt").write_bytes(b"at least one")
