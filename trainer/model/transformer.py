@@ -6,6 +6,7 @@ Dimensions: B batch, L query length, S key length, D model, H heads, V vocabular
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from trainer.model.spec import LayerSpec, ModelSpec, StackSpec
 Tree = dict[str, Any]
 # `encoder_input_tokens`, `decoder_input_tokens`, ... : int [B, L] arrays under T5X's names.
 Batch = Mapping[str, jax.Array]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class _Names(NamedTuple):
@@ -182,7 +184,7 @@ def init_params(
     `out_shardings`). `batch_shapes` (feature name to shape, or to anything with a `.shape`) are
     the shapes the model is traced with; no parameter of today's slots depends on them.
     """
-    return nn.unbox(_init(spec, key, batch_shapes))
+    return nn.unbox(_init(spec, key, _shapes(batch_shapes)))
 
 
 def logical_axes(spec: ModelSpec, batch_shapes: Mapping[str, Any] | None = None) -> Tree:
@@ -191,18 +193,21 @@ def logical_axes(spec: ModelSpec, batch_shapes: Mapping[str, Any] | None = None)
     For instance `PartitionSpec('embed', 'mlp')`; `flax.linen.logical_to_mesh` maps it to a mesh.
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    boxed = jax.eval_shape(lambda key: _init(spec, key, batch_shapes), key)
+    boxed = jax.eval_shape(lambda key: _init(spec, key, _shapes(batch_shapes)), key)
     return nn.get_partition_spec(boxed)
 
 
-def _init(spec: ModelSpec, key: jax.Array, batch_shapes: Mapping[str, Any] | None) -> Tree:
+def _shapes(batch_shapes: Mapping[str, Any] | None) -> Shapes:
     if batch_shapes is None:
         names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
         batch_shapes = dict.fromkeys(names, (1, 1))
-    batch = {
-        name: jnp.ones(getattr(shape, "shape", shape), jnp.int32)
-        for name, shape in batch_shapes.items()
-    }
-    # Jitted, so that initialising does not run the model: its output is not asked for.
-    init = jax.jit(lambda key: Transformer(spec).init({"params": key}, batch)["params"])
-    return init(key)
+    return tuple(
+        (name, tuple(getattr(shape, "shape", shape))) for name, shape in batch_shapes.items()
+    )
+
+
+# Jitted, so that initialising does not run the model: its output is not asked for.
+@partial(jax.jit, static_argnums=(0, 2))
+def _init(spec: ModelSpec, key: jax.Array, batch_shapes: Shapes) -> Tree:
+    batch = {name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes}
+    return Transformer(spec).init({"params": key}, batch)["params"]

@@ -61,7 +61,7 @@ def test_einsum_float32_sums_in_float32_and_returns_gradients_in_the_operands_dt
 
 @pytest.fixture(scope="module")
 def dropping(make_tiny):
-    return make_tiny("t5_1_1", dropout_rate=0.5)
+    return make_tiny("lm", dropout_rate=0.5)
 
 
 def test_dropout_is_a_function_of_its_key(dropping, batch):
@@ -78,7 +78,7 @@ def test_dropout_is_a_function_of_its_key(dropping, batch):
 
 
 def test_dropout_is_off_when_deterministic(dropping, make_tiny, batch):
-    without = make_tiny("t5_1_1", dropout_rate=0.0)
+    without = make_tiny("lm", dropout_rate=0.0)
     # Without a rate no key is needed either.
     expected = without.apply(batch, dropping.params, deterministic=False)
     np.testing.assert_array_equal(dropping.apply(batch), expected)
