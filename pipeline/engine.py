@@ -45,7 +45,7 @@ def build(options: "Options", beam_arguments: list[str]) -> None:
         job = graph.Job(folder, plan, corpus)
         done = _work(job, assignments, options, beam_arguments)
         shards = _all_shards(folder, plan)
-        _check_documents(list(shards.values()), options)
+        _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
         if not cache.complete(folder, plan, shards) and not done:
             print(f"{folder} is complete and valid: nothing to do")
@@ -115,7 +115,7 @@ def _work(
             graph.run(job, to_do, beam_arguments, options.verbose)
     except KeyboardInterrupt:
         if hopeless(watch):
-            _check_documents(watch.shards, options)
+            _check_documents(watch.shards, job.folder, options.max_quarantined)
         raise
     return watch.total
 
@@ -132,15 +132,15 @@ def _all_shards(folder: str, plan: Plan) -> dict[cache.ShardKey, Shard]:
     return {key: shard for key, shard in found.items() if shard}
 
 
-def _check_documents(shards: list[Shard], options: "Options") -> None:
+def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = progress.bad_share(shards)
-    if share > options.max_quarantined:
+    if share > limit:
         reasons = _dropped(shards).most_common(3)
         top = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
-            f"{options.max_quarantined}: see the *.quarantine-* files in {options.cache_dir}, mend "
-            "the corpus, or raise the limit and run again (finished shards are kept)"
+            f"{limit}: see the *.quarantine-* files in {folder}, mend the "
+            "corpus, or raise the limit and run again (finished shards are kept)"
         )
 
 

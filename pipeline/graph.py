@@ -10,8 +10,10 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -119,7 +121,8 @@ def run(job: Job, assignments: list[Assignment], arguments: list[str], verbose: 
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    with contextlib.nullcontext() if verbose else _worker_output():
+    output = contextlib.nullcontext() if verbose else _worker_output()
+    with output, _worker_deaths() as deaths:
         try:
             pipeline = beam.Pipeline(options=PipelineOptions(arguments))
             _ = (
@@ -129,12 +132,19 @@ def run(job: Job, assignments: list[Assignment], arguments: list[str], verbose: 
                 | "Build" >> beam.Map(functools.partial(_process, job))
             )
             pipeline.run().wait_until_finish()
-        except Exception as error:
+        except BaseException as error:
+            if deaths:
+                raise UserError(
+                    f"a worker process died ({deaths[0]}): if memory ran out, use fewer --workers; "
+                    "finished shards are kept, run the same command to go on"
+                ) from error
+            if "KeyboardInterrupt" in str(error):  # it hit the call of a worker in this process
+                raise KeyboardInterrupt from error
             _raise_failure(error)
             raise
 
 
-def _raise_failure(error: Exception) -> None:
+def _raise_failure(error: BaseException) -> None:
     """Raises what a worker wrapped in a WorkerFailure, if `error` carries one anywhere."""
     _, found, text = str(error).partition(_FAILURE)
     if not found:
@@ -143,6 +153,33 @@ def _raise_failure(error: Exception) -> None:
     if "errno" in value:
         raise OSError(value["errno"], value["message"], value["path"]) from error
     raise UserError(value["message"]) from error
+
+
+def interrupt() -> None:
+    """Stops `run` from another thread as Ctrl-C does: the signal wakes a main thread that waits."""
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _worker_deaths() -> Iterator[list[str]]:
+    """Interrupts the block when a worker process is killed: Beam would wait for it for ever."""
+    deaths: list[str] = []
+    usual = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if "Worker subprocess exited" not in str(failed.exc_value):
+            usual(failed)
+            return
+        deaths.append(str(failed.exc_value))
+        interrupt()
+
+    threading.excepthook = hook
+    try:
+        yield deaths
+    finally:
+        threading.excepthook = usual
 
 
 @contextlib.contextmanager

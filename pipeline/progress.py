@@ -1,13 +1,12 @@
 """Progress of a build, seen from its folder: the same for any runner, and for workers elsewhere."""
 
-import _thread
 import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pipeline.graph import EMPTY, Assignment
+from pipeline.graph import EMPTY, Assignment, interrupt
 from pipeline.write import finished
 from tasks import files
 from tasks.manifest import Plan, Shard, shard_file
@@ -137,7 +136,7 @@ class Watch:
 def shown(watch: Watch, remote: bool, stop: Callable[[Watch], bool]) -> Iterator[None]:
     """Shows progress on stdout while the block runs: a bar on a terminal, lines elsewhere.
 
-    When `stop(watch)` says so, the block is interrupted as by Ctrl-C.
+    When `stop(watch)` says so, the job is interrupted as by Ctrl-C.
     """
     over = threading.Event()
     show = _bar if sys.stdout.isatty() else _lines
@@ -148,7 +147,7 @@ def shown(watch: Watch, remote: bool, stop: Callable[[Watch], bool]) -> Iterator
                 watch.look()
                 update()
                 if stop(watch):
-                    _thread.interrupt_main()
+                    interrupt()
                     return
             watch.look()
             update()
@@ -198,6 +197,9 @@ def _lines(watch: Watch) -> Iterator[Callable[[], None]]:
         if time.monotonic() - shown_at < _LINE_SECONDS:
             return
         shown_at = time.monotonic()
+        if not watch.done_bytes:
+            print("starting", flush=True)
+            return
         print(
             f"building {watch.done_bytes / max(watch.total, 1):4.0%}  "
             f"{watch.done_bytes / 1e6:,.1f} of {watch.total / 1e6:,.1f} MB  "

@@ -62,8 +62,17 @@ class ShardWriter:
             self._documents = parquet.ParquetWriter(
                 self._open("documents"), _LINEAGE, compression="zstd"
             )
+            self._stack.push(self._abandon)
             self._stack = self._stack.pop_all()
         return self
+
+    def _abandon(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Lets go of a parquet writer that would go on writing as it is deleted."""
+        if kind:
+            for file in self._files.values():
+                file.discard()
+            with contextlib.suppress(Exception):
+                self._documents.close()
 
     def add(self, documents: Documents, text_bytes: int) -> None:
         """Takes tokenised documents, and how many bytes of text they were."""
@@ -163,7 +172,7 @@ class _HashedFile(io.RawIOBase):
     """Writes through to `file`, counting and hashing: what was meant, not what a disk kept."""
 
     def __init__(self, file: IO[bytes]):
-        self._file = file
+        self._file: IO[bytes] | None = file
         self._hash = hashlib.sha256()
         self.bytes = 0
 
@@ -172,10 +181,15 @@ class _HashedFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
-        self._file.write(view)
+        if self._file:
+            self._file.write(view)
         self._hash.update(view)
         self.bytes += view.nbytes
         return view.nbytes
+
+    def discard(self) -> None:
+        """What is written from now on goes nowhere."""
+        self._file = None
 
     def entry(self) -> FileEntry:
         return FileEntry(self.bytes, self._hash.hexdigest())
