@@ -19,11 +19,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline import tokenize
-from pipeline.pack import Documents
 from pipeline.write import ShardWriter
 from tasks import files, sources, vocabulary
 from tasks.command_line import UserError
 from tasks.manifest import VOCABULARY, Plan
+from tasks.pack import Documents
 
 # The reason noted for a document of which nothing is left after normalisation.
 EMPTY = "empty"

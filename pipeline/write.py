@@ -15,7 +15,6 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.pack import Documents, Rows, packer
 from tasks import files, records
 from tasks.command_line import UserError
 from tasks.manifest import (
@@ -27,6 +26,7 @@ from tasks.manifest import (
     shard_file,
     shard_from_dict,
 )
+from tasks.pack import Documents, Rows, packer
 from tasks.vocabulary import EOS_ID
 
 # Lineage rows of a parquet row group: a fixed number, so that bytes do not depend on batches.
@@ -42,8 +42,7 @@ class ShardWriter:
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
         self._folder = folder
         self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
-        self._with_eos = plan.separator == "eos"
-        self._packer = packer(plan.packing, plan.row_tokens)
+        self._packer = packer(plan.packing, plan.row_tokens, plan.separator)
         self._index: list[np.ndarray] = []
         self._lineage: list[pa.Table] = []
         self._files: dict[str, _HashedFile] = {}
@@ -78,7 +77,7 @@ class ShardWriter:
         """Takes tokenised documents, and how many bytes of text they were."""
         self._counts["documents"] += len(documents.ids)
         self._counts["text_bytes"] += text_bytes
-        self._write(self._packer.add(documents.with_eos() if self._with_eos else documents))
+        self._write(self._packer.add(documents))
 
     def quarantine(self, name: str | None, location: str, reason: str) -> None:
         """Notes a document that is left out."""

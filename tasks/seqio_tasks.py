@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tasks import noise, registry, sources, vocabulary
 from tasks.objectives import Lengths
-from tasks.pack import packer
+from tasks.pack import Documents, packer
 from tasks.task import TaskSpec
 
 # Rows whose tokens are joined before windows are cut, as T5's reduce_concat_tokens joins documents:
@@ -105,7 +105,8 @@ def pack_rows(
         for document in dataset.as_numpy_iterator():
             (ids,) = loaded.encode([document["text"].decode()])
             if len(ids):
-                yield from _as_dicts(pack.add(document["id"].decode(), ids))
+                name = document["id"].decode()
+                yield from _as_dicts(pack.add(Documents([name], ids, np.array([len(ids)]))))
         yield from _as_dicts(pack.finish())
 
     signature = {

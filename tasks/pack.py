@@ -6,10 +6,12 @@ depend on the documents and their order alone, never on how they were batched.
 
 import bisect
 import dataclasses
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
+from tasks.records import Row
 from tasks.vocabulary import EOS_ID
 
 # Rows that best_fit keeps open. More fill tighter, and none costs more than `row_tokens` int32.
@@ -25,8 +27,10 @@ class Documents:
     tokens: np.ndarray
     lengths: np.ndarray
 
-    def with_eos(self) -> "Documents":
-        """Returns the documents with an EOS after each."""
+    def separated(self, separator: str) -> "Documents":
+        """Returns the documents with the separator after each: "none" or "eos"."""
+        if separator == "none":
+            return self
         tokens = np.insert(self.tokens, np.cumsum(self.lengths), EOS_ID)
         return Documents(self.ids, tokens, self.lengths + 1)
 
@@ -54,6 +58,13 @@ class Rows:
     piece_tokens: np.ndarray
     document_offset: np.ndarray
 
+    def __iter__(self) -> Iterator[Row]:
+        ends = np.cumsum(self.lengths)
+        starts = np.searchsorted(self.row, np.arange(len(self.lengths) + 1))
+        for number, (begin, end) in enumerate(zip(ends - self.lengths, ends, strict=True)):
+            position = self.position[starts[number] : starts[number + 1]]
+            yield Row(self.tokens[begin:end], position.astype(np.int32))
+
 
 class Packer(Protocol):
     """What a shard's writer asks of a packing."""
@@ -65,9 +76,10 @@ class Packer(Protocol):
         """Returns the rows still open."""
 
 
-def packer(packing: str, row_tokens: int) -> Packer:
-    """Returns a new packer; `packing` is one of tasks.manifest.PACKINGS."""
-    return BestFit(row_tokens) if packing == "best_fit" else Concat(row_tokens)
+def packer(packing: str, row_tokens: int, separator: str) -> Packer:
+    """Returns a new packer; see tasks.manifest.PACKINGS and SEPARATORS."""
+    kind = BestFit if packing == "best_fit" else Concat
+    return kind(row_tokens, separator)
 
 
 class Concat:
@@ -76,14 +88,16 @@ class Concat:
     Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
     """
 
-    def __init__(self, row_tokens: int):
+    def __init__(self, row_tokens: int, separator: str = "none"):
         self._row_tokens = row_tokens
+        self._separator = separator
         self._tokens = np.zeros(0, np.int32)
         self._ids: list[str] = []
         self._starts = np.zeros(0, np.int64)
         self._lengths = np.zeros(0, np.int64)
 
     def add(self, documents: Documents) -> Rows:
+        documents = documents.separated(self._separator)
         ends = len(self._tokens) + np.cumsum(documents.lengths)
         self._tokens = np.concatenate([self._tokens, documents.tokens])
         self._ids = self._ids + documents.ids
@@ -139,14 +153,16 @@ class BestFit:
     Source: best-fit packing for language models, Ding et al. 2024 (arXiv:2404.10830), made online.
     """
 
-    def __init__(self, row_tokens: int):
+    def __init__(self, row_tokens: int, separator: str = "none"):
         self._row_tokens = row_tokens
+        self._separator = separator
         self._opened = 0
         # (space left, order of opening) of the open rows, sorted, and the rows by that order.
         self._spaces: list[tuple[int, int]] = []
         self._open: dict[int, _OpenRow] = {}
 
     def add(self, documents: Documents) -> Rows:
+        documents = documents.separated(self._separator)
         closed: list[_OpenRow] = []
         ends = np.cumsum(documents.lengths)
         for name, begin, end in zip(
