@@ -244,7 +244,10 @@ def _train(options: Options, passages: list[str]) -> bytes:
     try:
         model, reason = receiver.recv()
     except EOFError:
-        reason = "it ended without a reason; if memory was short, lower --sample_bytes"
+        reason = (
+            "it died: memory was short (lower --sample_bytes), or normalisation left nothing of "
+            "the text"
+        )
     finally:
         child.terminate()
         child.join()

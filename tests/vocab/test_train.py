@@ -58,6 +58,8 @@ def contents(folder):
 
 
 def test_ids_are_t5s_and_sentinels_come_last(trained):
+    from sentencepiece import sentencepiece_model_pb2
+
     loaded = vocabulary.load(str(trained[0]))
     processor = loaded.processor
     assert loaded.size == 620
@@ -72,6 +74,9 @@ def test_ids_are_t5s_and_sentinels_come_last(trained):
     ids = processor.encode("The <extra_id_0> of\n a  <extra_id_1>.")
     assert [token for token in ids if token >= 600] == [619, 618]
     assert processor.decode(ids) == "The <extra_id_0> of a <extra_id_1>."
+    proto = sentencepiece_model_pb2.ModelProto.FromString(loaded.model)
+    assert {piece.type for piece in proto.pieces[600:]} == {proto.SentencePiece.USER_DEFINED}
+    assert proto.trainer_spec.vocab_size == 620
 
 
 def test_two_runs_give_the_same_bytes(trained, corpus, tmp_path):
@@ -189,6 +194,7 @@ def test_a_bad_corpus_is_one_line(tmp_path):
 
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else")
     (tmp_path / "blank.txt").write_text(" \n\n  \n")
+    (tmp_path / "invisible.txt").write_text("\u200b\n" * 100)
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "body.parquet")
     pq.write_table(
         pa.table({"text": pa.array([None, "  "], pa.string())}), tmp_path / "nulls.parquet"
@@ -198,6 +204,9 @@ def test_a_bad_corpus_is_one_line(tmp_path):
     assert "bad.parquet cannot be read" in line(f"parquet:{tmp_path}/bad.parquet")
     assert "has no column text" in line(f"parquet:{tmp_path}/body.parquet")
     assert "has no text in train" in line(f"text:{tmp_path}/blank.txt")
+    assert "SentencePiece cannot make this vocabulary: it died" in line(
+        f"text:{tmp_path}/invisible.txt"
+    )
     assert "left out: 1 × null" in line(f"parquet:{tmp_path}/nulls.parquet?validation=0")
 
 
