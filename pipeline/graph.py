@@ -115,14 +115,11 @@ def run(job: Job, assignments: list[Assignment], arguments: list[str], verbose: 
       UserError: a worker met a mistake that the user can mend.
       OSError: a worker could not write or read.
     """
-    if not verbose:
-        logging.getLogger().setLevel(logging.CRITICAL)
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    output = contextlib.nullcontext() if verbose else _worker_output()
-    with output, _worker_deaths() as deaths:
+    quiet = contextlib.nullcontext() if verbose else _quiet()
+    with quiet, _worker_deaths() as deaths:
         try:
             pipeline = beam.Pipeline(options=PipelineOptions(arguments))
             _ = (
@@ -183,11 +180,14 @@ def _worker_deaths() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _worker_output() -> Iterator[None]:
-    """Holds back what reaches stderr, shown only if the block fails by a fault of ours.
+def _quiet() -> Iterator[None]:
+    """Holds back logs and what reaches stderr; shown only if the block fails by a fault of ours.
 
     Beam's worker processes print every exception there, those too that end as one clear line.
     """
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as aside:
@@ -204,3 +204,4 @@ def _worker_output() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)
+            logger.setLevel(level)

@@ -1,0 +1,124 @@
+"""A small corpus, a vocabulary of it, and ways to build: in this process, or as a user does."""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tasks import stdlib_docs
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = "python_docs_span_corruption"
+ODDITIES = {
+    "emoji": "👩‍👩‍👧‍👦 family, 🇷🇴 flag, e\u0301 combining, \u202bעברית\u202c right to left",
+    "nul": "a\x00b\x00c",
+    "long": "word" * 5000,
+    "one": "x",
+}
+
+
+@pytest.fixture(scope="session")
+def documents() -> dict[str, str]:
+    """Ids and texts: some of the standard library's documentation, and oddities."""
+    found = {name: text[:4000] for name, text in stdlib_docs.documents().items()}
+    return dict(list(found.items())[:400]) | ODDITIES
+
+
+@pytest.fixture(scope="session")
+def corpus(documents, tmp_path_factory) -> str:
+    """A SPEC of JSON lines, cut into several pieces, some documents held out for validation."""
+    path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
+    lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
+    path.write_text("\n".join(lines))
+    return f"json:{path}?validation=0.1"
+
+
+@pytest.fixture(scope="session")
+def vocabulary(documents, tmp_path_factory) -> pathlib.Path:
+    """A folder as vocab.train writes it, 600 pieces without sentinels."""
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("vocabulary")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in documents.values() for line in text.split("\n")[:20]),
+        model_prefix=str(folder / "sentencepiece"),
+        vocab_size=600,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def flags(corpus, vocabulary):
+    """Returns a function: a cache's folder and further flags -> the command's arguments."""
+
+    def arguments(cache_dir, *more: str) -> list[str]:
+        given = [
+            f"--task={TASK}",
+            f"--vocabulary={vocabulary}",
+            "--extra_ids=100",
+            f"--corpus={corpus}",
+            f"--cache_dir={cache_dir}",
+        ]
+        replaced = {flag.split("=")[0] for flag in more}
+        return [flag for flag in given if flag.split("=")[0] not in replaced] + list(more)
+
+    return arguments
+
+
+@pytest.fixture(scope="session")
+def build(flags):
+    """Returns a function that builds in this process, and gives back the cache's folder."""
+    from pipeline.build import main
+
+    def run(cache_dir, *more: str) -> pathlib.Path:
+        main(flags(cache_dir, *more))
+        return pathlib.Path(cache_dir) / TASK
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def start(flags):
+    """Returns a function that starts the command as a process group of its own."""
+
+    def process(cache_dir, *more: str, **environment: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return process
+
+
+@pytest.fixture(scope="session")
+def cache(build, tmp_path_factory) -> pathlib.Path:
+    """A finished cache; not to be changed."""
+    return build(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def checksums():
+    """Returns a function: a folder -> sha256 of every file in it, hidden ones included."""
+
+    def of(folder) -> dict[str, str]:
+        return {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(pathlib.Path(folder).iterdir())
+        }
+
+    return of

@@ -1,0 +1,233 @@
+"""What a cache holds: every document once, lineage, counts, and what stock seqio makes of it."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tasks import records, vocabulary
+from tasks.manifest import CacheManifest, shard_file
+
+TASK = "python_docs_span_corruption"
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def read_shard(folder, split, index, count):
+    """Returns (rows by the index, index, lineage as a list of dicts)."""
+    data = (folder / shard_file(split, "tfrecord", index, count)).read_bytes()
+    rows_index = np.load(folder / shard_file(split, "rows", index, count))
+    ends = [*rows_index["offset"][1:].tolist(), len(data)]
+    rows = [
+        records.decode_row(records.unframe(data[begin:end]))
+        for begin, end in zip(rows_index["offset"].tolist(), ends, strict=True)
+    ]
+    lineage = pq.read_table(folder / shard_file(split, "documents", index, count)).to_pylist()
+    return rows, rows_index, lineage
+
+
+def pieces_of_documents(folder):
+    """Yields (split, id, offset, tokens) by following the lineage through the rows."""
+    plan = CacheManifest.load(str(folder)).plan
+    for split, count in plan.shards.items():
+        for index in range(count):
+            rows, _, lineage = read_shard(folder, split, index, count)
+            for piece in lineage:
+                tokens = rows[piece["row"]].targets[piece["position"] :]
+                row = piece["row"]
+                while len(tokens) < piece["tokens"]:
+                    row += 1
+                    tokens = np.concatenate([tokens, rows[row].targets])
+                yield split, piece["id"], piece["document_offset"], tokens[: piece["tokens"]]
+
+
+def assert_holds(folder, documents, vocabulary_dir, end=()):
+    processor = vocabulary.load(str(vocabulary_dir)).processor
+    found = {}
+    for split, name, offset, tokens in pieces_of_documents(folder):
+        assert (name, offset) not in found, "a piece twice"
+        found[name, offset] = (split, tokens.tolist())
+    assert {name for name, _ in found} == documents.keys()
+    for name, text in documents.items():
+        cuts = sorted(offset for other, offset in found if other == name)
+        assert len({found[name, cut][0] for cut in cuts}) == 1, "in two splits"
+        tokens = [token for cut in cuts for token in found[name, cut][1]]
+        assert tokens == [*processor.encode(text), *end]
+
+
+def test_every_document_is_there_once(cache, documents, vocabulary):
+    assert_holds(cache, documents, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        (["--packing=best_fit", "--row_tokens=100"], []),
+        (["--packing=best_fit", "--separator=eos"], [1]),
+        (["--separator=eos", "--row_tokens=33"], [1]),
+    ],
+)
+def test_other_packings(build, tmp_path, documents, vocabulary, more, end):
+    folder = build(tmp_path, *more)
+    assert_holds(folder, documents, vocabulary, end)
+    assert_counts(folder)
+
+
+def assert_counts(folder):
+    manifest = CacheManifest.load(str(folder))
+    for split, shards in manifest.splits.items():
+        for number, shard in enumerate(shards):
+            rows, index, lineage = read_shard(folder, split, number, len(shards))
+            assert shard.rows == len(rows)
+            assert shard.tokens == sum(len(row.targets) for row in rows)
+            assert index["tokens"].tolist() == [len(row.targets) for row in rows]
+            starts = np.array([len(row.document_starts) for row in rows], int)
+            assert index["documents"].tolist() == (np.cumsum(starts) - starts).tolist()
+            assert shard.documents == len({piece["id"] for piece in lineage})
+            assert set(shard.files) == {
+                shard_file(split, kind, number, len(shards))
+                for kind in ("tfrecord", "rows", "documents")
+            }
+
+
+def test_counts_and_index(cache, documents):
+    assert_counts(cache)
+    manifest = CacheManifest.load(str(cache))
+    assert manifest.total("train", "documents") + manifest.total("validation", "documents") == len(
+        documents
+    )
+    size = sum(manifest.total(split, "text_bytes") for split in manifest.splits)
+    assert size == sum(len(text.encode()) for text in documents.values())
+    assert manifest.plan.row_tokens == 568
+    assert manifest.software["sentencepiece"]
+
+
+def test_tensorflow_parses_the_rows(cache):
+    import tensorflow as tf
+
+    features = {
+        name: tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)
+        for name in ("targets", "document_starts")
+    }
+    count = CacheManifest.load(str(cache)).plan.shards["train"]
+    for index in range(count):
+        rows, _, _ = read_shard(cache, "train", index, count)
+        path = str(cache / shard_file("train", "tfrecord", index, count))
+        parsed = [
+            tf.io.parse_single_example(data, features) for data in tf.data.TFRecordDataset(path)
+        ]
+        assert len(parsed) == len(rows)
+        for theirs, ours in zip(parsed, rows, strict=True):
+            np.testing.assert_array_equal(theirs["targets"].numpy(), ours.targets)
+            np.testing.assert_array_equal(theirs["document_starts"].numpy(), ours.document_starts)
+
+
+@pytest.mark.parametrize("separator", ["none", "eos"])
+def test_stock_seqio_reads_it(build, tmp_path, documents, vocabulary, separator):
+    import seqio
+    from seqio import beam_utils
+
+    folder = build(tmp_path, f"--separator={separator}", "--row_tokens=200")
+    model = str(folder / "sentencepiece.model")
+    feature = seqio.Feature(seqio.SentencePieceVocabulary(model, extra_ids=100), add_eos=False)
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: None, splits=("train", "validation")
+    )
+    task = seqio.Task(
+        TASK,
+        source,
+        preprocessors=[seqio.CacheDatasetPlaceholder(required=True)],
+        output_features={"targets": feature},
+    )
+    seqio.TaskRegistry.add_provider(TASK, task)
+    seqio.add_global_cache_dirs([str(tmp_path)])
+    try:
+        text = 0
+        for split in ("train", "validation"):
+            rows = list(
+                task.get_dataset(
+                    None, split=split, use_cached=True, shuffle=False
+                ).as_numpy_iterator()
+            )
+            stats = json.loads((folder / f"stats.{split}.json").read_text())
+            counts = [
+                tokens
+                for row in rows
+                for _, tokens in beam_utils._CountTokens(task.output_features).process(row)
+            ]
+            assert stats == {
+                "examples": len(rows),
+                "targets_tokens": sum(counts),
+                "targets_max_tokens": max(counts),
+            }
+            assert task.num_input_examples(split) == len(rows)
+            text += sum(counts)
+        processor = feature.vocabulary.tokenizer
+        assert text == sum(len(processor.encode(text)) for text in documents.values())
+    finally:
+        seqio.TaskRegistry.remove(TASK)
+        seqio.set_global_cache_dirs([])
+
+
+def test_empty_shards_and_a_corpus_without_validation(build, tmp_path):
+    import tensorflow as tf
+
+    (tmp_path / "few.jsonl").write_text('{"text": "one document"}\n{"text": ""}\n')
+    folder = build(tmp_path / "some", f"--corpus=json:{tmp_path}/few.jsonl?validation=0.5")
+    plan = CacheManifest.load(str(folder)).plan
+    assert plan.shards == {"train": 1, "validation": 1}
+    empty = [path for path in folder.glob("*.tfrecord-*") if not path.stat().st_size]
+    assert len(empty) == 1
+    assert not list(tf.data.TFRecordDataset(str(empty[0])))
+
+    folder = build(tmp_path / "none", f"--corpus=json:{tmp_path}/few.jsonl?validation=0")
+    manifest = CacheManifest.load(str(folder))
+    assert manifest.plan.shards == {"train": 1}
+    assert manifest.dropped("train") == {"empty": 1}
+    assert not (folder / "info.validation.json").exists()
+
+
+def test_bad_documents_are_set_aside(build, tmp_path, capsys):
+    good = [json.dumps({"id": f"g{n}", "text": "fine text"}) for n in range(40)]
+    bad = [
+        '{"id": "n", "text": null}',
+        '{"id": "i", "text": 5}',
+        "not json",
+        '{"id": "e", "text": " "}',
+    ]
+    (tmp_path / "some.jsonl").write_text("\n".join(good + bad))
+    corpus = f"--corpus=json:{tmp_path}/some.jsonl?validation=0"
+    folder = build(tmp_path / "cache", corpus, "--max_quarantined=0.07")
+    manifest = CacheManifest.load(str(folder))
+    assert manifest.dropped("train") == {
+        "null": 1,
+        "not a string": 1,
+        "invalid JSON": 1,
+        "empty": 1,
+    }
+    (path,) = folder.glob("*.quarantine-*")
+    assert path.name in manifest.splits["train"][0].files
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["reason"] for line in lines] == ["null", "not a string", "invalid JSON", "empty"]
+    assert [line["id"] for line in lines][:2] == ["n", "i"]
+    assert lines[0]["location"].endswith("document 40")
+    assert "left out: null" in capsys.readouterr().out
+
+
+def test_no_tensorflow_and_no_jax(flags, tmp_path):
+    program = (
+        "import sys; from pipeline.build import main; main(sys.argv[1:]);"
+        "print(sorted({'tensorflow', 'jax', 'seqio', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *flags(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert not done.stderr

@@ -1,0 +1,194 @@
+"""A cache is the same bytes whatever happened while it was built."""
+
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tasks import files
+from tasks.command_line import UserError
+
+TASK = "python_docs_span_corruption"
+DEADLINE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def expected(cache, checksums):
+    """Checksums of an uninterrupted build by one worker."""
+    return checksums(cache)
+
+
+def kill(process: subprocess.Popen) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def wait_for(process: subprocess.Popen, condition) -> bool:
+    """Waits until the condition holds; False when the process ended before."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < end
+        time.sleep(0.0005)
+    return True
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, err
+    assert not err
+    return out
+
+
+def test_two_workers_write_the_same_bytes(start, tmp_path, checksums, expected):
+    out = finish(start(tmp_path, "--workers=2"))
+    assert "python -m trainer.pretrain" in out
+    assert checksums(tmp_path / TASK) == expected
+
+
+def test_killed_at_random_moments(start, tmp_path, checksums, expected):
+    folder = tmp_path / TASK
+    generator = random.Random(os.environ.get("PYTEST_KILL_SEED", "7"))
+    states = []
+    for attempt in range(5):
+        process = start(tmp_path, *(["--workers=2"] if attempt == 2 else []))
+        before = len(list(folder.glob("*receipt*")))
+        working = wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
+        if working:
+            time.sleep(generator.uniform(0, 0.25))
+        kill(process)
+        states.append((before, len(list(folder.glob("*receipt*"))), working))
+        if not (folder / "COMPLETED").exists():
+            assert not (folder / "manifest.json").exists()
+    assert any(working for *_, working in states), states
+    finish(start(tmp_path))
+    assert checksums(folder) == expected
+
+
+@pytest.mark.parametrize("seen", ["info.train.json", "manifest.json"])
+def test_killed_during_finalisation(start, tmp_path, checksums, expected, seen):
+    folder = tmp_path / TASK
+    process = start(tmp_path)
+    wait_for(process, (folder / seen).exists)
+    kill(process)
+    out = finish(start(tmp_path))
+    assert "to do" not in out
+    assert checksums(folder) == expected
+
+
+def test_every_step_of_finalisation_can_be_the_last(build, tmp_path, checksums, expected, capsys):
+    folder = build(tmp_path)
+    order = ["info.train.json", "info.validation.json", "stats.train.json", "manifest.json"]
+    order.append("COMPLETED")
+    for number in range(len(order)):
+        for name in order[number:]:
+            (folder / name).unlink()
+        capsys.readouterr()
+        build(tmp_path)
+        assert "read 0.0 MB" in capsys.readouterr().out
+        assert checksums(folder) == expected
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def fill(path):
+    path.write_text('{"files": {}}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [
+        ("train.tfrecord-*", truncate),
+        ("validation.tfrecord-*", flip),
+        ("train.rows-*", flip),
+        ("train.documents-*", os.unlink),
+        ("train.receipt-*", truncate),
+        ("train.receipt-*", fill),
+        ("validation.receipt-*", os.unlink),
+        ("sentencepiece.model", flip),
+        ("manifest.json", truncate),
+        ("stats.train.json", fill),
+    ],
+)
+def test_damage_is_found_and_mended(
+    build, tmp_path, cache, checksums, expected, capsys, pattern, damage
+):
+    folder = tmp_path / TASK
+    folder.mkdir()
+    for path in cache.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    damage(sorted(folder.glob(pattern))[0])
+    (folder / f"{files.PARTIAL}0-train.tfrecord-00000-of-00008").write_text("left by a kill")
+    build(tmp_path)
+    out = capsys.readouterr().out
+    assert ("1 to do" in out) == ("-" in pattern)
+    assert checksums(folder) == expected
+
+
+def test_a_finished_cache_is_left_alone(start, tmp_path, build, checksums, expected, capsys):
+    folder = build(tmp_path)
+    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    capsys.readouterr()
+    build(tmp_path)
+    assert "nothing to do" in capsys.readouterr().out
+    assert times == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert checksums(folder) == expected
+
+
+def test_another_plan_touches_nothing(build, tmp_path, checksums, expected):
+    folder = build(tmp_path)
+    with pytest.raises(UserError, match=r"row_tokens: 100, there: 568.*another --cache_dir"):
+        build(tmp_path, "--row_tokens=100")
+    assert checksums(folder) == expected
+
+
+def test_one_build_at_a_time(build, tmp_path):
+    folder = tmp_path / TASK
+    folder.mkdir()
+    (folder / f"{files.PARTIAL}of-the-other").touch()
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another build"):
+            build(tmp_path)
+        assert (folder / f"{files.PARTIAL}of-the-other").exists()
+    finally:
+        os.close(descriptor)
+
+
+def test_what_others_wrote_is_not_touched(build, tmp_path):
+    (tmp_path / TASK).mkdir()
+    (tmp_path / TASK / "COMPLETED").touch()
+    with pytest.raises(UserError, match=r"holds COMPLETED.*another --cache_dir"):
+        build(tmp_path)
+    assert os.listdir(tmp_path / TASK) == ["COMPLETED"]
+
+
+def test_a_killed_worker_ends_the_build(start, tmp_path, checksums, expected, corpus):
+    """Beam alone would wait for it for ever."""
+    folder = tmp_path / TASK
+    process = start(tmp_path, "--workers=2")
+    assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
+    workers = subprocess.run(
+        ["ps", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True
+    ).stdout.splitlines()
+    worker = next(line for line in workers if "sdk_worker_main" in line and "sh -c" not in line)
+    os.kill(int(worker.split()[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 2
+    assert err.count("\n") == 1
+    assert "worker process died" in err
+    assert not (folder / "manifest.json").exists()
