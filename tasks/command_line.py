@@ -18,6 +18,8 @@ _STORAGE_ERRORS = {
     errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
     errno.EROFS: "the file system is read-only; choose a folder that can be written",
     errno.EACCES: "permission denied; choose a folder that you may write, or change its rights",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another path",
+    errno.EEXIST: "this is a file, not a folder; choose another path",
     errno.EPERM: "permission denied; choose a folder that you may write, or change its rights",
 }
 

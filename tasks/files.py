@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from tasks.command_line import UserError
 
@@ -172,13 +172,14 @@ def read_json(path: str) -> Any:
 
 def write_json(path: str, value: Any) -> None:
     """Writes JSON with sorted keys and a final newline: equal values give equal bytes."""
-    write_bytes(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode())
 
 
 def sha256(path: str) -> str:
     """Hex sha256 of a file's bytes."""
     with open_read(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def copy(source: str, target: str) -> None:

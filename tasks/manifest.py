@@ -150,9 +150,11 @@ class CacheManifest:
         """
         path = files.join(folder, MANIFEST)
         if not files.exists(path):
-            state = "is unfinished: run pipeline.build again" if files.exists(
-                files.join(folder, PLAN)
-            ) else "holds no cache: build one with pipeline.build"
+            state = (
+                "is unfinished: run pipeline.build again"
+                if files.exists(files.join(folder, PLAN))
+                else "holds no cache: build one with pipeline.build"
+            )
             raise UserError(f"{folder} {state} (there is no {MANIFEST})")
         value = files.read_json(path)
         try:
@@ -224,7 +226,7 @@ def find_cache(cache_dir: str, task: str) -> str:
         for name in files.list_names(cache_dir)
         if files.exists(files.join(cache_dir, name, MANIFEST))
     ]
-    found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows" if others else (
-        "build it with pipeline.build"
-    )
+    found = "build it with pipeline.build"
+    if others:
+        found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
     raise UserError(f"no cache for task {task} under {cache_dir}: {found}")

@@ -128,9 +128,7 @@ def substitute_spans(
     first_WN = masked_WN.copy()
     first_WN[:, 1:] &= ~masked_WN[:, :-1]
     sentinel_WN = first_sentinel + 1 - np.cumsum(first_WN, axis=1)
-    return compress(
-        np.where(first_WN, sentinel_WN, tokens_WN), valid_WN & (first_WN | ~masked_WN)
-    )
+    return compress(np.where(first_WN, sentinel_WN, tokens_WN), valid_WN & (first_WN | ~masked_WN))
 
 
 def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ A row has two features, both lists of int64:
 """
 
 import dataclasses
+import functools
 import itertools
 import struct
 
@@ -42,7 +43,8 @@ def masked_crc(data: bytes | memoryview) -> int:
 def frame(data: bytes) -> bytes:
     """Returns the TFRecord bytes of one record."""
     length = struct.pack("<Q", len(data))
-    return b"".join((length, _FOOTER.pack(masked_crc(length)), data, _FOOTER.pack(masked_crc(data))))
+    crc, data_crc = _FOOTER.pack(masked_crc(length)), _FOOTER.pack(masked_crc(data))
+    return b"".join((length, crc, data, data_crc))
 
 
 def unframe(record: bytes | memoryview) -> memoryview:
@@ -58,7 +60,8 @@ def unframe(record: bytes | memoryview) -> memoryview:
     if length_crc != masked_crc(view[:8]):
         raise CorruptRecord("the checksum of the record's length does not match")
     if length + FRAMING_BYTES != len(view):
-        raise CorruptRecord(f"the record says {length} bytes, there are {len(view) - FRAMING_BYTES}")
+        there = len(view) - FRAMING_BYTES
+        raise CorruptRecord(f"the record says {length} bytes, there are {there}")
     data = view[_HEADER.size : _HEADER.size + length]
     if _FOOTER.unpack_from(view, _HEADER.size + length)[0] != masked_crc(data):
         raise CorruptRecord("the checksum of the record's data does not match")
@@ -105,6 +108,7 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
     return values.astype(np.int32)
 
 
+@functools.lru_cache(maxsize=4096)  # tags and the lengths of rows, the same again and again
 def _varint(value: int) -> bytes:
     out = bytearray()
     while value >= 0x80:

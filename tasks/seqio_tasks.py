@@ -109,9 +109,7 @@ def pack_rows(
                 yield from _as_dicts(pack.add(Documents([name], ids, np.array([len(ids)]))))
         yield from _as_dicts(pack.finish())
 
-    signature = {
-        name: tf.TensorSpec([None], tf.int32) for name in ("targets", "document_starts")
-    }
+    signature = {name: tf.TensorSpec([None], tf.int32) for name in ("targets", "document_starts")}
     return tf.data.Dataset.from_generator(rows, output_signature=signature)
 
 

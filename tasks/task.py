@@ -30,7 +30,5 @@ def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     return (
         TaskSpec(f"{family}_span_corruption", corpus, span, Lengths(inputs=512, targets=114)),
         TaskSpec(f"{family}_prefix_lm", corpus, PrefixLM(), Lengths(inputs=512, targets=512)),
-        TaskSpec(
-            f"{family}_autoregressive_lm", corpus, AutoregressiveLM(), Lengths(inputs=0, targets=512)
-        ),
+        TaskSpec(f"{family}_autoregressive_lm", corpus, AutoregressiveLM(), Lengths(0, 512)),
     )

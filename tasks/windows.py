@@ -4,6 +4,7 @@ Under `concat` packing a shard is one stream of tokens, cut into windows of any 
 of a shard's last, shorter window are left out of training. Under `best_fit` a window is a row.
 """
 
+import itertools
 import os
 import tempfile
 
@@ -106,7 +107,7 @@ class Windows:
             data = memoryview(os.pread(file.fileno(), end - begin, begin))
         borders = [*(int(offset) - begin for offset in offsets[first:last]), end - begin]
         parts = []
-        for row, (start, stop) in enumerate(zip(borders, borders[1:], strict=False), first):
+        for row, (start, stop) in enumerate(itertools.pairwise(borders), first):
             try:
                 parts.append(records.decode_row(records.unframe(data[start:stop])).targets)
             except records.CorruptRecord as error:

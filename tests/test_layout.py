@@ -1,4 +1,4 @@
-"""The import graph: vocab, pipeline and trainer stand on tasks, and on nothing else of ours, and commands that answer at once."""
+"""The import graph, every package standing on tasks alone; and commands that answer at once."""
 
 import ast
 import pathlib

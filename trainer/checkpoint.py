@@ -4,8 +4,12 @@ Each holds `state` (step, parameters, optimizer state, metrics not yet written) 
 configuration and the cache's fingerprint), against which a resuming run is checked.
 """
 
+import contextlib
 import dataclasses
+import errno
+import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,6 +30,8 @@ class Checkpoints:
 
     def __init__(self, model_dir: str, keep: int | None = None, writable: bool = True):
         self._model_dir = model_dir
+        # Orbax logs a traceback, in a thread of its own, of every error that it then raises.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         folder = (
             model_dir
             if files.is_remote(model_dir)
@@ -52,12 +58,13 @@ class Checkpoints:
             "config": dataclasses.asdict(run.config),
             "cache_fingerprint": run.manifest.plan.fingerprint,
         }
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(description)
-            ),
-        )
+        with self._full_disk_named():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(description)
+                ),
+            )
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state at `step`, laid out as `abstract` (shapes, dtypes and shardings).
@@ -94,13 +101,21 @@ class Checkpoints:
                 "use the same ones, or another --model_dir"
             )
 
-    def wait(self) -> None:
-        """Returns when every checkpoint begun is on disk."""
-        self._manager.wait_until_finished()
-
     def close(self) -> None:
-        """Waits, and frees what the manager holds."""
-        self._manager.close()
+        """Returns when every checkpoint begun is on disk; frees what the manager holds."""
+        with self._full_disk_named():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _full_disk_named(self) -> Iterator[None]:
+        """Turns what TensorStore says of a full disk into the OSError that it is."""
+        try:
+            yield
+        except Exception as error:
+            if os.strerror(errno.ENOSPC) in str(error):
+                code = errno.ENOSPC
+                raise OSError(code, os.strerror(code), self._model_dir) from error
+            raise
 
 
 def abstract_like(state: TrainState) -> TrainState:

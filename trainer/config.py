@@ -13,11 +13,136 @@ from typing import Any
 
 from tasks import files
 from tasks.command_line import UserError, nearest
-from trainer.loss import LossConfig
-from trainer.model.spec import ModelConfig
-from trainer.optimizer import OptimizerConfig
+from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
+
+NORMALIZERS = (
+    "sum",
+    "num_real_target_tokens",
+    "num_total_target_tokens",
+    "average_per_sequence",
+)
+# The keys of `optimizer.FACTORS`, which holds the functions.
+SCHEDULE_FACTORS = (
+    "constant",
+    "cosine_decay",
+    "decay_every",
+    "linear_decay",
+    "linear_warmup",
+    "rsqrt_decay",
+    "rsqrt_normalized_decay",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """The loss in T5X's words.
+
+    `z_loss` is the weight of log(Z)^2, which keeps the normalisers of the softmax near 1.
+    `label_smoothing` is the probability spread over the wrong tokens.
+
+    `normalizer` says what the sum over tokens is divided by: "sum" nothing (T5X's
+    `loss_normalizing_factor = None`), "num_real_target_tokens" the sum of weights,
+    "num_total_target_tokens" batch times length, "average_per_sequence" the number of sequences,
+    each one's tokens weighing 1 together. `normalizing_constant` is a divisor of one's own, with
+    "sum". Adafactor divides by the size of the gradient, so for it the choice among the first
+    three changes nothing but the loss that is printed; "average_per_sequence" weighs tokens anew.
+
+    Raises:
+        ValueError: at construction, naming the field, if a value makes no sense.
+    """
+
+    z_loss: float = 1e-4
+    label_smoothing: float = 0.0
+    normalizer: str = "sum"
+    normalizing_constant: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalizer not in NORMALIZERS:
+            known = ", ".join(repr(name) for name in NORMALIZERS)
+            raise ValueError(
+                f"LossConfig.normalizer is {self.normalizer!r}; it must be one of {known}"
+            )
+        if self.z_loss < 0:
+            raise ValueError(f"LossConfig.z_loss is {self.z_loss}; it must be 0 or more")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"LossConfig.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
+            )
+        if self.normalizing_constant is not None:
+            if self.normalizer != "sum":
+                raise ValueError(
+                    "LossConfig.normalizing_constant goes with normalizer 'sum', "
+                    f"not with {self.normalizer!r}"
+                )
+            if self.normalizing_constant <= 0:
+                raise ValueError(
+                    f"LossConfig.normalizing_constant is {self.normalizing_constant}; "
+                    "it must be above 0"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """Adafactor and its schedule.
+
+    `learning_rate` is T5X's `base_learning_rate`; with `multiply_by_parameter_scale` it is
+    relative to each tensor's root mean square. `schedule` is a product of the factors in
+    SCHEDULE_FACTORS, written "constant * linear_warmup * rsqrt_decay". The default,
+    "constant * rsqrt_decay", has no ramp: it is flat at `learning_rate / sqrt(warmup_steps)` for
+    `warmup_steps`.
+
+    `decay_rate`, `step_offset`, `clipping_threshold`, `min_dim_size_to_factor` are Adafactor's;
+    `decay_factor`, `steps_per_decay` (steps) and `steps_per_cycle` (steps) serve the factors
+    that name them. The schedule never gives less than `minimum_learning_rate`.
+
+    Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
+    `utils.create_learning_rate_scheduler`, whose defaults these are, but for the learning rate
+    and the schedule, which are those of its pretraining runs (`configs/runs/pretrain.gin`).
+
+    Raises:
+        ValueError: at construction, naming the field or the factor, if a value makes no sense.
+    """
+
+    name: str = "adafactor"
+    learning_rate: float = 1.0
+    schedule: str = "constant * rsqrt_decay"
+    warmup_steps: int = 10_000
+    decay_rate: float = 0.8
+    step_offset: int = 0
+    clipping_threshold: float = 1.0
+    min_dim_size_to_factor: int = 128
+    multiply_by_parameter_scale: bool = True
+    decay_factor: float = 0.5
+    steps_per_decay: int = 20_000
+    steps_per_cycle: int = 100_000
+    minimum_learning_rate: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.name != "adafactor":
+            raise ValueError(f"OptimizerConfig.name is {self.name!r}; it must be 'adafactor'")
+        for factor in factor_names(self.schedule):
+            if factor not in SCHEDULE_FACTORS:
+                raise ValueError(
+                    f"OptimizerConfig.schedule {self.schedule!r} has the unknown factor "
+                    f"{factor!r}; known are {', '.join(sorted(SCHEDULE_FACTORS))}, joined by '*'"
+                )
+        for name in ("warmup_steps", "steps_per_decay", "steps_per_cycle"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"OptimizerConfig.{name} is {getattr(self, name)}; it must be 1 or more"
+                )
+        if self.clipping_threshold < 1:
+            raise ValueError(
+                f"OptimizerConfig.clipping_threshold is {self.clipping_threshold}; "
+                "it must be 1 or more"
+            )
+
+
+def factor_names(schedule: str) -> list[str]:
+    """The factors of a schedule, in order."""
+    return [name.strip() for name in schedule.split("*")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Evaluation on a whole split, and its command.
 
-    python -m trainer.evaluate --model_dir=DIR [--checkpoints=all|latest|STEP,STEP] [--split=validation]
+python -m trainer.evaluate --model_dir=DIR [--checkpoints=all|latest|STEPS]
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks import command_line, files
+from tasks import command_line, files, progress
 from tasks.command_line import Parser, UserError
 
 if TYPE_CHECKING:
@@ -44,27 +44,26 @@ class Evaluator:
         in this split: the line to be beaten. The same rows and noise are used every time.
         """
         from trainer.batches import evaluation_batches
-        from trainer.metrics import Progress, perplexity
+        from trainer.metrics import perplexity
         from trainer.step import put_batch
 
         batches = -(-len(self._maker.windows) // self._batch_size)
-        progress = Progress(f"evaluating {self._split}", batches)
         sums: dict[str, float] = {}
         counts = np.zeros(self._run.vocabulary_size, np.int64)
         tokens = 0.0
         pending = None
-        for number, batch in enumerate(
-            evaluation_batches(self._maker, self._batch_size, self._run.config.seed)
-        ):
-            weights = batch["decoder_loss_weights"]
-            targets = batch["decoder_target_tokens"][weights > 0]
-            counts += np.bincount(targets, minlength=len(counts))
-            tokens += float(weights.sum())
-            ready, pending = pending, self._step(params, put_batch(batch, self._mesh))
-            _add(sums, ready)
-            progress.update(number + 1)
+        with progress.shown(f"evaluating {self._split}", batches) as bar:
+            for number, batch in enumerate(
+                evaluation_batches(self._maker, self._batch_size, self._run.config.seed)
+            ):
+                weights = batch["decoder_loss_weights"]
+                targets = batch["decoder_target_tokens"][weights > 0]
+                counts += np.bincount(targets, minlength=len(counts))
+                tokens += float(weights.sum())
+                ready, pending = pending, self._step(params, put_batch(batch, self._mesh))
+                _add(sums, ready)
+                bar.update(number + 1)
         _add(sums, pending)
-        progress.close()
         loss = sums["loss"] / tokens
         share = counts[counts > 0] / counts.sum()
         return {

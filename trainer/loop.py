@@ -14,18 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tasks import files
+from tasks import files, progress
 from tasks.command_line import UserError
 from trainer import config as configuration
 from trainer.batches import TrainingBatches
-from trainer.checkpoint import Checkpoints, abstract_like
-from trainer.config import Config
+from trainer.checkpoint import Checkpoints
+from trainer.cost import flops_per_step, parameter_count
 from trainer.evaluate import Evaluator
-from trainer.metrics import MetricsWriter, Progress, means
+from trainer.metrics import MetricsWriter, means
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer, init_params
 from trainer.optimizer import learning_rate_schedule, make_optimizer
-from trainer.presets import flops_per_step, parameter_count
 from trainer.setup import Run
 from trainer.step import (
     TrainState,
@@ -134,7 +133,6 @@ def train(run: Run, origins: dict[str, str]) -> int:
     )
     learning_rate = learning_rate_schedule(config.optimizer)
     writer = MetricsWriter(config.model_dir, first, config.metrics.tensorboard)
-    progress = Progress("training", last, first)
     speed = Speed(config.batch_size * _positions(run))
 
     def report(step: int, metrics: Any) -> str:
@@ -151,14 +149,17 @@ def train(run: Run, origins: dict[str, str]) -> int:
 
     note = ""
     pending = None
-    with StopRequest() as stop:
+    with StopRequest() as stop, progress.shown("training", last, first) as bar:
         for step in range(first + 1, last + 1):
             state = program.train_step(state, put_batch(next(batches), program.mesh))
             # Metrics are read one step late, when the device already works on the next step.
             if pending:
                 note, pending = report(*pending), None
             if due(step, config.metrics.every_steps, last):
-                pending, state = (step, state.metrics), state.replace(metrics=zero_metrics())
+                pending, state = (
+                    (step, state.metrics),
+                    dataclasses.replace(state, metrics=zero_metrics()),
+                )
             evaluating = evaluator and due(step, config.evaluation.every_steps, last)
             saving = due(step, config.checkpoint.every_steps, last) or stop.received or step == last
             if pending and (evaluating or saving):
@@ -174,12 +175,11 @@ def train(run: Run, origins: dict[str, str]) -> int:
                 speed.restart(step)
             if saving:
                 checkpoints.save(step, state, run)
-            progress.update(step, note)
+            bar.update(step, note)
             if stop.received:
                 break
     checkpoints.close()
     writer.close()
-    progress.close()
     if stop.received and step < last:
         print(f"SIGTERM: saved step {step}; run the same command to go on", file=sys.stderr)
         return EXIT_PREEMPTED

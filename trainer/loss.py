@@ -6,68 +6,14 @@ Dimensions: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from trainer.config import LossConfig
+
 # Metric name to (sum, weight), float32 scalars: add them over batches, divide when printed.
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
-
-NORMALIZERS = (
-    "sum",
-    "num_real_target_tokens",
-    "num_total_target_tokens",
-    "average_per_sequence",
-)
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """The loss in T5X's words.
-
-    `z_loss` is the weight of log(Z)^2, which keeps the normalisers of the softmax near 1.
-    `label_smoothing` is the probability spread over the wrong tokens.
-
-    `normalizer` says what the sum over tokens is divided by: "sum" nothing (T5X's
-    `loss_normalizing_factor = None`), "num_real_target_tokens" the sum of weights,
-    "num_total_target_tokens" batch times length, "average_per_sequence" the number of sequences,
-    each one's tokens weighing 1 together. `normalizing_constant` is a divisor of one's own, with
-    "sum". Adafactor divides by the size of the gradient, so for it the choice among the first
-    three changes nothing but the loss that is printed; "average_per_sequence" weighs tokens anew.
-
-    Raises:
-        ValueError: at construction, naming the field, if a value makes no sense.
-    """
-
-    z_loss: float = 1e-4
-    label_smoothing: float = 0.0
-    normalizer: str = "sum"
-    normalizing_constant: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.normalizer not in NORMALIZERS:
-            known = ", ".join(repr(name) for name in NORMALIZERS)
-            raise ValueError(
-                f"LossConfig.normalizer is {self.normalizer!r}; it must be one of {known}"
-            )
-        if self.z_loss < 0:
-            raise ValueError(f"LossConfig.z_loss is {self.z_loss}; it must be 0 or more")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"LossConfig.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
-            )
-        if self.normalizing_constant is not None:
-            if self.normalizer != "sum":
-                raise ValueError(
-                    "LossConfig.normalizing_constant goes with normalizer 'sum', "
-                    f"not with {self.normalizer!r}"
-                )
-            if self.normalizing_constant <= 0:
-                raise ValueError(
-                    f"LossConfig.normalizing_constant is {self.normalizing_constant}; "
-                    "it must be above 0"
-                )
 
 
 def loss_and_metrics(

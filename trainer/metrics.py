@@ -1,9 +1,7 @@
-"""Where numbers go: JSON lines and TensorBoard; and how they are shown while a run is under way."""
+"""Where numbers go: JSON lines and TensorBoard."""
 
 import json
 import math
-import sys
-import time
 from typing import Any
 
 from tasks import files
@@ -98,47 +96,3 @@ def means(metrics: dict[str, tuple[Any, Any]]) -> dict[str, float]:
 def perplexity(loss: float) -> float:
     """exp(loss), infinity where that overflows."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-class Progress:
-    """A progress bar with time left on a terminal; elsewhere a line every few seconds."""
-
-    def __init__(self, description: str, total: int, done: int = 0, every_seconds: float = 10.0):
-        self._description, self._total = description, total
-        self._begin, self._start_done = time.monotonic(), done
-        self._every, self._last = every_seconds, time.monotonic()
-        self._bar = None
-        if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[note]}"),
-                progress.TimeElapsedColumn(),
-                progress.TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self._task = self._bar.add_task(description, total=total, completed=done, note="")
-            self._bar.start()
-
-    def update(self, done: int, note: str = "") -> None:
-        """Shows that `done` of `total` are done."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, **({"note": note} if note else {}))
-        elif done >= self._total or time.monotonic() - self._last >= self._every:
-            self._last = time.monotonic()
-            passed = done - self._start_done
-            left = (self._last - self._begin) / passed * (self._total - done) if passed else 0.0
-            print(
-                f"{self._description} {done}/{self._total} {note} {left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def close(self) -> None:
-        """Leaves the last state on the screen."""
-        if self._bar:
-            self._bar.stop()

@@ -3,75 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.config import OptimizerConfig, factor_names
+
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Adafactor and its schedule.
-
-    `learning_rate` is T5X's `base_learning_rate`; with `multiply_by_parameter_scale` it is
-    relative to each tensor's root mean square. `schedule` is a product of the factors in
-    `FACTORS`, written "constant * linear_warmup * rsqrt_decay"; "constant * rsqrt_decay", the
-    default, has no ramp: it is flat at `learning_rate / sqrt(warmup_steps)` for `warmup_steps`.
-
-    `decay_rate`, `step_offset`, `clipping_threshold`, `min_dim_size_to_factor` are Adafactor's;
-    `decay_factor`, `steps_per_decay` (steps) and `steps_per_cycle` (steps) serve the factors
-    that name them. The schedule never gives less than `minimum_learning_rate`.
-
-    Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
-    `utils.create_learning_rate_scheduler`, whose defaults these are, but for the learning rate
-    and the schedule, which are those of its pretraining runs (`configs/runs/pretrain.gin`).
-
-    Raises:
-        ValueError: at construction, naming the field or the factor, if a value makes no sense.
-    """
-
-    name: str = "adafactor"
-    learning_rate: float = 1.0
-    schedule: str = "constant * rsqrt_decay"
-    warmup_steps: int = 10_000
-    decay_rate: float = 0.8
-    step_offset: int = 0
-    clipping_threshold: float = 1.0
-    min_dim_size_to_factor: int = 128
-    multiply_by_parameter_scale: bool = True
-    decay_factor: float = 0.5
-    steps_per_decay: int = 20_000
-    steps_per_cycle: int = 100_000
-    minimum_learning_rate: float = 1e-8
-
-    def __post_init__(self) -> None:
-        if self.name != "adafactor":
-            raise ValueError(f"OptimizerConfig.name is {self.name!r}; it must be 'adafactor'")
-        for factor in _factor_names(self.schedule):
-            if factor not in FACTORS:
-                raise ValueError(
-                    f"OptimizerConfig.schedule {self.schedule!r} has the unknown factor "
-                    f"{factor!r}; known are {', '.join(sorted(FACTORS))}, joined by '*'"
-                )
-        for name in ("warmup_steps", "steps_per_decay", "steps_per_cycle"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"OptimizerConfig.{name} is {getattr(self, name)}; it must be 1 or more"
-                )
-        if self.clipping_threshold < 1:
-            raise ValueError(
-                f"OptimizerConfig.clipping_threshold is {self.clipping_threshold}; "
-                "it must be 1 or more"
-            )
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
     """The learning rate, a float32 scalar, as a function of the step: 0 is the first update."""
-    factors = [FACTORS[name] for name in _factor_names(config.schedule)]
+    factors = [FACTORS[name] for name in factor_names(config.schedule)]
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -98,10 +43,6 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         multiply_by_parameter_scale=config.multiply_by_parameter_scale,
         clipping_threshold=config.clipping_threshold,
     )
-
-
-def _factor_names(schedule: str) -> list[str]:
-    return [name.strip() for name in schedule.split("*")]
 
 
 def _constant(config: OptimizerConfig, step: jax.Array) -> jax.Array:

@@ -1,19 +1,13 @@
-"""Models by name, and what a configuration costs: parameters and floating-point operations."""
+"""Models by name."""
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 
-import jax
-import jax.numpy as jnp
-
-from trainer.model.spec import ModelConfig, model_spec
-from trainer.model.transformer import init_params
+from tasks.command_line import UserError, nearest
+from trainer.model.config import ModelConfig
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
 T5_VOCAB_SIZE = 32_128
@@ -91,60 +85,11 @@ def model_preset(name: str) -> ModelConfig:
     """The model called `name`.
 
     Raises:
-        ValueError: if there is none, naming the nearest one and all there are.
+        UserError: if there is none, naming the nearest one and all there are.
     """
-    if name in MODEL_PRESETS:
-        return MODEL_PRESETS[name]
-    near = difflib.get_close_matches(name, MODEL_PRESETS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown preset {name!r}; {hint}Known: {', '.join(MODEL_PRESETS)}")
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """The number of trainable parameters. Nothing is allocated."""
-    return sum(math.prod(shape) for shape in _parameter_shapes(config).values())
-
-
-def flops_per_step(
-    config: ModelConfig, batch_size: int, encoder_length: int, decoder_length: int
-) -> int:
-    """Floating-point operations a training step needs, forward and backward, over all devices.
-
-    Counted: 2 for each kernel element and position forward and twice that backward, and 4 (12
-    with the backward pass) for each query, key and attention channel, masked or not, padded or
-    not. Not counted: embedding look-ups, norms, softmax, the optimizer. `encoder_length` of a
-    decoder-only model is ignored. Utilisation is this, by step time, by the device's peak.
-
-    Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
-    """
-    encoder_tokens = batch_size * encoder_length
-    decoder_tokens = batch_size * decoder_length
-    matmul_elements = 0
-    shapes = _parameter_shapes(config)
-    for path, shape in shapes.items():
-        if path[-1] == "kernel":
-            # Keys and values of cross attention are projected from the encoder's positions.
-            on_encoder = path[0] == "encoder" or (
-                "encoder_decoder_attention" in path and path[-2] in ("key", "value")
-            )
-            tokens = encoder_tokens if on_encoder else decoder_tokens
-            matmul_elements += math.prod(shape) * tokens
-    if ("decoder", "logits_dense", "kernel") not in shapes:
-        matmul_elements += config.vocab_size * config.emb_dim * decoder_tokens
-
-    pairs = config.num_decoder_layers * decoder_tokens * decoder_length
-    if config.num_encoder_layers > 0:
-        pairs += config.num_encoder_layers * encoder_tokens * encoder_length
-        pairs += config.num_decoder_layers * decoder_tokens * encoder_length
-    return 6 * matmul_elements + 12 * pairs * config.num_heads * config.head_dim
-
-
-@lru_cache
-def _parameter_shapes(config: ModelConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Path to shape, for each parameter."""
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    params = jax.eval_shape(lambda key: init_params(model_spec(config), key), key)
-    return {
-        tuple(entry.key for entry in path): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    if name not in MODEL_PRESETS:
+        raise UserError(
+            f"unknown preset {name}{nearest(name, MODEL_PRESETS)}; known: "
+            f"{', '.join(MODEL_PRESETS)}"
+        )
+    return MODEL_PRESETS[name]

@@ -20,8 +20,11 @@ def build_config(preset: str, overrides: list[str]) -> tuple[Config, dict[str, s
       UserError: an unknown preset or field, or a value of the wrong type.
     """
     config = Config(preset=preset, model=model_preset(preset))
-    origins = {path: f"preset {preset}" for path, _ in configuration.leaves(config)
-               if path.startswith("model.")}
+    origins = {
+        path: f"preset {preset}"
+        for path, _ in configuration.leaves(config)
+        if path.startswith("model.")
+    }
     origins["preset"] = "command line"
     return configuration.override(config, origins, overrides), origins
 
@@ -35,8 +38,11 @@ def main(argv: list[str]) -> int:
         formatter_class=command_line.RawHelp,
     )
     parser.add_argument("--preset", required=True, help=", ".join(MODEL_PRESETS))
-    parser.add_argument("--print_config", action="store_true",
-                        help="print every field with its value and origin, and stop")
+    parser.add_argument(
+        "--print_config",
+        action="store_true",
+        help="print every field with its value and origin, and stop",
+    )
     arguments, overrides = parser.parse_known_args(argv)
     config, origins = build_config(arguments.preset, overrides)
 
@@ -57,8 +63,9 @@ def main(argv: list[str]) -> int:
 
 def _fields() -> str:
     config = Config(preset="t5_1_1_small", model=model_preset("t5_1_1_small"))
-    lines = [f"  --{path}={value}" for path, value in configuration.leaves(config)
-             if path != "preset"]
+    lines = [
+        f"  --{path}={value}" for path, value in configuration.leaves(config) if path != "preset"
+    ]
     return "\n".join(["fields, with the values of t5_1_1_small:", *lines])
 
 

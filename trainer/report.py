@@ -1,6 +1,6 @@
 """What came of a run: a table, a picture of the loss curve, and what to try next.
 
-    python -m trainer.report --model_dir=DIR [--picture=FILE.png]
+python -m trainer.report --model_dir=DIR [--picture=FILE.png]
 """
 
 import sys
@@ -24,14 +24,20 @@ def draw(lines: list[dict], picture: str, title: str) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
-    for split, style in (("train", {"color": "#8fb3d9"}), ("validation", {"color": "#c1440e"})):
-        points = [(line["step"], line["metrics"]["loss"]) for line in lines
-                  if line["split"] == split]
-        axes.plot(*zip(*points, strict=True), marker="o" if split == "validation" else "",
-                  label=f"{split} loss", linewidth=2, **style)
+    for split, color in (("train", "#8fb3d9"), ("validation", "#c1440e")):
+        points = [
+            (line["step"], line["metrics"]["loss"]) for line in lines if line["split"] == split
+        ]
+        marker = "o" if split == "validation" else ""
+        axes.plot(*zip(*points, strict=True), marker=marker, color=color, label=f"{split} loss")
     baseline = _last(lines, "validation")["metrics"]["unigram_entropy"]
-    axes.axhline(baseline, linestyle="--", color="#777777", linewidth=1,
-                 label="unigram entropy of the targets")
+    axes.axhline(
+        baseline,
+        linestyle="--",
+        color="#777777",
+        linewidth=1,
+        label="unigram entropy of the targets",
+    )
     axes.set(xlabel="step", ylabel="nats per target token", title=title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
@@ -62,8 +68,11 @@ def summary(config, lines: list[dict]) -> str:
         ("validation loss", f"{result['loss']:.3f} nats a token"),
         ("perplexity", f"{result['perplexity']:.1f}"),
         ("token accuracy", f"{result['accuracy']:.1%}"),
-        ("unigram entropy", f"{result['unigram_entropy']:.3f} nats, "
-         f"{result['unigram_entropy'] - result['loss']:.3f} above the loss"),
+        (
+            "unigram entropy",
+            f"{result['unigram_entropy']:.3f} nats, "
+            f"{result['unigram_entropy'] - result['loss']:.3f} above the loss",
+        ),
     ]
     if rate:
         rows.append(("speed", f"{rate:,.0f} positions/s"))

@@ -67,7 +67,7 @@ def make_train_step(
     rows = NamedSharding(mesh, PartitionSpec("data"))
 
     def loss_of(params, batch: Batch, dropout_key):
-        logits_BLV = model.apply(
+        logits_BLV: Any = model.apply(
             {"params": params},
             batch,
             deterministic=config.model.dropout_rate == 0.0,
@@ -78,6 +78,7 @@ def make_train_step(
             batch["decoder_target_tokens"],
             batch["decoder_loss_weights"],
             config.loss,
+            batch.get("decoder_segment_ids"),
         )
 
     @partial(jax.jit, donate_argnums=0, in_shardings=(replicated, rows), out_shardings=replicated)
@@ -114,12 +115,13 @@ def make_evaluation_step(
 
     @partial(jax.jit, in_shardings=(replicated, rows), out_shardings=replicated)
     def evaluation_step(params, batch: Batch) -> Metrics:
-        logits_BLV = model.apply({"params": params}, batch, deterministic=True)
+        logits_BLV: Any = model.apply({"params": params}, batch, deterministic=True)
         _, metrics = loss_and_metrics(
             logits_BLV,
             batch["decoder_target_tokens"],
             batch["decoder_loss_weights"],
             loss,
+            batch.get("decoder_segment_ids"),
         )
         return metrics
 

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.model.spec import ModelConfig, model_spec
+from trainer.model.config import ModelConfig
+from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer
 
 ARRAY_SETS = ("encdec_untied", "encdec_tied", "lm_untied", "lm_tied")

@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 
-from trainer.loss import LossConfig, loss_and_metrics
+from trainer.config import LossConfig
+from trainer.loss import loss_and_metrics
 
 TOLERANCE = 1e-5
 NORMALIZERS = {

@@ -5,8 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from trainer.loss import LossConfig, loss_and_metrics
-from trainer.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from trainer.config import LossConfig, OptimizerConfig
+from trainer.loss import loss_and_metrics
+from trainer.optimizer import learning_rate_schedule, make_optimizer
 
 # What README.md says the two training runs were made with.
 OPTIMIZERS = {

@@ -7,8 +7,9 @@ import numpy as np
 import optax
 import pytest
 
+from trainer.config import OptimizerConfig
 from trainer.model.positions import T5RelativePosition
-from trainer.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from trainer.optimizer import learning_rate_schedule, make_optimizer
 
 
 @pytest.mark.parametrize("direction", ["bidirectional", "causal"])

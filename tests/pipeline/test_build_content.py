@@ -152,6 +152,7 @@ def test_stock_seqio_reads_it(build, tmp_path, documents, vocabulary, separator)
                     None, split=split, use_cached=True, shuffle=False
                 ).as_numpy_iterator()
             )
+            count = CacheManifest.load(str(folder)).plan.shards[split]
             stats = json.loads((folder / f"stats.{split}.json").read_text())
             counts = [
                 tokens
@@ -163,7 +164,12 @@ def test_stock_seqio_reads_it(build, tmp_path, documents, vocabulary, separator)
                 "targets_tokens": sum(counts),
                 "targets_max_tokens": max(counts),
             }
-            assert task.num_input_examples(split) == len(rows)
+            ours = [
+                row.targets.tolist()
+                for index in range(count)
+                for row in read_shard(folder, split, index, count)[0]
+            ]
+            assert sorted(row["targets"].tolist() for row in rows) == sorted(ours)
             text += sum(counts)
         processor = feature.vocabulary.tokenizer
         assert text == sum(len(processor.encode(text)) for text in documents.values())
@@ -175,8 +181,9 @@ def test_stock_seqio_reads_it(build, tmp_path, documents, vocabulary, separator)
 def test_empty_shards_and_a_corpus_without_validation(build, tmp_path):
     import tensorflow as tf
 
-    (tmp_path / "few.jsonl").write_text('{"text": "one document"}\n{"text": ""}\n')
-    folder = build(tmp_path / "some", f"--corpus=json:{tmp_path}/few.jsonl?validation=0.5")
+    lines = ['{"id": "a", "text": "one document"}', '{"id": "b", "text": ""}']
+    (tmp_path / "few.jsonl").write_text("\n".join(lines))
+    folder = build(tmp_path / "some", f"--corpus=json:{tmp_path}/few.jsonl?validation=0.01")
     plan = CacheManifest.load(str(folder)).plan
     assert plan.shards == {"train": 1, "validation": 1}
     empty = [path for path in folder.glob("*.tfrecord-*") if not path.stat().st_size]

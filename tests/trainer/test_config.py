@@ -16,7 +16,8 @@ def build(*flags):
 def test_flags_set_typed_fields_and_their_origin():
     config, origins = build(
         "--train_steps=7",
-        "--optimizer.learning_rate", "0.5",
+        "--optimizer.learning_rate",
+        "0.5",
         "--checkpoint.keep=None",
         "--metrics.tensorboard=false",
         "--model.mlp_activations=relu,linear",
@@ -79,8 +80,12 @@ def test_fields_of_another_version_are_refused(tmp_path):
 def test_only_what_changes_no_parameter_may_change_on_resume():
     before, _ = build()
     harmless, _ = build(
-        "--train_steps=9", "--model_dir=x", "--cache_dir=y", "--checkpoint.keep=1",
-        "--evaluation.every_steps=3", "--metrics.every_steps=3",
+        "--train_steps=9",
+        "--model_dir=x",
+        "--cache_dir=y",
+        "--checkpoint.keep=1",
+        "--evaluation.every_steps=3",
+        "--metrics.every_steps=3",
     )
     assert configuration.changes(before, harmless) == []
     for path, value in configuration.leaves(before):
@@ -91,3 +96,14 @@ def test_only_what_changes_no_parameter_may_change_on_resume():
             assert configuration.changes(before, changed) == [f"{path} was {value}, is {value + 1}"]
     seeded = dataclasses.replace(before, seed=5)
     assert configuration.changes(before, seeded) == ["seed was 0, is 5"]
+
+
+def test_names_that_need_no_jax_are_those_of_the_code():
+    from trainer.model import config as model_config
+    from trainer.model.feedforward import ACTIVATIONS
+    from trainer.model.spec import FAMILIES
+    from trainer.optimizer import FACTORS
+
+    assert set(model_config.ACTIVATION_NAMES) == set(ACTIVATIONS)
+    assert set(model_config.FAMILY_NAMES) == set(FAMILIES)
+    assert set(configuration.SCHEDULE_FACTORS) == set(FACTORS)

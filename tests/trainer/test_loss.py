@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.loss import LossConfig, loss_and_metrics
+from trainer.config import LossConfig
+from trainer.loss import loss_and_metrics
 
 B, L, V = 2, 6, 11
 RNG = np.random.default_rng(0)

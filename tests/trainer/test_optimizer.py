@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from trainer.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from trainer.config import OptimizerConfig
+from trainer.optimizer import learning_rate_schedule, make_optimizer
 
 PARAMS = {"large": jnp.full((4, 8), 2.0), "small": jnp.full((3,), 1e-6)}
 GRADIENTS = {"large": jnp.linspace(-1, 1, 32).reshape(4, 8), "small": jnp.array([1.0, -2, 3])}

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.model.spec import ModelConfig, model_spec
+from trainer.model.config import ModelConfig
+from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer, init_params
 
 ENCODER_LENGTH, DECODER_LENGTH, VOCAB_SIZE = 7, 6, 40

@@ -1,0 +1,50 @@
+"""A small real cache, made once by the real commands, for the tests of the trainer."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tasks import sources
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def command(*arguments, **kwargs):
+    """Runs `python -m …` from the root of the project."""
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        **kwargs,
+    )
+
+
+@pytest.fixture(scope="session")
+def text_cache(tmp_path_factory):
+    """The folder of a cache of python_docs_span_corruption: real prose, 600 + 100 pieces."""
+    folder = tmp_path_factory.mktemp("trainer")
+    corpus = sources.resolve(sources.parse("python_docs"))
+    _, batch = next(iter(sources.read(corpus, corpus.pieces[0])))
+    text = "\n".join(batch.column("text").to_pylist())
+    lines = [line for line in text.splitlines() if len(line) > 20]
+    (folder / "train.txt").write_text("\n".join(lines[200:3000]))
+    (folder / "validation.txt").write_text("\n".join(lines[:200]))
+    spec = f"text:{folder}/*.txt"
+    made = command(
+        "vocab.train", f"--corpus={spec}", "--vocab_size=600", f"--output={folder}/vocabulary"
+    )
+    assert made.returncode == 0, made.stderr
+    made = command(
+        "pipeline.build",
+        "--task=python_docs_span_corruption",
+        f"--corpus={spec}",
+        f"--vocabulary={folder}/vocabulary",
+        f"--cache_dir={folder}/cache",
+        "--row_tokens=100",
+    )
+    assert made.returncode == 0, made.stderr
+    return folder / "cache" / "python_docs_span_corruption"

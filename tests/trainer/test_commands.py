@@ -1,0 +1,231 @@
+"""The trainer's commands as a user runs them: real processes, SIGKILL, SIGTERM, wrong flags."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from trainer.metrics import read_metrics
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = "python_docs_span_corruption"
+STEPS = 60
+
+
+def command(module, *flags):
+    return [sys.executable, "-m", module, *map(str, flags)]
+
+
+def pretrain(cache, model_dir, *flags):
+    return command(
+        "trainer.pretrain",
+        "--preset=t5_1_1_tiny",
+        f"--task={TASK}",
+        f"--cache_dir={cache}",
+        f"--model_dir={model_dir}",
+        f"--train_steps={STEPS}",
+        "--batch_size=4",
+        "--lengths.inputs=64",
+        "--lengths.targets=18",
+        "--model.dropout_rate=0.1",
+        "--metrics.every_steps=8",
+        "--evaluation.every_steps=30",
+        "--checkpoint.every_steps=5",
+        "--checkpoint.keep=None",
+        *flags,
+    )
+
+
+def run(arguments, **kwargs):
+    return subprocess.run(
+        arguments, capture_output=True, text=True, cwd=ROOT, timeout=300, **kwargs
+    )
+
+
+def state(model_dir, step=STEPS):
+    import orbax.checkpoint as ocp
+
+    return ocp.StandardCheckpointer().restore(model_dir / f"checkpoint_{step}" / "state")
+
+
+def assert_same_state(one, other):
+    import jax
+
+    left, right = jax.tree.leaves(one), jax.tree.leaves(other)
+    assert len(left) == len(right) > 100
+    assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def curve(model_dir):
+    return [
+        {k: v for k, v in line.items() if k != "speed"} for line in read_metrics(str(model_dir))
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(text_cache, tmp_path_factory):
+    """The model directory of a run that nothing disturbed."""
+    model_dir = tmp_path_factory.mktemp("finished") / "model"
+    result = run(pretrain(text_cache, model_dir))
+    assert result.returncode == 0, result.stderr
+    return model_dir
+
+
+def test_a_run_writes_what_it_should(finished):
+    lines = read_metrics(str(finished))
+    assert [line["step"] for line in lines if line["split"] == "train"] == [
+        *range(8, STEPS, 8),
+        STEPS,
+    ]
+    validation = [line for line in lines if line["split"] == "validation"]
+    assert [line["step"] for line in validation] == [30, 60]
+    first, last = (line["metrics"]["loss"] for line in validation)
+    assert last < first < 7
+    assert 3 < validation[0]["metrics"]["unigram_entropy"] < 7
+    assert {path.name for path in finished.iterdir()} >= {
+        "config.json",
+        "software.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoint_60",
+    }
+    origins = json.loads((finished / "config.json").read_text())["origins"]
+    assert origins["model.vocab_size"] == "vocabulary of the cache"
+    assert list((finished / "tensorboard" / "train").iterdir())
+
+
+def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, tmp_path):
+    generator = random.Random(int.from_bytes(os.urandom(4)))
+    model_dir = tmp_path / "model"
+    endings = []
+    while not (model_dir / f"checkpoint_{STEPS}").exists():
+        process = subprocess.Popen(
+            pretrain(text_cache, model_dir),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        # Let it get to a new checkpoint, then strike somewhere after it.
+        before = len(list(model_dir.glob("checkpoint_*[0-9]")))
+        while process.poll() is None and len(list(model_dir.glob("checkpoint_*[0-9]"))) <= before:
+            time.sleep(0.05)
+        time.sleep(generator.uniform(0, 0.5))
+        if len(endings) < 3:
+            process.send_signal(signal.SIGTERM if len(endings) == 1 else signal.SIGKILL)
+        process.communicate(timeout=300)
+        endings.append(process.returncode)
+    assert len(endings) > 1, "the run finished before it could be killed"
+    assert endings[0] == -signal.SIGKILL
+    if len(endings) > 2:
+        assert endings[1] == 75
+    assert_same_state(state(finished), state(model_dir))
+    assert curve(finished) == curve(model_dir)
+
+
+def test_a_second_run_does_nothing_and_says_so(text_cache, finished):
+    before = (finished / "metrics.jsonl").read_bytes()
+    result = run(pretrain(text_cache, finished))
+    assert result.returncode == 0
+    assert "training is finished" in result.stdout
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_every_checkpoint_is_evaluated(finished):
+    result = run(
+        command(
+            "trainer.evaluate", f"--model_dir={finished}", "--checkpoints=30,60", "--batch_size=16"
+        )
+    )
+    assert result.returncode == 0, result.stderr
+    written = json.loads((finished / "evaluation.json").read_text())["checkpoints"]
+    during = {
+        line["step"]: line["metrics"]
+        for line in read_metrics(str(finished))
+        if line["split"] == "validation"
+    }
+    for step in (30, 60):
+        # Another batch size, so another order of float32 sums.
+        for name, value in during[step].items():
+            assert written[str(step)][name] == pytest.approx(value, rel=1e-5)
+        assert f"{written[str(step)]['loss']:.4f}" in result.stdout
+
+
+def test_the_report_draws_the_curve(finished):
+    result = run(command("trainer.report", f"--model_dir={finished}"))
+    assert result.returncode == 0, result.stderr
+    picture = (finished / "loss_curve.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    assert "validation loss" in result.stdout
+
+
+def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
+    result = run(pretrain(text_cache, tmp_path / "model", "--print_config"))
+    assert result.returncode == 0
+    assert "# preset t5_1_1_tiny" in result.stdout
+    assert "# vocabulary of the cache" in result.stdout
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_full_disk_is_named(text_cache, tmp_path):
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted], capture_output=True
+    ).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        result = run(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
+    finally:
+        subprocess.run(["umount", "-l", mounted], check=True)
+    assert_one_line(result, "disk is full")
+
+
+def assert_one_line(result, *says):
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    errors = [line for line in result.stderr.splitlines() if ": error: " in line]
+    assert len(errors) == 1
+    for text in says:
+        assert text in errors[0]
+
+
+WRONG = {
+    "unknown preset": (["--preset=t5_1_1_smal"], "t5_1_1_small"),
+    "unknown flag": (["--train_step=5"], "train_steps"),
+    "wrong type": (["--batch_size=big"], "int"),
+    "no cache": (["--cache_dir=/nowhere"], "pipeline.build"),
+    "unknown task": (["--task=rlm_span_coruption"], "rlm_span_corruption"),
+    "task without inputs": (["--task=python_docs_autoregressive_lm"], "lm_small"),
+    "targets too short": (["--lengths.targets=10"], "18"),
+    "too many sentinels": (["--lengths.inputs=2048", "--lengths.targets=456"], "114 sentinels"),
+    "vocabulary too small": (["--model.vocab_size=128"], "700 ids"),
+    "no step": (["--train_steps=0"], "at least 1"),
+    "another seed": (["--seed=5"], "seed was 0, is 5"),
+    "a file in the way": (["--model_dir=setup.py/model"], "file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_clear_line(case, text_cache, finished, tmp_path):
+    flags, says = WRONG[case]
+    (tmp_path / "file").write_text("")
+    flags = [flag.replace("setup.py", str(tmp_path / "file")) for flag in flags]
+    before = sorted(path.name for path in finished.iterdir())
+    assert_one_line(run(pretrain(text_cache, finished, *flags)), says)
+    assert sorted(path.name for path in finished.iterdir()) == before
+
+
+def test_evaluating_nothing_is_one_clear_line(finished, tmp_path):
+    assert_one_line(run(command("trainer.evaluate", f"--model_dir={tmp_path}")), "trainer.pretrain")
+    result = run(command("trainer.evaluate", f"--model_dir={finished}", "--checkpoints=7"))
+    assert_one_line(result, "no checkpoint of step 7", "60")
+    result = run(command("trainer.evaluate", f"--model_dir={finished}", "--split=test"))
+    assert_one_line(result, "no split test")

@@ -1,0 +1,63 @@
+"""What a model costs: parameters and floating-point operations."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+
+from trainer.model.config import ModelConfig
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """The number of trainable parameters. Nothing is allocated."""
+    return sum(math.prod(shape) for shape in _parameter_shapes(config).values())
+
+
+def flops_per_step(
+    config: ModelConfig, batch_size: int, encoder_length: int, decoder_length: int
+) -> int:
+    """Floating-point operations a training step needs, forward and backward, over all devices.
+
+    Counted: 2 for each kernel element and position forward and twice that backward, and 4 (12
+    with the backward pass) for each query, key and attention channel, masked or not, padded or
+    not. Not counted: embedding look-ups, norms, softmax, the optimizer. `encoder_length` of a
+    decoder-only model is ignored. Utilisation is this, by step time, by the device's peak.
+
+    Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
+    """
+    encoder_tokens = batch_size * encoder_length
+    decoder_tokens = batch_size * decoder_length
+    matmul_elements = 0
+    shapes = _parameter_shapes(config)
+    for path, shape in shapes.items():
+        if path[-1] == "kernel":
+            # Keys and values of cross attention are projected from the encoder's positions.
+            on_encoder = path[0] == "encoder" or (
+                "encoder_decoder_attention" in path and path[-2] in ("key", "value")
+            )
+            tokens = encoder_tokens if on_encoder else decoder_tokens
+            matmul_elements += math.prod(shape) * tokens
+    if ("decoder", "logits_dense", "kernel") not in shapes:
+        matmul_elements += config.vocab_size * config.emb_dim * decoder_tokens
+
+    pairs = config.num_decoder_layers * decoder_tokens * decoder_length
+    if config.num_encoder_layers > 0:
+        pairs += config.num_encoder_layers * encoder_tokens * encoder_length
+        pairs += config.num_decoder_layers * decoder_tokens * encoder_length
+    return 6 * matmul_elements + 12 * pairs * config.num_heads * config.head_dim
+
+
+@lru_cache
+def _parameter_shapes(config: ModelConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Path to shape, for each parameter."""
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    params = jax.eval_shape(lambda key: init_params(model_spec(config), key), key)
+    return {
+        tuple(entry.key for entry in path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
