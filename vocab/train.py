@@ -7,7 +7,6 @@ T5's ids and normalisation, and its last pieces are the sentinels, <extra_id_0> 
 that T5X reads it with `extra_ids = 0`. Equal flags and corpus give equal bytes on any machine.
 """
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import io
@@ -16,14 +15,11 @@ import os
 import platform
 import re
 import shlex
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from tasks import command_line, files, sources, vocabulary
+from tasks import command_line, files, progress, sources, vocabulary
 from tasks.command_line import UserError
 from tasks.manifest import MANIFEST, VOCABULARY
 from vocab import report
@@ -36,7 +32,6 @@ FORMAT = 1
 # SentencePiece's sums depend on how many threads share them, so the number is part of the result:
 # fixed, and enough for a workstation.
 _THREADS = 16
-_LINE_SECONDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +57,8 @@ def train(options: Options, corpus: sources.Corpus, output: str) -> vocabulary.V
     if kept := _finished(options, corpus, output):
         return kept
     _claim(output)
-    with _progress() as stage:
-        sample, problems, documents = _read(options, corpus, stage)
-        stage(f"training {options.vocab_size:,} pieces", None)
+    sample, problems, documents = _read(options, corpus)
+    with progress.shown(f"training {options.vocab_size:,} pieces", None):
         learned = _train(options, sample.passages())
     known = "all of train" if sample.seen == len(sample) else f"of {sample.seen:,} in train"
     print(f"sample: {len(sample):,} passages ({known}), {sample.bytes:,} bytes")
@@ -147,78 +141,29 @@ def _claim(output: str) -> None:
     files.remove_partial(output)
 
 
-_Stage = Callable[[str, float | None], None]
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[_Stage]:
-    """Yields a function (what, share done or None) that shows progress: a bar, or now and then a
-    line where there is no terminal."""
-    if not sys.stderr.isatty():
-        last = [time.monotonic()]
-
-        def show_line(what: str, done: float | None) -> None:
-            if time.monotonic() - last[0] >= _LINE_SECONDS:
-                last[0] = time.monotonic()
-                print(what if done is None else f"{what}: {done:.0%}", flush=True)
-
-        yield show_line
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        shown: dict[str, Any] = {}
-
-        def show_bar(what: str, done: float | None) -> None:
-            if what not in shown:
-                shown[what] = bar.add_task(what, total=None if done is None else 1.0)
-            if done is not None:
-                bar.update(shown[what], completed=done)
-
-        yield show_bar
-
-
-def _read(
-    options: Options, corpus: sources.Corpus, stage: _Stage
-) -> tuple[Sample, Counter[str], int]:
+def _read(options: Options, corpus: sources.Corpus) -> tuple[Sample, Counter[str], int]:
     """Reads all of train; returns the sample, counts of unusable documents, and of usable ones."""
     pieces = [piece for piece in corpus.pieces if sources.TRAIN in piece.splits]
     total = sum(piece.bytes for piece in pieces)
     sample = Sample(options.sample_bytes, options.seed)
     problems: Counter[str] = Counter()
     documents = done = 0
-    what = f"reading {corpus.spec}"
-    for piece in pieces:
-        inside = 0
-        for split, batch in sources.read(corpus, piece):
-            inside += batch.nbytes
-            stage(what, (done + min(inside, piece.bytes)) / max(total, 1))
-            if split != sources.TRAIN:
-                continue
-            columns = (batch.column(name).to_pylist() for name in ("id", "text", "problem"))
-            for id, text, problem in zip(*columns, strict=True):
-                if problem:
-                    problems[problem] += 1
-                else:
-                    documents += 1
-                    sample.add(id, text)
-        done += piece.bytes
+    with progress.shown(f"reading {corpus.spec}", total, unit="B") as bar:
+        for piece in pieces:
+            inside = 0
+            for split, batch in sources.read(corpus, piece):
+                inside += batch.nbytes
+                bar.update(done + min(inside, piece.bytes))
+                if split != sources.TRAIN:
+                    continue
+                columns = (batch.column(name).to_pylist() for name in ("id", "text", "problem"))
+                for id, text, problem in zip(*columns, strict=True):
+                    if problem:
+                        problems[problem] += 1
+                    else:
+                        documents += 1
+                        sample.add(id, text)
+            done += piece.bytes
     if not len(sample):
         found = ", ".join(f"{count:,} × {problem}" for problem, count in problems.items())
         raise UserError(
