@@ -5,7 +5,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pipeline import folder as cache
-from pipeline import graph, progress
+from pipeline import graph
+from pipeline.watch import Watch, bad_share, watched
 from tasks import files, registry, sources, vocabulary
 from tasks.command_line import UserError
 from tasks.manifest import Plan, Shard
@@ -58,9 +59,8 @@ def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
     counts: Counter[str] = Counter()
     assignments = []
     for piece in pieces:
-        assignments.append(
-            graph.Assignment(piece, {split: counts[split] for split in piece.splits})
-        )
+        shards = tuple((split, counts[split]) for split in piece.splits)
+        assignments.append(graph.Assignment(piece, shards))
         counts.update(piece.splits)
     return assignments
 
@@ -68,7 +68,7 @@ def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
 def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for assignment in assignments:
-        counts.update(assignment.shards.keys())
+        counts.update(split for split, _ in assignment.shards)
     return dict(sorted(counts.items()))
 
 
@@ -89,35 +89,32 @@ def _work(
 ) -> int:
     """Builds the shards that are missing or damaged; returns the bytes of corpus read for them."""
     found = cache.survey(job.folder, job.plan)
+    kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
-    kept: list[graph.Assignment] = []
     for assignment in assignments:
-        shards = [found[key] for key in assignment.shards.items()]
-        (kept if all(shards) else to_do).append(assignment)
+        shards = [shard for key in assignment.shards if (shard := found[key])]
+        if len(shards) == len(assignment.shards):
+            kept[assignment] = shards
+        else:
+            to_do.append(assignment)
     if not to_do:
         return 0
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
-    cache.distrust(job.folder, job.plan, [key for a in to_do for key in a.shards.items()])
-    watch = progress.Watch(
-        job.folder,
-        job.plan,
-        to_do,
-        kept=[shard for a in kept for key in a.shards.items() if (shard := found[key])],
-        kept_bytes=sum(assignment.piece.bytes for assignment in kept),
-    )
+    cache.distrust(job.folder, job.plan, [key for each in to_do for key in each.shards])
+    watch = Watch(job.folder, job.plan, kept, to_do)
 
-    def hopeless(watch: progress.Watch) -> bool:
-        return progress.bad_share(watch.shards, watch.unseen) > options.max_quarantined
+    def hopeless(watch: Watch) -> bool:
+        return bad_share(watch.shards, watch.unseen) > options.max_quarantined
 
     try:
-        with progress.shown(watch, files.is_remote(job.folder), hopeless):
+        with watched(watch, files.is_remote(job.folder), hopeless):
             graph.run(job, to_do, beam_arguments, options.verbose)
     except KeyboardInterrupt:
         if hopeless(watch):
             _check_documents(watch.shards, job.folder, options.max_quarantined)
         raise
-    return watch.total
+    return sum(assignment.piece.bytes for assignment in to_do)
 
 
 def _all_shards(folder: str, plan: Plan) -> dict[cache.ShardKey, Shard]:
@@ -133,7 +130,7 @@ def _all_shards(folder: str, plan: Plan) -> dict[cache.ShardKey, Shard]:
 
 
 def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
-    share = progress.bad_share(shards)
+    share = bad_share(shards)
     if share > limit:
         reasons = _dropped(shards).most_common(3)
         top = ", ".join(f"{count:,} {reason}" for reason, count in reasons)

@@ -42,10 +42,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A piece of the corpus and the shards it becomes: split -> the shard's number there."""
+    """A piece of the corpus and the shards it becomes: (split, number there) of each."""
 
     piece: sources.Piece
-    shards: dict[str, int]
+    shards: tuple[tuple[str, int], ...]
 
 
 class WorkerFailure(Exception):
@@ -67,7 +67,7 @@ def build_piece(job: Job, assignment: Assignment) -> None:
     with contextlib.ExitStack() as stack:
         writers = {
             split: stack.enter_context(ShardWriter(job.folder, job.plan, split, index))
-            for split, index in assignment.shards.items()
+            for split, index in assignment.shards
         }
         for split, batch in sources.read(job.corpus, assignment.piece):
             writer = writers[split]
@@ -181,27 +181,27 @@ def _worker_deaths() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Holds back logs and what reaches stderr; shown only if the block fails by a fault of ours.
+    """Holds back logs and what others write to stderr, unless the block fails by a fault of ours.
 
     Beam's worker processes print every exception there, those too that end as one clear line.
     """
-    logger = logging.getLogger()
+    logger, usual = logging.getLogger(), sys.stderr
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
+    usual.flush()
+    with os.fdopen(os.dup(2), "w") as shown, tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
+        sys.stderr = shown  # what this process itself prints, such as the progress bar
         try:
             yield
         except (UserError, OSError, KeyboardInterrupt):
             raise
         except BaseException:
             aside.seek(0)
-            os.write(kept, aside.read())
+            shown.write(aside.read().decode(errors="replace"))
             raise
         finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            sys.stderr = usual
+            shown.flush()
+            os.dup2(shown.fileno(), 2)
             logger.setLevel(level)

@@ -1,5 +1,7 @@
 """What a cache holds: every document once, lineage, counts, and what stock seqio makes of it."""
 
+import errno
+import gc
 import json
 import pathlib
 import subprocess
@@ -9,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import write
 from tasks import records, vocabulary
 from tasks.manifest import CacheManifest, shard_file
 
@@ -198,7 +201,7 @@ def test_empty_shards_and_a_corpus_without_validation(build, tmp_path):
 
 
 def test_bad_documents_are_set_aside(build, tmp_path, capsys):
-    good = [json.dumps({"id": f"g{n}", "text": "fine text"}) for n in range(40)]
+    good = [json.dumps({"id": f"g{n}", "text": "fine text"}) for n in range(1100)]
     bad = [
         '{"id": "n", "text": null}',
         '{"id": "i", "text": 5}',
@@ -207,7 +210,7 @@ def test_bad_documents_are_set_aside(build, tmp_path, capsys):
     ]
     (tmp_path / "some.jsonl").write_text("\n".join(good + bad))
     corpus = f"--corpus=json:{tmp_path}/some.jsonl?validation=0"
-    folder = build(tmp_path / "cache", corpus, "--max_quarantined=0.07")
+    folder = build(tmp_path / "cache", corpus)
     manifest = CacheManifest.load(str(folder))
     assert manifest.dropped("train") == {
         "null": 1,
@@ -220,8 +223,26 @@ def test_bad_documents_are_set_aside(build, tmp_path, capsys):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["reason"] for line in lines] == ["null", "not a string", "invalid JSON", "empty"]
     assert [line["id"] for line in lines][:2] == ["n", "i"]
-    assert lines[0]["location"].endswith("document 40")
+    assert lines[0]["location"].endswith("document 1100")
     assert "left out: null" in capsys.readouterr().out
+
+
+def test_a_shard_that_cannot_be_written_leaves_nothing(cache, tmp_path, monkeypatch):
+    """Not even a parquet writer that complains as it is deleted."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    plan = CacheManifest.load(str(cache)).plan
+    with pytest.raises(OSError, match="full"), write.ShardWriter(str(tmp_path), plan, "train", 0):
+        monkeypatch.setattr(write._HashedFile, "write", full)
+    gc.collect()
+    assert not ignored
+    assert not list(tmp_path.iterdir())
+
+
+def full(self, data):
+    if self._file:
+        raise OSError(errno.ENOSPC, "the disk is full")
+    return len(data)
 
 
 def test_no_tensorflow_and_no_jax(flags, tmp_path):

@@ -97,9 +97,13 @@ def test_batches_do_not_matter(packing, documents, row_tokens, separator, batch_
 
 
 def test_best_fit_chooses_the_row_with_the_least_space_and_bounds_open_rows():
-    rows, lineage = packed("best_fit", [[3] * 6, [4] * 7, [5] * 3, [6] * 4], 10, "none")
-    assert [row.targets.tolist() for row in rows] == [[4] * 7 + [5] * 3, [3] * 6 + [6] * 4]
-    assert [name for name, *_ in lineage] == ["1", "2", "0", "3"]
+    rows, lineage = packed("best_fit", [[3] * 6, [4] * 7, [5] * 4, [6] * 3, [7] * 6], 10, "none")
+    assert [row.targets.tolist() for row in rows] == [
+        [3] * 6 + [5] * 4,
+        [4] * 7 + [6] * 3,
+        [7] * 6,
+    ]
+    assert [name for name, *_ in lineage] == ["0", "2", "1", "3", "4"]
 
     packer = pack.packer("best_fit", 10, "none")
     closed = packer.add(batch([[3] * 6] * (pack.OPEN_ROWS + 5), 0))
