@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator
 
 import numpy as np
@@ -166,11 +167,11 @@ def _worker_deaths() -> Iterator[list[str]]:
     usual = threading.excepthook
 
     def hook(failed: threading.ExceptHookArgs) -> None:
-        if "Worker subprocess exited" not in str(failed.exc_value):
-            usual(failed)
-            return
-        deaths.append(str(failed.exc_value))
-        interrupt()
+        if "Worker subprocess exited" in str(failed.exc_value):
+            deaths.append(str(failed.exc_value))
+            interrupt()
+        else:  # Beam's threads that talked to the worker; to where _quiet holds it back
+            traceback.print_exception(failed.exc_value, file=sys.__stderr__)
 
     threading.excepthook = hook
     try:
