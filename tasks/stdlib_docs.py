@@ -1,8 +1,8 @@
 """The text of the built-in corpus: what the running Python's standard library says about itself.
 
-Real English prose that every machine with Python has: one document a module (its docstring and
-those of its classes and functions) and one a topic of the language reference that `help()` shows.
-Everything is parsed, nothing imported or executed.
+Real English prose that every machine with Python has. A document is what one would look up: the
+docstring of a module, of a function, of a class with its methods, or a topic of the language
+reference that `help()` shows. Everything is parsed, nothing imported or executed.
 """
 
 import ast
@@ -26,13 +26,16 @@ _TOPICS = "pydoc_data/topics.py"
 
 @functools.cache
 def documents() -> dict[str, str]:
-    """Returns {id: text}, sorted by id: the module's dotted name, or "topic:" and its name.
+    """Returns {id: text}, sorted by id: a dotted name, or "topic:" and the topic's name.
 
-    The same for every machine with the same Python release and library files.
+    A docstring that stands in several places (those of posixpath and ntpath, say) counts once, so
+    that none is in train and in validation. The same for every machine with the same Python
+    release and library files.
     """
     root = sysconfig.get_paths()["stdlib"]
     found: dict[str, str] = {}
-    for relative in _sources(root):
+    seen: set[str] = set()
+    for relative in sorted(_sources(root)):
         with open(os.path.join(root, relative), "rb") as file:
             source = file.read()
         try:
@@ -45,8 +48,10 @@ def documents() -> dict[str, str]:
             found.update((f"topic:{name}", text) for name, text in _topics(tree))
             continue
         module = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        if sections := list(_sections(tree, module)):
-            found[module] = "\n\n".join(sections)
+        for name, node, deep in _entries(tree, module):
+            if sections := list(_sections(node, name, deep, seen)):
+                # A name defined twice, under `if` and `else`, is one document.
+                found[name] = "\n\n".join([*filter(None, [found.get(name)]), *sections])
     return dict(sorted(found.items()))
 
 
@@ -58,14 +63,30 @@ def _sources(root: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
 
-def _sections(node: ast.AST, name: str) -> Iterator[str]:
-    """Yields "qualified name, blank line, docstring" of `node` and all within, in source order."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    if isinstance(node, documented) and (text := ast.get_docstring(node)):
-        yield f"{name}\n\n{text}"
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _entries(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, bool]]:
+    """Yields (name, node, whether what is defined within belongs to it) of a module's documents."""
+    if isinstance(node, ast.Module):
+        yield name, node, False
     for child in ast.iter_child_nodes(node):
-        inner = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        yield from _sections(child, f"{name}.{child.name}" if inner else name)  # type: ignore
+        if isinstance(child, _Definition):
+            yield f"{name}.{child.name}", child, True
+        else:  # definitions inside `if` or `try`
+            yield from _entries(child, name)
+
+
+def _sections(node: ast.AST, name: str, deep: bool, seen: set[str]) -> Iterator[str]:
+    """Yields "qualified name, blank line, docstring" of `node`, and of all within if `deep`."""
+    if isinstance(node, ast.Module | _Definition):
+        text = ast.get_docstring(node)
+        if text and text not in seen:
+            seen.add(text)
+            yield f"{name}\n\n{text}"
+    for child in ast.iter_child_nodes(node) if deep else ():
+        inner = f"{name}.{child.name}" if isinstance(child, _Definition) else name
+        yield from _sections(child, inner, deep, seen)
 
 
 def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
