@@ -40,19 +40,6 @@ class FeatureConverter:
         """Positions of the decoder."""
         return self.lengths.targets + (0 if self.encoder_decoder else self.lengths.inputs)
 
-    def shapes(self, rows: int) -> dict[str, tuple[int, int]]:
-        """Feature -> (rows, length)."""
-        decoder = (rows, self.decoder_length)
-        shapes = {
-            name: decoder
-            for name in ("decoder_target_tokens", "decoder_input_tokens", "decoder_loss_weights")
-        }
-        if self.encoder_decoder:
-            shapes["encoder_input_tokens"] = (rows, self.lengths.inputs)
-        elif self.lengths.inputs:
-            shapes["decoder_causal_attention"] = decoder
-        return shapes
-
     def __call__(self, examples: dict[str, tuple[np.ndarray, np.ndarray]]) -> Batch:
         """Returns int32 [rows, length] arrays, padded with 0."""
         targets_WN, target_lengths_W = examples["targets"]

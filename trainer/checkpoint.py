@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 
 from tasks import files
@@ -116,10 +115,3 @@ class Checkpoints:
                 code = errno.ENOSPC
                 raise OSError(code, os.strerror(code), self._model_dir) from error
             raise
-
-
-def abstract_like(state: TrainState) -> TrainState:
-    """Shapes, dtypes and shardings of `state`."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
-    )

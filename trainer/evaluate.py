@@ -31,6 +31,11 @@ class Evaluator:
         self._step, self._mesh = evaluation_step, mesh
         self._maker = run.batch_maker(split, keep_tails=True)
         self._batch_size = run.config.evaluation.batch_size or run.config.batch_size
+        if self._batch_size % mesh.size:
+            raise UserError(
+                f"the evaluation's batch_size {self._batch_size} does not divide among "
+                f"{mesh.size} devices"
+            )
         if not len(self._maker.windows):
             raise UserError(
                 f"{run.cache} has no text in split {split}: evaluate on another split, or set "

@@ -135,7 +135,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     writer = MetricsWriter(config.model_dir, first, config.metrics.tensorboard)
     speed = Speed(config.batch_size * _positions(run))
 
-    def report(step: int, metrics: Any) -> str:
+    def finite(step: int, metrics: Any) -> dict[str, float]:
         values = means(metrics)
         if not math.isfinite(values["loss"]):
             raise UserError(
@@ -143,6 +143,10 @@ def train(run: Run, origins: dict[str, str]) -> int:
                 f"in {config.model_dir} is from before. Lower --optimizer.learning_rate, or train "
                 "in float32"
             )
+        return values
+
+    def report(step: int, metrics: Any) -> str:
+        values = finite(step, metrics)
         values["learning_rate"] = float(learning_rate(step - 1))
         writer.write(step, "train", values, speed.since_last(step))
         return f"loss {values['loss']:.3f}"
@@ -174,6 +178,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
                 )
                 speed.restart(step)
             if saving:
+                finite(step, state.metrics)
                 checkpoints.save(step, state, run)
             bar.update(step, note)
             if stop.received:
@@ -249,16 +254,22 @@ def _save_versions(model_dir: str) -> None:
     from importlib.metadata import version
 
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "palimpsest")
-    commit = subprocess.run(
-        ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     software = {"python": platform.python_version(), **{name: version(name) for name in names}}
     files.write_json(
-        files.join(model_dir, "software.json"), {"commit": commit or None, "versions": software}
+        files.join(model_dir, "software.json"), {"commit": _commit(), "versions": software}
     )
+
+
+def _commit() -> str | None:
+    """The project's git commit, if it runs from a clone and git is there."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not os.path.exists(os.path.join(root, ".git")):
+        return None
+    command = ["git", "-C", root, "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _enable_compilation_cache() -> None:

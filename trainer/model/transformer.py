@@ -24,7 +24,6 @@ from trainer.model.spec import LayerSpec, ModelSpec, StackSpec
 Tree = dict[str, Any]
 # `encoder_input_tokens`, `decoder_input_tokens`, ... : int [B, L] arrays under T5X's names.
 Batch = Mapping[str, jax.Array]
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class _Names(NamedTuple):
@@ -175,39 +174,28 @@ class Transformer(nn.Module):
         )
 
 
-def init_params(
-    spec: ModelSpec, key: jax.Array, batch_shapes: Mapping[str, Any] | None = None
-) -> Tree:
+def init_params(spec: ModelSpec, key: jax.Array) -> Tree:
     """Initial parameters: a plain nested dict of float32 arrays under T5X's names.
 
     They are a pure function of `spec` and `key`, and can be traced (`jax.jit` with
-    `out_shardings`). `batch_shapes` (feature name to shape, or to anything with a `.shape`) are
-    the shapes the model is traced with; no parameter of today's slots depends on them.
+    `out_shardings`).
     """
-    return nn.unbox(_init(spec, key, _shapes(batch_shapes)))
+    return nn.unbox(_init(spec, key))
 
 
-def logical_axes(spec: ModelSpec, batch_shapes: Mapping[str, Any] | None = None) -> Tree:
+def logical_axes(spec: ModelSpec) -> Tree:
     """The tree of `init_params` with a `PartitionSpec` of T5X's logical axis names at each leaf.
 
     For instance `PartitionSpec('embed', 'mlp')`; `flax.linen.logical_to_mesh` maps it to a mesh.
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    boxed = jax.eval_shape(lambda key: _init(spec, key, _shapes(batch_shapes)), key)
-    return nn.get_partition_spec(boxed)
+    return nn.get_partition_spec(jax.eval_shape(lambda key: _init(spec, key), key))
 
 
-def _shapes(batch_shapes: Mapping[str, Any] | None) -> Shapes:
-    if batch_shapes is None:
-        names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
-        batch_shapes = dict.fromkeys(names, (1, 1))
-    return tuple(
-        (name, tuple(getattr(shape, "shape", shape))) for name, shape in batch_shapes.items()
-    )
-
-
-# Jitted, so that initialising does not run the model: its output is not asked for.
-@partial(jax.jit, static_argnums=(0, 2))
-def _init(spec: ModelSpec, key: jax.Array, batch_shapes: Shapes) -> Tree:
-    batch = {name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes}
+# Jitted, so that initialising does not run the model: its output is not asked for. No parameter
+# depends on the shapes of the batch it is traced with.
+@partial(jax.jit, static_argnums=0)
+def _init(spec: ModelSpec, key: jax.Array) -> Tree:
+    names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+    batch = dict.fromkeys(names, jnp.ones((1, 1), jnp.int32))
     return Transformer(spec).init({"params": key}, batch)["params"]
