@@ -90,7 +90,7 @@ class CorpusSpec:
 
 def _usual(kind: str) -> CorpusSpec:
     """The options' defaults. The built-in corpus is small and needs more held out to measure on."""
-    return CorpusSpec(kind, validation=0.05 if kind == "python_docs" else 0.01)
+    return CorpusSpec(kind, validation=0.1 if kind == "python_docs" else 0.01)
 
 
 def parse(text: str) -> CorpusSpec:
