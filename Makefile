@@ -9,12 +9,12 @@ DEMO := demo
 
 # Short rows and small batches, so that a CPU makes many updates in minutes; a cosine that ends with
 # the run. Real runs keep the defaults: 512 -> 114, 128 rows, T5's "constant * rsqrt_decay".
-DEMO_STEPS ?= 2800
+DEMO_STEPS ?= 2200
 DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --lengths.targets=29 \
     --optimizer.learning_rate=0.03 --optimizer.warmup_steps=50 \
     --optimizer.schedule='constant * linear_warmup * cosine_decay' \
     --optimizer.steps_per_cycle=$(DEMO_STEPS) --metrics.every_steps=50 \
-    --evaluation.every_steps=400 --checkpoint.every_steps=400
+    --evaluation.every_steps=200 --checkpoint.every_steps=200
 
 # The tests and the demo are measured on the CPU; a GPU or TPU is for real runs.
 export JAX_PLATFORMS ?= cpu
@@ -55,10 +55,11 @@ test: $(VENV)/.dev ## all tests, under 12 minutes on 2 cores
 test-slow: $(VENV)/.dev ## what the test suite leaves out for its length
 	$(BIN)/python -m pytest -m slow --durations=15
 
-check: $(VENV)/.dev ## lint, format and types
+check: $(VENV)/.dev ## lint, format, types and container files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/Dockerfile.*
 
 format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff check --fix .
