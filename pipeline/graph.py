@@ -26,8 +26,10 @@ from tasks.command_line import UserError
 from tasks.manifest import VOCABULARY, Plan
 from tasks.pack import Documents
 
-# The reason noted for a document of which nothing is left after normalisation.
+# The reasons noted for a document of which nothing is left after normalisation, and for one whose
+# text spells a sentinel: in a batch it could not be told from the noise.
 EMPTY = "empty"
+SENTINEL = "contains a sentinel such as <extra_id_0>"
 
 _FAILURE = "pipeline.build stopped: "
 
@@ -76,10 +78,12 @@ def build_piece(job: Job, assignment: Assignment) -> None:
             problems = batch.column("problem").to_pylist()
             texts = batch.column("text").fill_null("")
             tokens, lengths = tokenize.encode(vocabulary, texts)
+            tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
             kept = np.flatnonzero(lengths)
             for number in np.flatnonzero(lengths == 0).tolist():
                 location = f"{assignment.piece.name}, document {ordinal + number}"
-                writer.quarantine(ids[number], location, problems[number] or EMPTY)
+                reason = SENTINEL if spelt[number] else problems[number] or EMPTY
+                writer.quarantine(ids[number], location, reason)
             if len(kept):
                 sizes = tokenize.text_bytes(texts)[kept]
                 documents = Documents([ids[number] for number in kept], tokens, lengths[kept])

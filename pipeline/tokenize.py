@@ -28,6 +28,22 @@ def encode(vocabulary: Vocabulary, texts: pa.StringArray) -> tuple[np.ndarray, n
     return np.concatenate(tokens), np.concatenate(lengths)
 
 
+def without_sentinels(
+    vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Empties the texts that hold a sentinel.
+
+    Returns:
+      (tokens, lengths) as `encode`, and bool[texts]: which were emptied.
+    """
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    spelt = np.zeros(len(lengths), bool)
+    spelt[text[tokens >= vocabulary.first_sentinel]] = True
+    if not spelt.any():
+        return tokens, lengths, spelt
+    return tokens[~spelt[text]], np.where(spelt, 0, lengths), spelt
+
+
 def text_bytes(texts: pa.StringArray) -> np.ndarray:
     """Returns int64[texts]: bytes of each text as UTF-8."""
     import pyarrow.compute as pc

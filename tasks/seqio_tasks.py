@@ -104,7 +104,7 @@ def pack_rows(
         pack = packer(packing, row_tokens, separator)
         for document in dataset.as_numpy_iterator():
             (ids,) = loaded.encode([document["text"].decode()])
-            if len(ids):
+            if len(ids) and ids.max() < loaded.first_sentinel:
                 name = document["id"].decode()
                 yield from _as_dicts(pack.add(Documents([name], ids, np.array([len(ids)]))))
         yield from _as_dicts(pack.finish())

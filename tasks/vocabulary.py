@@ -37,6 +37,11 @@ class Vocabulary:
         """Number of ids, added sentinels included."""
         return self.record.size
 
+    @property
+    def first_sentinel(self) -> int:
+        """The lowest id that is a sentinel; `size` if there are none."""
+        return self.size - self.record.sentinels
+
     @functools.cached_property
     def processor(self):
         """The sentencepiece.SentencePieceProcessor."""
@@ -52,9 +57,8 @@ class Vocabulary:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding as nothing."""
         text: list[str] = []
         run: list[int] = []
-        first_sentinel = self.size - self.record.sentinels
         for token in map(int, ids):
-            if token >= first_sentinel:
+            if token >= self.first_sentinel:
                 text += [self.processor.decode(run), sentinel_piece(self.size - 1 - token)]
                 run = []
             elif token not in (PAD_ID, EOS_ID):

@@ -14,6 +14,8 @@ import pytest
 from pipeline import write
 from tasks import records, vocabulary
 from tasks.manifest import CacheManifest, shard_file
+from tasks.vocabulary import load
+from tasks.windows import Windows
 
 TASK = "python_docs_span_corruption"
 ROOT = pathlib.Path(__file__).parents[2]
@@ -225,6 +227,31 @@ def test_bad_documents_are_set_aside(build, tmp_path, capsys):
     assert [line["id"] for line in lines][:2] == ["n", "i"]
     assert lines[0]["location"].endswith("document 1100")
     assert "left out: null" in capsys.readouterr().out
+
+
+def test_a_document_that_spells_a_sentinel_is_set_aside(build, tmp_path, vocabulary):
+    from vocab.train import add_sentinels
+
+    model = (vocabulary / "sentencepiece.model").read_bytes()
+    (tmp_path / "with.model").write_bytes(add_sentinels(model, 100))
+    texts = ["some text", "it says <extra_id_7> here", "more of it"]
+    lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(texts)]
+    (tmp_path / "some.jsonl").write_text("\n".join(lines))
+    folder = build(
+        tmp_path / "cache",
+        f"--corpus=json:{tmp_path}/some.jsonl?validation=0",
+        f"--vocabulary={tmp_path}/with.model",
+        "--extra_ids=0",
+        "--max_quarantined=0.5",
+    )
+    manifest = CacheManifest.load(str(folder))
+    assert list(manifest.dropped("train").values()) == [1]
+    assert "contains a sentinel" in next(iter(manifest.dropped("train")))
+    windows = Windows(str(folder), manifest, "train", 100, keep_tails=True)
+    loaded = load(str(folder))
+    tokens, lengths = windows.read(np.array([0]))
+    assert tokens[0].max() < loaded.first_sentinel
+    assert loaded.decode(tokens[0, : lengths[0]]) == "some text more of it"
 
 
 def test_a_shard_that_cannot_be_written_leaves_nothing(cache, tmp_path, monkeypatch):
