@@ -1,5 +1,6 @@
 """Beam's own flags: which runners are safe, and which flags exist."""
 
+import logging
 from typing import Any
 
 from tasks.command_line import EXIT_USER_ERROR, Parser, UserError, nearest
@@ -41,7 +42,18 @@ def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> li
     return [f"--runner={runner}", *mode, *given]
 
 
+def import_beam() -> Any:
+    """Returns the package apache_beam, imported without its warning that `gcp` is not installed."""
+    logging.disable(logging.WARNING)
+    try:
+        import apache_beam
+    finally:
+        logging.disable(logging.NOTSET)
+    return apache_beam
+
+
 def _refuse_unknown(parser: Parser, given: list[str]) -> None:
+    import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     beam: Any = Parser(prog=parser.prog, add_help=False, conflict_handler="resolve")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline import tokenize
+from pipeline import beam_options, tokenize
 from pipeline.write import ShardWriter
 from tasks import files, sources, vocabulary
 from tasks.command_line import UserError
@@ -120,7 +120,7 @@ def run(job: Job, assignments: list[Assignment], arguments: list[str], verbose: 
       UserError: a worker met a mistake that the user can mend.
       OSError: a worker could not write or read.
     """
-    import apache_beam as beam
+    beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     quiet = contextlib.nullcontext() if verbose else _quiet()

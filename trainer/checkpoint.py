@@ -9,9 +9,11 @@ import dataclasses
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from tasks import files
@@ -52,7 +54,13 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, run: Run) -> None:
-        """Begins to write a checkpoint; returns once the state may be changed."""
+        """Begins to write a checkpoint; returns once the state may be changed.
+
+        Raises:
+          UserError: the disk has no room for it; the checkpoints before it are whole.
+          OSError: the disk filled up while it was written, likewise.
+        """
+        self._check_room(state)
         description = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprint": run.manifest.plan.fingerprint,
@@ -104,6 +112,19 @@ class Checkpoints:
         """Returns when every checkpoint begun is on disk; frees what the manager holds."""
         with self._full_disk_named():
             self._manager.close()
+
+    def _check_room(self, state: TrainState) -> None:
+        """Asks before writing: TensorStore's threads litter the terminal when a disk fills up."""
+        if files.is_remote(self._model_dir):
+            return
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        free = shutil.disk_usage(files.local_path(self._model_dir)).free
+        if free < needed:
+            raise UserError(
+                f"{self._model_dir}: the disk is full: a checkpoint takes {needed / 1e6:,.1f} MB "
+                f"and {free / 1e6:,.1f} MB are free; free some space and run the same command "
+                "again, which goes on from the newest checkpoint"
+            )
 
     @contextlib.contextmanager
     def _full_disk_named(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ ODDITIES = {
 def documents() -> dict[str, str]:
     """Ids and texts: some of the standard library's documentation, and oddities."""
     found = {name: text[:4000] for name, text in stdlib_docs.documents().items()}
-    return dict(list(found.items())[:400]) | ODDITIES
+    return dict(list(found.items())[:2000]) | ODDITIES
 
 
 @pytest.fixture(scope="session")

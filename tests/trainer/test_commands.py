@@ -204,7 +204,7 @@ WRONG = {
     "no cache": (["--cache_dir=/nowhere"], "pipeline.build"),
     "unknown task": (["--task=rlm_span_coruption"], "rlm_span_corruption"),
     "task without inputs": (["--task=python_docs_autoregressive_lm"], "lm_small"),
-    "targets too short": (["--lengths.targets=10"], "18"),
+    "targets too short": (["--lengths.targets=10"], "set it to 14"),
     "too many sentinels": (["--lengths.inputs=2048", "--lengths.targets=456"], "114 sentinels"),
     "vocabulary too small": (["--model.vocab_size=128"], "700 ids"),
     "no step": (["--train_steps=0"], "at least 1"),
