@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import signal
@@ -84,7 +85,7 @@ def test_killed_during_finalisation(start, tmp_path, checksums, expected, seen):
     wait_for(process, (folder / seen).exists)
     kill(process)
     out = finish(start(tmp_path))
-    assert "to do" not in out
+    assert "kept" not in out, "a shard was redone"
     assert checksums(folder) == expected
 
 
@@ -198,10 +199,14 @@ def test_what_others_wrote_is_not_touched(build, tmp_path):
     assert os.listdir(tmp_path / TASK) == ["COMPLETED"]
 
 
-def test_a_killed_worker_ends_the_build(start, tmp_path, checksums, expected, corpus):
+def test_a_killed_worker_ends_the_build(start, tmp_path, documents):
     """Beam alone would wait for it for ever."""
     folder = tmp_path / TASK
-    process = start(tmp_path, "--workers=2")
+    # Some 40 MB, so that the build is still at it when the worker is found.
+    text = "\n".join(documents.values())
+    with open(tmp_path / "long.jsonl", "w") as file:
+        file.writelines(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30))
+    process = start(tmp_path, "--workers=2", f"--corpus=json:{tmp_path}/long.jsonl?validation=0")
     assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
     workers = subprocess.run(
         ["ps", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True

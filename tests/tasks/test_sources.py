@@ -448,7 +448,11 @@ def test_python_docs_is_prose_of_the_library_each_document_once():
     assert "json.decoder.JSONDecoder.raw_decode\n\nDecode a JSON document" in decoder
     assert documents["json"].startswith("json\n\nJSON (JavaScript Object Notation)")
     # A docstring that stands in two modules counts once: none is both trained and validated on.
-    texts = [text.partition("\n\n")[2] for text in documents.values()]
+    texts = [
+        text.partition("\n\n")[2]
+        for name, text in documents.items()
+        if not name.startswith("topic:")
+    ]
     assert len(set(texts)) == len(texts)
     assert "generator" in documents["topic:yield"]
     assert not any(name.startswith(("test.", "idlelib", "site-packages")) for name in documents)
