@@ -209,7 +209,7 @@ def test_a_killed_worker_ends_the_build(start, tmp_path, documents):
     process = start(tmp_path, "--workers=2", f"--corpus=json:{tmp_path}/long.jsonl?validation=0")
     assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
     workers = subprocess.run(
-        ["ps", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True
+        ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True
     ).stdout.splitlines()
     worker = next(line for line in workers if "sdk_worker_main" in line and "sh -c" not in line)
     os.kill(int(worker.split()[0]), signal.SIGKILL)
