@@ -124,7 +124,7 @@ def run(job: Job, assignments: list[Assignment], arguments: list[str], verbose: 
     from apache_beam.options.pipeline_options import PipelineOptions
 
     quiet = contextlib.nullcontext() if verbose else _quiet()
-    with quiet, _worker_deaths() as deaths:
+    with quiet, _interruptible(), _worker_deaths() as deaths:
         try:
             pipeline = beam.Pipeline(options=PipelineOptions(arguments))
             _ = (
@@ -162,6 +162,19 @@ def interrupt() -> None:
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets `interrupt` through also where a shell started this with `&`, which ignores SIGINT."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

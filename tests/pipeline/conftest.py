@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -89,9 +90,14 @@ def build(flags):
 
 @pytest.fixture(scope="session")
 def start(flags):
-    """Returns a function that starts the command as a process group of its own."""
+    """Returns a function that starts the command as a process group of its own.
 
-    def process(cache_dir, *more: str, **environment: str) -> subprocess.Popen:
+    `sigint`: what SIGINT does to it, whatever it does to the tests; a shell's `&` ignores it.
+    """
+
+    def process(
+        cache_dir, *more: str, sigint=signal.SIG_DFL, **environment: str
+    ) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)],
             cwd=ROOT,
@@ -100,6 +106,7 @@ def start(flags):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),
         )
 
     return process

@@ -199,14 +199,16 @@ def test_what_others_wrote_is_not_touched(build, tmp_path):
     assert os.listdir(tmp_path / TASK) == ["COMPLETED"]
 
 
-def test_a_killed_worker_ends_the_build(start, tmp_path, documents):
+@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
     """Beam alone would wait for it for ever."""
     folder = tmp_path / TASK
     # Some 40 MB, so that the build is still at it when the worker is found.
     text = "\n".join(documents.values())
     with open(tmp_path / "long.jsonl", "w") as file:
         file.writelines(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30))
-    process = start(tmp_path, "--workers=2", f"--corpus=json:{tmp_path}/long.jsonl?validation=0")
+    spec = f"--corpus=json:{tmp_path}/long.jsonl?validation=0"
+    process = start(tmp_path, "--workers=2", spec, sigint=sigint)
     assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
     workers = subprocess.run(
         ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True
