@@ -137,10 +137,6 @@ class CacheManifest:
     splits: dict[str, tuple[Shard, ...]]
     software: dict[str, str]
 
-    def save(self, folder: str) -> None:
-        """Writes manifest.json."""
-        files.write_json(files.join(folder, MANIFEST), dataclasses.asdict(self))
-
     @classmethod
     def load(cls, folder: str) -> "CacheManifest":
         """Reads manifest.json.

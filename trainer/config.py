@@ -318,8 +318,8 @@ def save(config: Config, origins: dict[str, str]) -> None:
     files.write_json(files.join(config.model_dir, CONFIG_FILE), value)
 
 
-def load(model_dir: str) -> Config:
-    """Reads the configuration of the run in `model_dir`.
+def load(model_dir: str) -> tuple[Config, dict[str, str]]:
+    """Reads the configuration of the run in `model_dir`, and the origins of its fields.
 
     Raises:
       UserError: there is no run, or one of another version.
@@ -329,7 +329,8 @@ def load(model_dir: str) -> Config:
         raise UserError(
             f"{model_dir} holds no run (there is no {CONFIG_FILE}): train one with trainer.pretrain"
         )
-    return from_dict(Config, files.read_json(path)["config"], path)
+    value = files.read_json(path)
+    return from_dict(Config, value["config"], path), value["origins"]
 
 
 def from_dict(kind: type, value: dict[str, Any], path: str) -> Any:

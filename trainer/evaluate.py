@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
 
     from trainer import config as configuration
 
-    config = configuration.load(arguments.model_dir)
+    config, origins = configuration.load(arguments.model_dir)
     overrides = {
         "model_dir": arguments.model_dir,
         "cache_dir": arguments.cache_dir,
@@ -131,7 +131,7 @@ def main(argv: list[str]) -> None:
     from trainer.loop import Program
     from trainer.setup import prepare
 
-    run = prepare(config, {})
+    run = prepare(config, origins)
     checkpoints = Checkpoints(arguments.model_dir, writable=False)
     steps = _chosen(arguments.checkpoints, checkpoints.steps(), arguments.model_dir)
     program = Program(run)

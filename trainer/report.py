@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
 
     from trainer import config as configuration
 
-    config = configuration.load(arguments.model_dir)
+    config, _ = configuration.load(arguments.model_dir)
     lines = read_metrics(arguments.model_dir)
     text = summary(config, lines)
     picture = arguments.picture or files.join(arguments.model_dir, "loss_curve.png")

@@ -7,6 +7,7 @@ import pytest
 from tasks.command_line import UserError
 from trainer import config as configuration
 from trainer.pretrain import build_config
+from trainer.setup import prepare
 
 
 def build(*flags):
@@ -65,7 +66,7 @@ def test_unknown_presets_suggest_the_nearest():
 def test_config_survives_its_file(tmp_path):
     config, origins = build(f"--model_dir={tmp_path}", "--model.mlp_activations=relu")
     configuration.save(config, origins)
-    assert configuration.load(str(tmp_path)) == config
+    assert configuration.load(str(tmp_path)) == (config, origins)
 
 
 def test_fields_of_another_version_are_refused(tmp_path):
@@ -107,3 +108,14 @@ def test_names_that_need_no_jax_are_those_of_the_code():
     assert set(model_config.ACTIVATION_NAMES) == set(ACTIVATIONS)
     assert set(model_config.FAMILY_NAMES) == set(FAMILIES)
     assert set(configuration.SCHEDULE_FACTORS) == set(FACTORS)
+
+
+def test_a_vocabulary_size_of_one_s_own_is_that_of_evaluation_too(text_cache, tmp_path):
+    config, origins = build(
+        "--model.vocab_size=1000",
+        "--task=python_docs_span_corruption",
+        f"--cache_dir={text_cache}",
+        f"--model_dir={tmp_path}",
+    )
+    configuration.save(prepare(config, origins).config, origins)
+    assert prepare(*configuration.load(str(tmp_path))).config.model.vocab_size == 1000
