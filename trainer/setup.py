@@ -10,8 +10,9 @@ from tasks.task import TaskSpec
 from tasks.vocabulary import TokenIds
 from tasks.windows import Windows
 from trainer import config as configuration
-from trainer.batches import BatchMaker, FeatureConverter
+from trainer.batches import BatchMaker
 from trainer.config import Config
+from trainer.features import FeatureConverter
 
 # Rows of the embedding are a multiple of this, as T5's 32,128 for 32,100 ids: accelerators like it,
 # and tensor parallelism divides it. Source: T5X `examples/t5/t5_1_1/base.gin`.

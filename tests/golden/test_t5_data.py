@@ -14,7 +14,7 @@ from tasks.objectives import (
     span_corruption_lengths,
 )
 from tasks.vocabulary import TokenIds
-from trainer.batches import FeatureConverter
+from trainer.features import FeatureConverter
 
 
 @pytest.fixture(scope="module")

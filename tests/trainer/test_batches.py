@@ -11,7 +11,8 @@ from tasks.manifest import CacheManifest
 from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
 from tasks.vocabulary import load
 from tasks.windows import Windows
-from trainer.batches import BatchMaker, FeatureConverter, TrainingBatches, evaluation_batches
+from trainer.batches import BatchMaker, TrainingBatches, evaluation_batches
+from trainer.features import FeatureConverter
 
 LENGTHS = Lengths(inputs=64, targets=18)
 
