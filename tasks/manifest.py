@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -220,13 +221,14 @@ def shard_file(split: str, kind: str, index: int, count: int) -> str:
     return f"{split}.{kind}-{index:05d}-of-{count:05d}{suffix.get(kind, '')}"
 
 
-def find_cache(cache_dir: str, task: str) -> str:
+def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str:
     """Returns the folder of the cache that serves `task` under `cache_dir`.
 
-    That is `cache_dir` itself when it holds a manifest, else `cache_dir/task`.
+    That is `cache_dir` itself when it holds a manifest, else `cache_dir/task`, else the one cache
+    there of a task in `relatives`, which read the same corpus.
 
     Raises:
-      UserError: neither is there; the message lists what is.
+      UserError: none is there; the message lists what is.
     """
     if files.exists(files.join(cache_dir, MANIFEST)):
         return cache_dir
@@ -238,6 +240,9 @@ def find_cache(cache_dir: str, task: str) -> str:
         for name in files.list_names(cache_dir)
         if files.exists(files.join(cache_dir, name, MANIFEST))
     ]
+    serving = [name for name in others if name in relatives]
+    if len(serving) == 1:
+        return files.join(cache_dir, serving[0])
     found = "build it with pipeline.build"
     if others:
         found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"

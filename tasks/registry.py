@@ -3,9 +3,11 @@
 import importlib
 import os
 import sys
+import types
 
 from tasks import c4, lm1b, pg19, python_docs, rlm, wikipedia
 from tasks.command_line import UserError, nearest
+from tasks.mixture import MixtureSpec
 from tasks.task import TaskSpec
 
 _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
@@ -19,16 +21,35 @@ def tasks(module: str | None = None) -> dict[str, TaskSpec]:
     """
     families = list(_FAMILIES)
     if module:
-        sys.path.insert(0, os.getcwd())
-        try:
-            families.append(importlib.import_module(module))
-        except ImportError as error:
-            raise UserError(f"--task_module={module} cannot be imported: {error}") from error
-        finally:
-            sys.path.pop(0)
+        families.append(load(module))
         if not hasattr(families[-1], "TASKS"):
             raise UserError(f"--task_module={module} has no TASKS; tasks/rlm.py is the pattern")
     return {task.name: task for family in families for task in family.TASKS}
+
+
+def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
+    """The mixtures of a user's own file, its tuple MIXTURES if it has one, by name.
+
+    Raises:
+      UserError: the module cannot be imported.
+    """
+    found = getattr(load(module), "MIXTURES", ()) if module else ()
+    return {mixture.name: mixture for mixture in found}
+
+
+def load(module: str) -> types.ModuleType:
+    """Imports a user's own file, by its module name, from the working directory or the path.
+
+    Raises:
+      UserError: it cannot be imported.
+    """
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"--task_module={module} cannot be imported: {error}") from error
+    finally:
+        sys.path.pop(0)
 
 
 def get(name: str, module: str | None = None) -> TaskSpec:

@@ -1,26 +1,33 @@
-"""Batches as a pure function of the step: `batch k = f(seed, cache, objective, k)`.
+"""Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
 
-Windows are permuted globally, anew each epoch, by grain's stateless `index_shuffle`; noise is keyed
-by (seed, epoch, window). The data state of a run is therefore its step, for any number of hosts,
-workers or prefetched batches.
+Position `k · batch_size + row` of a run's endless order says which task is read and how many of its
+windows lie before (`trainer/interleave.py`); that number says epoch and window
+(`trainer/order.py`); noise is keyed by (seed, task, epoch, window). The data state of a run is
+therefore its step, for any number of hosts, workers or prefetched batches.
+
+Dimensions: W windows, which are rows of a batch.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tasks import noise
 from tasks.command_line import UserError
 from tasks.objectives import Objective
-from tasks.vocabulary import TokenIds
+from tasks.vocabulary import UNK_ID, TokenIds
 from tasks.windows import Windows
 from trainer.features import Batch, FeatureConverter
+from trainer.interleave import Schedule
+from trainer.order import Order
 
-# Rounds of grain's Feistel network. Source: grain's own default for shuffling.
-_SHUFFLE_ROUNDS = 4
 # Separates the noise of evaluation from that of training under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
+# Features that some tasks of a mixture may lack: zeros say no prefix is seen in both directions.
+_OPTIONAL = {"decoder_causal_attention"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +41,62 @@ class BatchMaker:
 
     def make(self, indices_W: np.ndarray, keys_W: np.ndarray) -> Batch:
         """Returns the features of these windows, one a row."""
-        tokens_WN, lengths_W = self.windows.read(indices_W)
+        return self._features(*self.windows.read(indices_W), keys_W)
+
+    def blank(self) -> Batch:
+        """Returns features as `make` does, of one window of unknown tokens: nothing is read."""
+        tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
+        return self._features(tokens_WN, np.array([tokens_WN.size]), np.zeros(1, np.uint64))
+
+    def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:
         return self.converter(
             self.objective.examples(tokens_WN, lengths_W, keys_W, self.converter.lengths, self.ids)
         )
+
+
+def task_seed(seed: int, task: str) -> int:
+    """The seed of a task's order and noise in a run: tasks that read the same windows do not read
+    them at the same time, and one that joins a mixture later changes nothing for the others."""
+    digest = hashlib.sha256(task.encode()).digest()
+    return int(noise.fold_in(seed, int.from_bytes(digest[:8], "little")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A task of a run: what makes its rows, in which order; `seed` is its `task_seed`.
+
+    Raises:
+      UserError: at construction, if there is no window.
+    """
+
+    task: str
+    maker: BatchMaker
+    order: Order
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not len(self.maker.windows):
+            raise UserError(
+                f"the training split of {self.task} has fewer than "
+                f"{self.maker.windows.window_tokens} tokens in every shard, not one window: use "
+                "more text or shorter lengths"
+            )
+
+    def keys(self, epochs_W: np.ndarray, windows_W: np.ndarray) -> np.ndarray:
+        """Noise keys uint64 [W] of windows in epochs."""
+        return noise.fold_in(noise.fold_in(self.seed, epochs_W), windows_W)
+
+
+class Places(NamedTuple):
+    """Where the rows of a batch come from: int64 [W] each.
+
+    `sources`: places in the run's list of sources; `epochs`: how often the source was read through
+    before; `windows`: indices in its `Windows`.
+    """
+
+    sources: np.ndarray
+    epochs: np.ndarray
+    windows: np.ndarray
 
 
 class TrainingBatches:
@@ -46,54 +105,59 @@ class TrainingBatches:
     Host `host` of `hosts` gets its rows of the same global batch of `batch_size` rows.
 
     Raises:
-      UserError: the cache has no full window, or `batch_size` does not divide by `hosts`.
+      UserError: `batch_size` does not divide by `hosts`, or the sources' rows have other features.
     """
 
     def __init__(
-        self, maker: BatchMaker, batch_size: int, seed: int, host: int = 0, hosts: int = 1
+        self,
+        sources: Sequence[Source],
+        batch_size: int,
+        schedule: Schedule | None = None,
+        host: int = 0,
+        hosts: int = 1,
     ):
-        if not len(maker.windows):
-            raise UserError(
-                f"the training split has fewer than {maker.windows.window_tokens} tokens in every "
-                "shard, not one window: use more text or shorter lengths"
-            )
         if batch_size % hosts:
             raise UserError(f"batch_size {batch_size} does not divide among {hosts} hosts")
-        self._maker, self._batch_size, self._seed = maker, batch_size, seed
-        rows = batch_size // hosts
-        self._rows = np.arange(host * rows, (host + 1) * rows)
+        self._sources, self._batch_size = tuple(sources), batch_size
+        self._schedule = schedule or Schedule([(0, [1.0] * len(sources))])
+        self._rows = batch_size // hosts
+        self._first_row = host * self._rows
+        self._features = _common_features(self._sources) if len(self._sources) > 1 else {}
 
     def __len__(self) -> int:
-        # What grain asks of a random-access source; no run is as long.
-        return 1 << 60
+        # What grain asks of a random-access source; no run is as long. Due times of windows are
+        # exact up to 2**52.
+        return (1 << 50) // self._batch_size
+
+    def places(self, step: int) -> Places:
+        """Returns where this host's rows of batch `step` come from."""
+        first = int(step) * self._batch_size + self._first_row
+        sources_W, ranks_W = self._schedule.places(first, self._rows)
+        epochs_W, windows_W = np.zeros_like(ranks_W), np.zeros_like(ranks_W)
+        for number, rows in self._rows_by_source(sources_W):
+            source = self._sources[number]
+            epochs_W[rows], left_W = np.divmod(ranks_W[rows], len(source.maker.windows))
+            windows_W[rows] = source.order(epochs_W[rows], left_W)
+        return Places(sources_W, epochs_W, windows_W)
 
     def __getitem__(self, step: int) -> Batch:
-        # Python integers: step * batch_size may pass 2**63 at the far end of `len`.
-        positions = [int(step) * self._batch_size + int(row) for row in self._rows]
-        epochs_W, indices_W = self.places(positions)
-        keys_W = noise.fold_in(noise.fold_in(self._seed, epochs_W), indices_W)
-        return self._maker.make(indices_W, keys_W)
+        places = self.places(step)
+        batch = {
+            name: np.zeros_like(row, shape=(self._rows, *row.shape[1:]))
+            for name, row in self._features.items()
+        }
+        for number, rows in self._rows_by_source(places.sources):
+            source, windows_W = self._sources[number], places.windows[rows]
+            made = source.maker.make(windows_W, source.keys(places.epochs[rows], windows_W))
+            if len(self._sources) == 1:
+                return made
+            for name, array in made.items():
+                batch[name][rows] = array
+        return batch
 
-    def places(self, positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (epochs int64 [W], windows int64 [W]) of positions in the endless order."""
-        from grain.experimental import index_shuffle
-
-        count = len(self._maker.windows)
-        epochs = [position // count for position in positions]
-        seeds = {epoch: self._epoch_seed(epoch) for epoch in set(epochs)}
-        windows = [
-            index_shuffle(
-                position % count,
-                max_index=count - 1,
-                seed=seeds[epoch],
-                rounds=_SHUFFLE_ROUNDS,
-            )
-            for position, epoch in zip(positions, epochs, strict=True)
-        ]
-        return np.array(epochs, np.int64), np.array(windows, np.int64)
-
-    def _epoch_seed(self, epoch: int) -> int:
-        return int(noise.fold_in(noise.fold_in(self._seed, 0x0DE2), epoch) & np.uint64(0xFFFFFFFF))
+    def _rows_by_source(self, sources_W: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        for number in np.unique(sources_W):
+            yield int(number), np.flatnonzero(sources_W == number)
 
     def iterate(self, first_step: int, threads: int = 2, prefetch: int = 4) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, made ahead by threads."""
@@ -101,6 +165,20 @@ class TrainingBatches:
 
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
         return iter(grain.MapDataset.source(self)[first_step:].to_iter_dataset(options))
+
+
+def _common_features(sources: Sequence[Source]) -> Batch:
+    """One row of every feature that one of the sources has."""
+    rows = [source.maker.blank() for source in sources]
+    common = {name: array for row in rows for name, array in row.items()}
+    for source, row in zip(sources, rows, strict=True):
+        missing = common.keys() - row.keys() - _OPTIONAL
+        if missing:
+            raise UserError(
+                f"the tasks cannot be mixed: {source.task} has no {', '.join(sorted(missing))}, "
+                "and another task has"
+            )
+    return common
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
@@ -115,5 +193,12 @@ def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterato
         batch = maker.make(
             indices_W, noise.fold_in(noise.fold_in(seed, _EVALUATION_EPOCH), indices_W)
         )
-        missing = batch_size - len(indices_W)
-        yield {name: np.pad(array, ((0, missing), (0, 0))) for name, array in batch.items()}
+        yield pad_rows(batch, batch_size)
+
+
+def pad_rows(batch: Batch, rows: int) -> Batch:
+    """Fills a batch up with rows of zeros."""
+    return {
+        name: np.pad(array, ((0, rows - len(array)), *((0, 0),) * (array.ndim - 1)))
+        for name, array in batch.items()
+    }

@@ -63,7 +63,7 @@ class Checkpoints:
         self._check_room(state)
         description = {
             "config": dataclasses.asdict(run.config),
-            "cache_fingerprint": run.manifest.plan.fingerprint,
+            "cache_fingerprints": run.data.fingerprints,
         }
         with self._full_disk_named():
             self._manager.save(
@@ -99,9 +99,13 @@ class Checkpoints:
             step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
         )["run"]
         before = configuration.from_dict(Config, stored["config"], self._model_dir)
-        differences = configuration.changes(before, run.config)
-        if stored["cache_fingerprint"] != run.manifest.plan.fingerprint:
-            differences.append("the cache is another one")
+        differences = configuration.changes(before, run.config, step)
+        now = run.data.fingerprints
+        differences += [
+            f"the cache of {task} is another one"
+            for task, fingerprint in stored["cache_fingerprints"].items()
+            if now.get(task, fingerprint) != fingerprint
+        ]
         if differences:
             raise UserError(
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "

@@ -11,27 +11,21 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from tasks import files
+from tasks import files, mixture
 from tasks.command_line import UserError, nearest
 from trainer.model.config import ModelConfig
+from trainer.optimizer_config import SCHEDULE_FACTORS as SCHEDULE_FACTORS
+from trainer.optimizer_config import OptimizerConfig as OptimizerConfig
 
 CONFIG_FILE = "config.json"
+
+SHUFFLES = ("global", "block")
 
 NORMALIZERS = (
     "sum",
     "num_real_target_tokens",
     "num_total_target_tokens",
     "average_per_sequence",
-)
-# The keys of `optimizer.FACTORS`, which holds the functions.
-SCHEDULE_FACTORS = (
-    "constant",
-    "cosine_decay",
-    "decay_every",
-    "linear_decay",
-    "linear_warmup",
-    "rsqrt_decay",
-    "rsqrt_normalized_decay",
 )
 
 
@@ -84,73 +78,54 @@ class LossConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """Adafactor and its schedule.
-
-    `learning_rate` is T5X's `base_learning_rate`; with `multiply_by_parameter_scale` it is
-    relative to each tensor's root mean square. `schedule` is a product of the factors in
-    SCHEDULE_FACTORS, written "constant * linear_warmup * rsqrt_decay". The default,
-    "constant * rsqrt_decay", has no ramp: it is flat at `learning_rate / sqrt(warmup_steps)` for
-    `warmup_steps`.
-
-    `decay_rate`, `step_offset`, `clipping_threshold`, `min_dim_size_to_factor` are Adafactor's;
-    `decay_factor`, `steps_per_decay` (steps) and `steps_per_cycle` (steps) serve the factors
-    that name them. The schedule never gives less than `minimum_learning_rate`.
-
-    Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
-    `utils.create_learning_rate_scheduler`, whose defaults these are, but for the learning rate
-    and the schedule, which are those of its pretraining runs (`configs/runs/pretrain.gin`).
-
-    Raises:
-        ValueError: at construction, naming the field or the factor, if a value makes no sense.
-    """
-
-    name: str = "adafactor"
-    learning_rate: float = 1.0
-    schedule: str = "constant * rsqrt_decay"
-    warmup_steps: int = 10_000
-    decay_rate: float = 0.8
-    step_offset: int = 0
-    clipping_threshold: float = 1.0
-    min_dim_size_to_factor: int = 128
-    multiply_by_parameter_scale: bool = True
-    decay_factor: float = 0.5
-    steps_per_decay: int = 20_000
-    steps_per_cycle: int = 100_000
-    minimum_learning_rate: float = 1e-8
-
-    def __post_init__(self) -> None:
-        if self.name != "adafactor":
-            raise ValueError(f"OptimizerConfig.name is {self.name!r}; it must be 'adafactor'")
-        for factor in factor_names(self.schedule):
-            if factor not in SCHEDULE_FACTORS:
-                raise ValueError(
-                    f"OptimizerConfig.schedule {self.schedule!r} has the unknown factor "
-                    f"{factor!r}; known are {', '.join(sorted(SCHEDULE_FACTORS))}, joined by '*'"
-                )
-        for name in ("warmup_steps", "steps_per_decay", "steps_per_cycle"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"OptimizerConfig.{name} is {getattr(self, name)}; it must be 1 or more"
-                )
-        if self.clipping_threshold < 1:
-            raise ValueError(
-                f"OptimizerConfig.clipping_threshold is {self.clipping_threshold}; "
-                "it must be 1 or more"
-            )
-
-
-def factor_names(schedule: str) -> list[str]:
-    """The factors of a schedule, in order."""
-    return [name.strip() for name in schedule.split("*")]
-
-
-@dataclasses.dataclass(frozen=True)
 class LengthsConfig:
     """Positions of an example's features, EOS included. None: the task's own."""
 
     inputs: int | None = None
     targets: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingConfig:
+    """How a run mixes tasks; see tasks.mixture for what rates are.
+
+    `maximum` and `temperature` replace the mixture's own. `schedule`, "20000: a=0.5,b=0.5; …", has
+    other rates, or further tasks, from a number of updates on; on resume, only what lies ahead may
+    differ. No task repeats a window because rates change.
+    """
+
+    maximum: int | None = None
+    temperature: float | None = None
+    schedule: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """How the cache is read.
+
+    `shuffle` "global" permutes all windows of an epoch; "block", for a remote cache larger than the
+    disk, permutes blocks of whole shards of at most `block_bytes` and the windows inside each.
+    Shards of a remote cache are copied to `local_dir` (a temporary folder if None), at most
+    `local_bytes` of them at a time. `threads` make up to `prefetch` batches ahead.
+    """
+
+    shuffle: str = "global"
+    block_bytes: int = 16 << 30
+    local_bytes: int = 50 << 30
+    local_dir: str | None = None
+    threads: int = 2
+    prefetch: int = 4
+
+    def __post_init__(self) -> None:
+        if self.shuffle not in SHUFFLES:
+            raise ValueError(
+                f"DataConfig.shuffle is {self.shuffle!r}; it must be one of {', '.join(SHUFFLES)}"
+            )
+        for name in ("block_bytes", "local_bytes", "threads", "prefetch"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"DataConfig.{name} is {getattr(self, name)}; it must be 1 or more"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,21 +159,26 @@ class MetricsConfig:
 class Config:
     """A run. `model_dir` is where it writes; `cache_dir` what pipeline.build wrote.
 
-    `batch_size` counts rows of the global batch. `seed` determines initial parameters, dropout,
-    the order of windows and their noise.
+    `task` is a task, a mixture, tasks with rates as "a=0.7,b=0.3", or "seqio:NAME" for any task or
+    mixture registered with seqio. `objective` sets fields of the task's objective, as
+    "mask.noise_density=0.5,mask.mean_noise_span_length=8". `batch_size` counts rows of the global
+    batch. `seed` determines initial parameters, dropout, the order of windows and their noise.
     """
 
     preset: str
     model: ModelConfig
     task: str = ""
     task_module: str | None = None
+    objective: tuple[str, ...] = ()
     cache_dir: str = ""
     model_dir: str = ""
     train_steps: int = 10_000
     batch_size: int = 128
     seed: int = 0
     lengths: LengthsConfig = LengthsConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    mixing: MixingConfig = MixingConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     loss: LossConfig = LossConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -206,13 +186,17 @@ class Config:
 
 
 # What may differ between a checkpoint's run and the one that resumes it: nothing that changes a
-# parameter of an earlier step.
+# parameter of an earlier step. The schedule of rates is compared up to the checkpoint.
 RESUMABLE_CHANGES = (
     "preset",
     "cache_dir",
     "model_dir",
     "task_module",
     "train_steps",
+    "mixing.schedule",
+    "data.local_",
+    "data.threads",
+    "data.prefetch",
     "checkpoint.",
     "evaluation.",
     "metrics.",
@@ -220,11 +204,16 @@ RESUMABLE_CHANGES = (
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (field path, value) of every field that is not itself a dataclass."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        inner = f"{path}.{field.name}" if path else field.name
-        if dataclasses.is_dataclass(value):
+    """Yields (field path, value) of every field that is not itself a dataclass or a tuple of
+    dataclasses, whose elements are numbered."""
+    if isinstance(config, tuple):
+        parts = [(str(place), value) for place, value in enumerate(config)]
+    else:
+        parts = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    for name, value in parts:
+        inner = f"{path}.{name}" if path else name
+        several = isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0])
+        if dataclasses.is_dataclass(value) or several:
             yield from leaves(value, inner)
         else:
             yield inner, value
@@ -238,6 +227,9 @@ def replace(config: Any, path: str, value: Any) -> Any:
     """
     name, _, rest = path.partition(".")
     try:
+        if isinstance(config, tuple):
+            place = int(name)
+            return (*config[:place], replace(config[place], rest, value), *config[place + 1 :])
         new = replace(getattr(config, name), rest, value) if rest else value
         return dataclasses.replace(config, **{name: new})
     except ValueError as error:
@@ -248,7 +240,8 @@ def field_type(config: Any, path: str) -> Any:
     """Returns the declared type of the field at `path`."""
     name, _, rest = path.partition(".")
     if rest:
-        return field_type(getattr(config, name), rest)
+        inner = config[int(name)] if isinstance(config, tuple) else getattr(config, name)
+        return field_type(inner, rest)
     return typing.get_type_hints(type(config))[name]
 
 
@@ -349,11 +342,22 @@ def from_dict(kind: type, value: dict[str, Any], path: str) -> Any:
     return kind(**known)
 
 
-def changes(before: Config, now: Config) -> list[str]:
-    """The fields, of those that determine the parameters, in which two configurations differ."""
+def changes(before: Config, now: Config, step: int) -> list[str]:
+    """The fields, of those that determine the parameters up to `step`, in which two configurations
+    differ."""
     old = dict(leaves(before))
-    return [
+    found = [
         f"{path} was {old.get(path)}, is {value}"
         for path, value in leaves(now)
         if old.get(path) != value and not path.startswith(RESUMABLE_CHANGES)
     ]
+    schedules = [
+        [entry for entry in mixture.parse_schedule(config.mixing.schedule) if entry[0] < step]
+        for config in (before, now)
+    ]
+    if schedules[0] != schedules[1]:
+        found.append(
+            f"mixing.schedule was {before.mixing.schedule!r}, is {now.mixing.schedule!r}, "
+            f"different before update {step}"
+        )
+    return found

@@ -3,6 +3,7 @@
 python -m trainer.evaluate --model_dir=DIR [--checkpoints=all|latest|STEPS]
 """
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
@@ -14,76 +15,97 @@ from tasks import command_line, files, progress
 from tasks.command_line import Parser, UserError
 
 if TYPE_CHECKING:
+    from trainer.data import EvaluationSet
     from trainer.setup import Run
 
 EVALUATION_FILE = "evaluation.json"
 
 
 class Evaluator:
-    """Runs the evaluation step over every window of a split, the tails of shards included.
+    """Runs the evaluation step over every row of a split.
 
     Raises:
       UserError: the split is empty.
     """
 
     def __init__(self, run: "Run", split: str, evaluation_step: Callable, mesh: Any):
-        self._run, self._split = run, split
-        self._step, self._mesh = evaluation_step, mesh
-        self._maker = run.batch_maker(split, keep_tails=True)
-        self._batch_size = run.config.evaluation.batch_size or run.config.batch_size
-        if self._batch_size % mesh.size:
+        self._split, self._step, self._mesh = split, evaluation_step, mesh
+        self._vocab_size = run.data.vocab_size
+        batch_size = run.config.evaluation.batch_size or run.config.batch_size
+        if batch_size % mesh.size:
             raise UserError(
-                f"the evaluation's batch_size {self._batch_size} does not divide among "
+                f"the evaluation's batch_size {batch_size} does not divide among "
                 f"{mesh.size} devices"
             )
-        if not len(self._maker.windows):
-            raise UserError(
-                f"{run.cache} has no text in split {split}: evaluate on another split, or set "
-                "--evaluation.every_steps=0"
-            )
+        self._sets = run.data.evaluation(split, batch_size)
 
-    def __call__(self, params: Any) -> dict[str, float]:
-        """Returns loss and unigram_entropy in nats a target token, perplexity, accuracy, tokens.
+    def __call__(self, params: Any) -> dict[str, dict[str, float]]:
+        """Returns, by split, loss and unigram_entropy in nats a target token, perplexity, accuracy,
+        tokens: of all rows under the split's name and, of a mixture, of each task under SPLIT/TASK.
 
         `unigram_entropy` is what a model would pay that knew only how often each target id occurs
         in this split: the line to be beaten. The same rows and noise are used every time.
         """
-        from trainer.batches import evaluation_batches
-        from trainer.metrics import perplexity
+        each = {one.name: self._sums(params, one) for one in self._sets}
+        everything = _Sums(np.zeros(self._vocab_size, np.int64))
+        for sums in each.values():
+            everything.add(sums)
+        results = {self._split: everything.result()}
+        if len(each) > 1:
+            results |= {f"{self._split}/{name}": sums.result() for name, sums in each.items()}
+        return results
+
+    def _sums(self, params: Any, rows: "EvaluationSet") -> "_Sums":
         from trainer.step import put_batch
 
-        batches = -(-len(self._maker.windows) // self._batch_size)
-        sums: dict[str, float] = {}
-        counts = np.zeros(self._run.ids.size, np.int64)
-        tokens = 0.0
+        sums = _Sums(np.zeros(self._vocab_size, np.int64))
         pending = None
-        with progress.shown(f"evaluating {self._split}", batches) as bar:
-            for number, batch in enumerate(
-                evaluation_batches(self._maker, self._batch_size, self._run.config.seed)
-            ):
-                weights = batch["decoder_loss_weights"]
-                targets = batch["decoder_target_tokens"][weights > 0]
-                counts += np.bincount(targets, minlength=len(counts))
-                tokens += float(weights.sum())
+        with progress.shown(f"evaluating {self._split} of {rows.name}", rows.batches) as bar:
+            for number, batch in enumerate(rows.iterate()):
+                sums.add_targets(batch)
                 ready, pending = pending, self._step(params, put_batch(batch, self._mesh))
-                _add(sums, ready)
+                sums.add_metrics(ready)
                 bar.update(number + 1)
-        _add(sums, pending)
-        loss = sums["loss"] / tokens
-        share = counts[counts > 0] / counts.sum()
+        sums.add_metrics(pending)
+        return sums
+
+
+@dataclasses.dataclass
+class _Sums:
+    """Sums over rows: of metrics, of target tokens, and how often each id is a target."""
+
+    counts: np.ndarray
+    tokens: float = 0.0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add_targets(self, batch: dict[str, np.ndarray]) -> None:
+        weights = batch["decoder_loss_weights"]
+        targets = batch["decoder_target_tokens"][weights > 0]
+        self.counts += np.bincount(targets, minlength=len(self.counts))
+        self.tokens += float(weights.sum())
+
+    def add_metrics(self, metrics: Any) -> None:
+        for name, (total, _) in (metrics or {}).items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(total)
+
+    def add(self, other: "_Sums") -> None:
+        self.counts += other.counts
+        self.tokens += other.tokens
+        for name, total in other.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + total
+
+    def result(self) -> dict[str, float]:
+        from trainer.metrics import perplexity
+
+        loss = self.metrics["loss"] / self.tokens
+        share = self.counts[self.counts > 0] / self.counts.sum()
         return {
             "loss": loss,
             "perplexity": perplexity(loss),
-            "accuracy": sums["accuracy"] / tokens,
+            "accuracy": self.metrics["accuracy"] / self.tokens,
             "unigram_entropy": float(-(share * np.log(share)).sum()),
-            "tokens": tokens,
+            "tokens": self.tokens,
         }
-
-
-def _add(sums: dict[str, float], metrics: Any) -> None:
-    if metrics is not None:
-        for name, (total, _) in metrics.items():
-            sums[name] = sums.get(name, 0.0) + float(total)
 
 
 def _chosen(text: str, steps: list[int], model_dir: str) -> list[int]:
@@ -142,22 +164,24 @@ def main(argv: list[str]) -> None:
     checkpoints.close()
     files.write_json(
         files.join(arguments.model_dir, EVALUATION_FILE),
-        {"split": arguments.split, "checkpoints": {str(step): r for step, r in results.items()}},
+        {"checkpoints": {str(step): result for step, result in results.items()}},
     )
     print(table(results))
 
 
-def table(results: dict[int, dict[str, float]]) -> str:
-    """A line a checkpoint: step, loss, perplexity, accuracy, nats below the unigram entropy."""
+def table(results: dict[int, dict[str, dict[str, float]]]) -> str:
+    """A line a checkpoint: step, loss, perplexity, accuracy, nats below the unigram entropy; of a
+    mixture, a line more for each of its tasks."""
     lines = [f"{'step':>9} {'loss':>8} {'perplexity':>11} {'accuracy':>9} {'below unigram':>14}"]
-    for step, result in results.items():
-        gain = result["unigram_entropy"] - result["loss"]
-        shown = result["perplexity"]
-        lines.append(
-            f"{step:>9} {result['loss']:>8.4f} "
-            f"{shown if math.isfinite(shown) else math.inf:>11.2f} "
-            f"{result['accuracy']:>9.4f} {gain:>9.3f} nats"
-        )
+    for step, by_split in results.items():
+        for split, result in by_split.items():
+            gain = result["unigram_entropy"] - result["loss"]
+            shown = result["perplexity"]
+            lines.append(
+                f"{step:>9} {result['loss']:>8.4f} "
+                f"{shown if math.isfinite(shown) else math.inf:>11.2f} "
+                f"{result['accuracy']:>9.4f} {gain:>9.3f} nats {split.partition('/')[2]}".rstrip()
+            )
     return "\n".join(lines)
 
 

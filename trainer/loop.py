@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tasks import files, progress
 from tasks.command_line import UserError
 from trainer import config as configuration
-from trainer.batches import TrainingBatches
 from trainer.checkpoint import Checkpoints
 from trainer.cost import flops_per_step, parameter_count
 from trainer.evaluate import Evaluator
@@ -124,8 +123,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     state = (
         checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
     )
-    maker = run.batch_maker("train", keep_tails=False)
-    batches = TrainingBatches(maker, config.batch_size, config.seed).iterate(first)
+    batches = run.data.training(first)
     evaluator = (
         Evaluator(run, "validation", program.evaluation_step, program.mesh)
         if config.evaluation.every_steps
@@ -169,13 +167,13 @@ def train(run: Run, origins: dict[str, str]) -> int:
             if pending and (evaluating or saving):
                 note, pending = report(*pending), None
             if evaluating and evaluator:
-                result = evaluator(state.params)
-                writer.write(step, "validation", result)
-                print(
-                    f"step {step}: {note}, validation loss {result['loss']:.3f} "
-                    f"(unigram {result['unigram_entropy']:.3f})",
-                    flush=True,
-                )
+                for split, result in evaluator(state.params).items():
+                    writer.write(step, split, result)
+                    print(
+                        f"step {step}: {note}, {split} loss {result['loss']:.3f} "
+                        f"(unigram {result['unigram_entropy']:.3f})",
+                        flush=True,
+                    )
                 speed.restart(step)
             if saving:
                 finite(step, state.metrics)
@@ -220,34 +218,28 @@ def _positions(run: Run) -> int:
 
 def consequences(run: Run, devices: int, first_step: int) -> str:
     """What the configuration means, in a few lines, before the first step."""
-    config, plan = run.config, run.manifest.plan
-    maker = run.batch_maker("train", keep_tails=False)
-    objective, window = run.task.objective, maker.windows.window_tokens
-    steps_per_epoch = len(maker.windows) / config.batch_size
+    config = run.config
     encoder = run.lengths.inputs if run.converter.encoder_decoder else 0
     flops = flops_per_step(config.model, config.batch_size, encoder, run.converter.decoder_length)
     restart = (
         f"goes on from checkpoint {first_step}" if first_step else "starts from initial parameters"
     )
-    return "\n".join(
+    lines = [
+        *run.data.consequences(),
         (
-            f"task          {run.task.name}: {window} corpus tokens -> inputs "
-            f"{run.lengths.inputs}, targets {run.lengths.targets}",
-            f"sentinels     {objective.sentinels(run.lengths)} needed, "
-            f"{plan.vocabulary.sentinels} in the vocabulary of {plan.vocabulary.size} ids",
-            f"cache         {run.cache}: {run.manifest.total('train', 'tokens'):,} tokens, "
-            f"{len(maker.windows):,} windows, {plan.packing}",
-            f"batch         {config.batch_size} rows, {config.batch_size * window:,} corpus tokens "
-            f"a step, {steps_per_epoch:,.1f} steps an epoch, "
-            f"{config.train_steps / max(steps_per_epoch, 1e-9):,.2f} epochs in all",
-            f"model         {config.preset}: {parameter_count(config.model):,} parameters, "
+            "model",
+            f"{config.preset}: {parameter_count(config.model):,} parameters, "
             f"{flops / 1e9:,.1f} GFLOP a step, {config.model.dtype} on {devices} "
             f"{jax.devices()[0].platform} device(s)",
-            f"this run      {restart}, to step {config.train_steps}; a checkpoint every "
+        ),
+        (
+            "this run",
+            f"{restart}, to step {config.train_steps}; a checkpoint every "
             f"{config.checkpoint.every_steps} steps; killed at any moment, the same command "
             "goes on from the newest with the same bits",
-        )
-    )
+        ),
+    ]
+    return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
 
 
 def _save_versions(model_dir: str) -> None:

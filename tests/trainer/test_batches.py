@@ -11,8 +11,9 @@ from tasks.manifest import CacheManifest
 from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
 from tasks.vocabulary import load
 from tasks.windows import Windows
-from trainer.batches import BatchMaker, TrainingBatches, evaluation_batches
+from trainer.batches import BatchMaker, Places, Source, TrainingBatches, evaluation_batches
 from trainer.features import FeatureConverter
+from trainer.order import GlobalOrder
 
 LENGTHS = Lengths(inputs=64, targets=18)
 
@@ -29,13 +30,26 @@ def make(folder, objective, lengths, split="train", keep_tails=False, encoder_de
     return BatchMaker(windows, objective, converter, load(str(folder)).ids)
 
 
+def training(maker, batch_size, seed, **hosts):
+    return TrainingBatches([source(maker, seed)], batch_size, **hosts)
+
+
+def source(maker, seed, task="a_task"):
+    return Source(task, maker, GlobalOrder(len(maker.windows), seed), seed)
+
+
+def places(batches, steps):
+    """The places of the rows of the first `steps` batches."""
+    return Places(*np.concatenate([batches.places(step) for step in range(steps)], axis=1))
+
+
 def equal(one, other):
     assert one.keys() == other.keys()
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_any_step_is_reached_without_those_before(maker):
-    batches = TrainingBatches(maker, 8, seed=3)
+    batches = training(maker, 8, seed=3)
     first = list(itertools.islice(batches.iterate(0), 12))
     later = list(itertools.islice(batches.iterate(7, threads=1, prefetch=1), 5))
     assert all(equal(a, b) for a, b in zip(first[7:], later, strict=True))
@@ -44,8 +58,8 @@ def test_any_step_is_reached_without_those_before(maker):
 
 @pytest.mark.parametrize("hosts", [2, 4, 8])
 def test_hosts_share_the_same_global_batch(maker, hosts):
-    whole = TrainingBatches(maker, 8, seed=3)
-    parts = [TrainingBatches(maker, 8, seed=3, host=host, hosts=hosts) for host in range(hosts)]
+    whole = training(maker, 8, seed=3)
+    parts = [training(maker, 8, seed=3, host=host, hosts=hosts) for host in range(hosts)]
     for step in (0, 9, 10**9):
         pieces = [part[step] for part in parts]
         joined = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
@@ -54,21 +68,21 @@ def test_hosts_share_the_same_global_batch(maker, hosts):
 
 def test_an_epoch_has_every_window_once_and_the_next_another_order(maker):
     count = len(maker.windows)
-    batches = TrainingBatches(maker, 1, seed=3)
-    epochs, windows = batches.places(list(range(2 * count)))
+    batches = training(maker, 1, seed=3)
+    _, epochs, windows = places(batches, 2 * count)
     assert epochs.tolist() == [0] * count + [1] * count
     assert sorted(windows[:count]) == sorted(windows[count:]) == list(range(count))
     assert windows[:count].tolist() != windows[count:].tolist()
     assert windows[:count].tolist() != list(range(count))
-    other = TrainingBatches(maker, 1, seed=4).places(list(range(count)))[1]
+    other = places(training(maker, 1, seed=4), count).windows
     assert windows[:count].tolist() != other.tolist()
 
 
 def test_noise_is_new_in_every_epoch_and_the_text_the_same(maker):
-    batches = TrainingBatches(maker, 1, seed=3)
+    batches = training(maker, 1, seed=3)
     count = len(maker.windows)
-    places = batches.places(list(range(2 * count)))[1].tolist()
-    again = places.index(places[0], 1)
+    windows = places(batches, 2 * count).windows.tolist()
+    again = windows.index(windows[0], 1)
     first, second = batches[0], batches[again]
     assert not equal(first, second)
     assert rebuilt(first, maker.ids.size) == rebuilt(second, maker.ids.size)
@@ -156,7 +170,7 @@ def test_prefix_features_of_a_decoder_only_model():
 def test_every_objective_feeds_both_kinds_of_model(text_cache, objective, encoder_decoder):
     lengths = Lengths(64, 64)
     maker = make(text_cache, objective, lengths, encoder_decoder=encoder_decoder)
-    batch = TrainingBatches(maker, 4, seed=0)[0]
+    batch = training(maker, 4, seed=0)[0]
     decoder = (4, 64 if encoder_decoder else 128)
     assert {v.shape for name, v in batch.items() if name.startswith("decoder")} == {decoder}
     assert ("encoder_input_tokens" in batch) == encoder_decoder
@@ -178,10 +192,10 @@ def test_a_corrupt_record_names_the_shard_and_the_row(text_cache, tmp_path):
 
 def test_batches_that_cannot_be_are_refused(maker, text_cache):
     with pytest.raises(UserError, match="3 hosts"):
-        TrainingBatches(maker, 8, seed=0, hosts=3)
+        training(maker, 8, seed=0, hosts=3)
     huge = make(text_cache, AutoregressiveLM(), Lengths(0, 10**7))
     with pytest.raises(UserError, match="not one window"):
-        TrainingBatches(huge, 8, seed=0)
+        training(huge, 8, seed=0)
     with pytest.raises(UserError, match="no split test"):
         make(text_cache, span_corruption(), LENGTHS, split="test")
 

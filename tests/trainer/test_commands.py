@@ -153,8 +153,8 @@ def test_every_checkpoint_is_evaluated(finished):
     for step in (30, 60):
         # Another batch size, so another order of float32 sums.
         for name, value in during[step].items():
-            assert written[str(step)][name] == pytest.approx(value, rel=1e-5)
-        assert f"{written[str(step)]['loss']:.4f}" in result.stdout
+            assert written[str(step)]["validation"][name] == pytest.approx(value, rel=1e-5)
+        assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
 
 
 def test_the_report_draws_the_curve(finished):

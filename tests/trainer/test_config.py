@@ -88,15 +88,25 @@ def test_only_what_changes_no_parameter_may_change_on_resume():
         "--evaluation.every_steps=3",
         "--metrics.every_steps=3",
     )
-    assert configuration.changes(before, harmless) == []
+    assert configuration.changes(before, harmless, 5) == []
     for path, value in configuration.leaves(before):
         if path.startswith(configuration.RESUMABLE_CHANGES):
             continue
         if isinstance(value, float) and path == "optimizer.learning_rate":
             changed = configuration.replace(before, path, value + 1)
-            assert configuration.changes(before, changed) == [f"{path} was {value}, is {value + 1}"]
+            says = f"{path} was {value}, is {value + 1}"
+            assert configuration.changes(before, changed, 5) == [says]
     seeded = dataclasses.replace(before, seed=5)
-    assert configuration.changes(before, seeded) == ["seed was 0, is 5"]
+    assert configuration.changes(before, seeded, 5) == ["seed was 0, is 5"]
+
+
+def test_only_the_schedule_that_lies_ahead_may_change_on_resume():
+    before, _ = build("--mixing.schedule=20: a=1,b=2; 40: b=1")
+    longer, _ = build("--mixing.schedule=20:a=1,b=2; 41: a=1; 60: a=1,c=2")
+    assert configuration.changes(before, longer, 40) == []
+    assert "before update 41" in configuration.changes(before, longer, 41)[0]
+    with pytest.raises(UserError, match="must ascend"):
+        configuration.changes(before, build("--mixing.schedule=20:a;20:b")[0], 5)
 
 
 def test_names_that_need_no_jax_are_those_of_the_code():

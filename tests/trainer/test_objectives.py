@@ -10,7 +10,6 @@ import pytest
 from tasks import registry
 from tasks.command_line import UserError
 from tasks.manifest import CacheManifest
-from trainer.batches import TrainingBatches
 from trainer.config import override
 from trainer.loop import Program
 from trainer.metrics import means
@@ -73,7 +72,7 @@ def test_two_steps(name, text_cache, separated_cache, tmp_path):
     cache = separated_cache if name.endswith("full_lm") else text_cache
     run = run_of(name, cache, tmp_path)
     program = program_of(run)
-    batches = TrainingBatches(run.batch_maker("train", keep_tails=False), 8, seed=1)
+    batches = run.data.batches()
     state = program.initial_state()
     for step in range(2):
         batch = batches[step]
@@ -93,7 +92,7 @@ def test_a_document_s_eos_comes_from_the_cache(text_cache, separated_cache, tmp_
     with pytest.raises(UserError, match="--separator=eos"):
         run_of("python_docs_full_lm", text_cache, tmp_path)
     run = run_of("python_docs_full_lm", separated_cache, tmp_path)
-    batch = TrainingBatches(run.batch_maker("train", keep_tails=False), 8, seed=1)[0]
+    batch = run.data.batches()[0]
     ends = batch["decoder_target_tokens"] == 1
     assert ends.any()
     assert not ends[:, -1].all()
@@ -118,13 +117,14 @@ def test_pieces_are_read_without_sentencepiece(text_cache, tmp_path):
     from tasks.vocabulary import load
 
     run = run_of("python_docs_span_corruption", text_cache, tmp_path)
+    ids = run.data.tasks[0].ids
     processor = load(str(text_cache)).processor
     expected = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
-    assert run.ids.pieces == expected
-    assert run.ids.id_of("<extra_id_3>") == processor.piece_to_id("<extra_id_3>")
+    assert ids.pieces == expected
+    assert ids.id_of("<extra_id_3>") == processor.piece_to_id("<extra_id_3>")
     some = next(number for number in range(3, 500) if expected[number].startswith("\u2581"))
-    assert run.ids.id_of(expected[some]) == some
-    assert run.ids.word_starts[some]
-    assert run.ids.word_starts[3:600].tolist() == [
+    assert ids.id_of(expected[some]) == some
+    assert ids.word_starts[some]
+    assert ids.word_starts[3:600].tolist() == [
         piece.startswith("\u2581") for piece in expected[3:600]
     ]
