@@ -26,7 +26,10 @@ FORBIDDEN = {
 }
 # Decision 005: vocab runs its Beam job as pipeline does, and takes nothing else from there.
 OF_PIPELINE = {"pipeline.beam_options", "pipeline.beam_job"}
-ONLY_IN = {"tasks/seqio_tasks.py": {"seqio", "tensorflow"}}
+ONLY_IN = {
+    "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
+    "trainer/seqio_data.py": {"seqio", "tensorflow"},
+}
 
 
 def modules():

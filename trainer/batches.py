@@ -20,14 +20,12 @@ from tasks.command_line import UserError
 from tasks.objectives import Objective
 from tasks.vocabulary import UNK_ID, TokenIds
 from tasks.windows import Windows
-from trainer.features import Batch, FeatureConverter
+from trainer.features import Batch, Converter
 from trainer.interleave import Schedule
 from trainer.order import Order
 
 # Separates the noise of evaluation from that of training under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
-# Features that some tasks of a mixture may lack: zeros say no prefix is seen in both directions.
-_OPTIONAL = {"decoder_causal_attention"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +34,7 @@ class BatchMaker:
 
     windows: Windows
     objective: Objective
-    converter: FeatureConverter
+    converter: Converter
     ids: TokenIds
 
     def make(self, indices_W: np.ndarray, keys_W: np.ndarray) -> Batch:
@@ -105,7 +103,7 @@ class TrainingBatches:
     Host `host` of `hosts` gets its rows of the same global batch of `batch_size` rows.
 
     Raises:
-      UserError: `batch_size` does not divide by `hosts`, or the sources' rows have other features.
+      UserError: `batch_size` does not divide by `hosts`.
     """
 
     def __init__(
@@ -122,7 +120,10 @@ class TrainingBatches:
         self._schedule = schedule or Schedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts
         self._first_row = host * self._rows
-        self._features = _common_features(self._sources) if len(self._sources) > 1 else {}
+        # One row of every feature that a source has. What others lack is the prefix seen in both
+        # directions, where zeros say that there is none.
+        blanks = [source.maker.blank() for source in self._sources]
+        self._features = {name: row for blank in blanks for name, row in blank.items()}
 
     def __len__(self) -> int:
         # What grain asks of a random-access source; no run is as long. Due times of windows are
@@ -143,7 +144,7 @@ class TrainingBatches:
     def __getitem__(self, step: int) -> Batch:
         places = self.places(step)
         batch = {
-            name: np.zeros_like(row, shape=(self._rows, *row.shape[1:]))
+            name: np.zeros((self._rows, *row.shape[1:]), row.dtype)
             for name, row in self._features.items()
         }
         for number, rows in self._rows_by_source(places.sources):
@@ -165,20 +166,6 @@ class TrainingBatches:
 
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
         return iter(grain.MapDataset.source(self)[first_step:].to_iter_dataset(options))
-
-
-def _common_features(sources: Sequence[Source]) -> Batch:
-    """One row of every feature that one of the sources has."""
-    rows = [source.maker.blank() for source in sources]
-    common = {name: array for row in rows for name, array in row.items()}
-    for source, row in zip(sources, rows, strict=True):
-        missing = common.keys() - row.keys() - _OPTIONAL
-        if missing:
-            raise UserError(
-                f"the tasks cannot be mixed: {source.task} has no {', '.join(sorted(missing))}, "
-                "and another task has"
-            )
-    return common
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from tasks.windows import Windows
 from trainer import config as configuration
 from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batches, task_seed
 from trainer.config import Config
-from trainer.features import Batch, FeatureConverter
+from trainer.features import Batch, Converter, target_side
 from trainer.interleave import Schedule
 from trainer.order import GlobalOrder
 
@@ -143,7 +143,7 @@ class CachedData:
       UserError: the tasks cannot be read together; says why.
     """
 
-    def __init__(self, config: Config, tasks: list[CachedTask], converter: FeatureConverter):
+    def __init__(self, config: Config, tasks: list[CachedTask], converter: Converter):
         self._config, self.tasks, self._converter = config, tasks, converter
         self.lengths = converter.lengths
         first = tasks[0]
@@ -294,7 +294,7 @@ _WASTEFUL = 0.9
 
 def filled(batch: Batch) -> dict[str, float]:
     """Returns the share of positions that are no padding, in inputs and in targets."""
-    sides = {"inputs": "encoder_input_tokens", "targets": "decoder_target_tokens"}
+    sides = {"inputs": "encoder_input_tokens", "targets": f"{target_side(batch)}_target_tokens"}
     return {
         side: float(np.count_nonzero(batch[name]) / batch[name].size)
         for side, name in sides.items()

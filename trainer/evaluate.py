@@ -79,8 +79,11 @@ class _Sums:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add_targets(self, batch: dict[str, np.ndarray]) -> None:
-        weights = batch["decoder_loss_weights"]
-        targets = batch["decoder_target_tokens"][weights > 0]
+        from trainer.features import target_side
+
+        side = target_side(batch)
+        weights = batch[f"{side}_loss_weights"]
+        targets = batch[f"{side}_target_tokens"][weights > 0]
         self.counts += np.bincount(targets, minlength=len(self.counts))
         self.tokens += float(weights.sum())
 

@@ -212,15 +212,14 @@ class Speed:
 
 
 def _positions(run: Run) -> int:
-    encoder = run.lengths.inputs if run.converter.encoder_decoder else 0
-    return encoder + run.converter.decoder_length
+    return run.converter.encoder_length + run.converter.decoder_length
 
 
 def consequences(run: Run, devices: int, first_step: int) -> str:
     """What the configuration means, in a few lines, before the first step."""
     config = run.config
-    encoder = run.lengths.inputs if run.converter.encoder_decoder else 0
-    flops = flops_per_step(config.model, config.batch_size, encoder, run.converter.decoder_length)
+    lengths = run.converter.encoder_length, run.converter.decoder_length
+    flops = flops_per_step(config.model, config.batch_size, *lengths)
     restart = (
         f"goes on from checkpoint {first_step}" if first_step else "starts from initial parameters"
     )

@@ -6,9 +6,10 @@ from tasks.command_line import UserError
 from tasks.objectives import Lengths
 from tasks.task import TaskSpec
 from trainer import config as configuration
+from trainer import features
 from trainer.config import Config
 from trainer.data import CachedData, Data, mixtures_of, open_cache
-from trainer.features import FeatureConverter
+from trainer.features import Converter
 
 SEQIO = "seqio:"
 
@@ -23,7 +24,7 @@ class Run:
 
     config: Config
     data: Data
-    converter: FeatureConverter
+    converter: Converter
 
     @property
     def lengths(self) -> Lengths:
@@ -37,37 +38,61 @@ def prepare(config: Config, origins: dict[str, str]) -> Run:
     Raises:
       UserError: something is missing or does not fit; says which flag to set to what.
     """
-    for name in ("task", "cache_dir", "model_dir"):
+    for name in ("task", "model_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
     for name, least in (("train_steps", 1), ("batch_size", 1)):
         if getattr(config, name) < least:
             raise UserError(f"--{name}={getattr(config, name)}: must be at least {least}")
-    encoder_decoder = config.model.num_encoder_layers > 0
+    data = _seqio_data if config.task.startswith(SEQIO) else _cached_data
+    return data(config, origins)
+
+
+def _cached_data(config: Config, origins: dict[str, str]) -> Run:
+    if not config.cache_dir:
+        raise UserError("--cache_dir is missing")
     names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
     tasks = [open_cache(config, name) for name in names]
     for each in tasks:
-        _check_task(each.task, encoder_decoder, config.preset)
+        _check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
-    config = _imply_vocabulary(
-        config, origins, tasks[0].ids.size, "cache", f"the vocabulary of {tasks[0].cache}"
-    )
+    where = f"the vocabulary of {tasks[0].cache}"
+    config = _imply_vocabulary(config, origins, tasks[0].ids.size, "vocabulary of the cache", where)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    converter = FeatureConverter(lengths, encoder_decoder)
+    converter = features.converter(config.model, lengths)
     return Run(config, CachedData(config, tasks, converter), converter)
 
 
-def _check_task(task: TaskSpec, encoder_decoder: bool, preset: str) -> None:
-    if not {*task.objective.features} <= {"inputs", "targets", "weights", "prefix"}:
-        raise UserError(
-            f"task {task.name} is for an encoder alone, which no preset is yet: choose another "
-            "task, or read this one through tasks.seqio_tasks"
-        )
-    if encoder_decoder and not task.lengths.inputs:
-        raise UserError(
-            f"task {task.name} has no inputs, and preset {preset} has an encoder: choose a "
-            "decoder-only preset (lm_small, …) or another task"
-        )
+def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
+    from trainer.seqio_data import SeqioData
+
+    idle = ("mixing.", "objective", "data.shuffle", "data.local_", "data.block_", "data.threads")
+    defaults = dict(configuration.leaves(Config(config.preset, config.model)))
+    for path, value in configuration.leaves(config):
+        if path.startswith(idle) and value != defaults[path]:
+            raise UserError(f"--{path} has no effect on --task={config.task}")
+    data = SeqioData(config, config.task.removeprefix(SEQIO))
+    where = f"the vocabulary of {config.task}"
+    config = _imply_vocabulary(config, origins, data.vocab_size, "vocabulary of the task", where)
+    return Run(config, data, features.converter(config.model, data.lengths))
+
+
+def _check_task(task: TaskSpec, config: Config) -> None:
+    wanted = {*task.objective.features}
+    fills_encoder = config.model.architecture != "encoder_decoder" or task.lengths.inputs
+    if fills_encoder and features.convertible(config.model, task.objective.features):
+        return
+    if "order" in wanted:
+        fitting = "an encoder-only preset (bert_base, …)"
+    elif task.lengths.inputs and "prefix" not in wanted:
+        fitting = "an encoder-decoder or decoder-only preset (t5_1_1_small, lm_small, …)"
+    else:
+        fitting = "a decoder-only preset (lm_small, …)"
+    made_of = ", ".join(task.objective.features)
+    raise UserError(
+        f"preset {config.preset} cannot train on task {task.name}, whose examples are {made_of}: "
+        f"choose {fitting} or another task"
+    )
 
 
 def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> Config:
@@ -88,10 +113,11 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
 def _imply_vocabulary(
     config: Config, origins: dict[str, str], size: int, origin: str, where: str
 ) -> Config:
+    """Sets the number of embeddings, if nobody did, to what `size` ids need."""
     if origins.get("model.vocab_size") != "command line":
         rounded = -(-size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
         config = configuration.replace(config, "model.vocab_size", rounded)
-        origins["model.vocab_size"] = f"vocabulary of the {origin}"
+        origins["model.vocab_size"] = origin
     if config.model.vocab_size < size:
         raise UserError(
             f"--model.vocab_size={config.model.vocab_size} is smaller than {where}, {size} ids"

@@ -1,0 +1,132 @@
+"""Any task or mixture registered with seqio as a run's data, by TensorFlow.
+
+A T5X user's own Tasks train here as they are, through seqio's reading, shuffling, packing and
+feature converters. What caches of pipeline.build promise, these cannot; `consequences` says so.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tasks import registry
+from tasks.command_line import UserError, nearest
+from tasks.objectives import Lengths
+from trainer.batches import pad_rows
+from trainer.config import Config
+from trainer.data import EvaluationSet, filled
+from trainer.features import Batch
+
+_LIMITS = (
+    "seqio makes these batches: their order depends on its version, TensorFlow's and a shuffle "
+    "buffer, a restart reads again from the beginning and skips what was used, and "
+    "trainer.explain cannot name documents"
+)
+
+
+class SeqioData:
+    """Batches of a seqio Task or Mixture; see trainer.data.Data.
+
+    Rows are packed, as T5X packs them, and come from the cache that `cache_dir` has for the task,
+    if it has one.
+
+    Raises:
+      UserError: seqio is not installed, there is no such task, or lengths are missing.
+    """
+
+    def __init__(self, config: Config, name: str):
+        try:
+            import seqio
+            import tensorflow as tf
+        except ImportError as error:
+            raise UserError(
+                f"--task=seqio:{name} needs seqio and TensorFlow: pip install 'palimpsest[seqio]'"
+            ) from error
+        tf.config.set_visible_devices([], "GPU")
+        if config.task_module:
+            registry.load(config.task_module)
+        known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+        if name not in known:
+            raise UserError(
+                f"seqio knows no task or mixture {name}{nearest(name, known)}: name the module "
+                "that registers it as --task_module"
+            )
+        self._config, self._name, self._seqio = config, name, seqio
+        self._mixture = seqio.get_mixture_or_task(name)
+        features = self._mixture.output_features
+        for side in ("inputs", "targets"):
+            if side in features and getattr(config.lengths, side) is None:
+                raise UserError(f"--task=seqio:{name} needs --lengths.{side}")
+        if "targets" not in features:
+            raise UserError(f"seqio:{name} has no feature targets, only {', '.join(features)}")
+        self.lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+        self.vocab_size = int(features["targets"].vocabulary.vocab_size)
+        self._feature_lengths = {
+            side: length
+            for side, length in dataclasses.asdict(self.lengths).items()
+            if side in features
+        }
+        # seqio knows no fingerprint of its caches.
+        self.fingerprints: dict[str, str] = {}
+        self._cached = False
+        if config.cache_dir:
+            seqio.add_global_cache_dirs([config.cache_dir])
+            tasks = getattr(self._mixture, "tasks", [self._mixture])
+            self._cached = all(task.cache_dir for task in tasks)
+
+    def training(self, first_step: int) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, … without end."""
+        dataset = self._dataset("train", shuffle=True, num_epochs=None)
+        batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
+        return batches.prefetch(self._config.data.prefetch).as_numpy_iterator()
+
+    def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
+        """The rows of a split once, in order, the last batch filled up with padding.
+
+        Raises:
+          UserError: there is no such split.
+        """
+        if split not in self._mixture.splits:
+            raise UserError(f"seqio:{self._name} has no split {split}")
+
+        def iterate() -> Iterator[Batch]:
+            dataset = self._dataset(split, shuffle=False, num_epochs=1)
+            for batch in dataset.batch(batch_size).as_numpy_iterator():
+                yield pad_rows(batch, batch_size)
+
+        return [EvaluationSet(self._name, None, iterate)]
+
+    def consequences(self) -> list[tuple[str, str]]:
+        """What the configuration means for the data: (subject, text) lines."""
+        source = "its cache" if self._cached else "not cached: tokenized anew by this process"
+        shares = ", ".join(
+            f"{side} {share:.1%} full" for side, share in filled(self._first).items()
+        )
+        return [
+            (
+                "task",
+                f"seqio:{self._name}, {source}, inputs {self.lengths.inputs}, targets "
+                f"{self.lengths.targets}, packed",
+            ),
+            ("warning", _LIMITS),
+            ("batch", f"{self._config.batch_size} rows"),
+            ("packing", ", ".join(f"{side} {share:.1%} full" for side, share in shares)),
+        ]
+
+    def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
+        seqio, model = self._seqio, self._config.model
+        if model.num_encoder_layers > 0:
+            converter = seqio.EncDecFeatureConverter(pack=True)
+        elif "inputs" in self._feature_lengths:
+            converter = seqio.PrefixLMFeatureConverter(pack=True)
+        else:
+            converter = seqio.LMFeatureConverter(pack=True)
+        return seqio.get_dataset(
+            self._name,
+            task_feature_lengths=self._feature_lengths,
+            dataset_split=split,
+            shuffle=shuffle,
+            num_epochs=num_epochs,
+            feature_converter=converter,
+            use_cached=self._cached,
+            seed=self._config.seed,
+        )
