@@ -13,6 +13,8 @@ A row has two features, both lists of int64:
 import dataclasses
 import functools
 import struct
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import google_crc32c
 import numpy as np
@@ -21,10 +23,15 @@ _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 FRAMING_BYTES = _HEADER.size + _FOOTER.size
 _CRC_MASK_DELTA = 0xA282EAD8
+Result = TypeVar("Result")
 
 
 class CorruptRecord(Exception):
-    """A record's checksum or structure is wrong."""
+    """A record's checksum or structure is wrong; `record` is its number among those of a call."""
+
+    def __init__(self, reason: str, record: int = 0):
+        super().__init__(reason)
+        self.record = record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +90,17 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
     starts = np.empty_like(ends)
     starts[:1] = 0
     starts[1:] = ends[:-1] + 1
+    return _varints(raw, starts, ends).astype(np.int32)
+
+
+def _varints(raw: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Values, int64, of the varints from byte `starts` to byte `ends`, both included."""
     low = (raw & 0x7F).astype(np.int64)
     values = low[starts]
     for byte in range(1, int((ends - starts).max(initial=0)) + 1):
         longer = starts + byte <= ends
         values[longer] |= low[starts[longer] + byte] << (7 * byte)
-    return values.astype(np.int32)
+    return values
 
 
 @functools.lru_cache(maxsize=4096)  # tags and the lengths of rows, the same again and again
@@ -160,3 +172,135 @@ def decode_row(data: bytes | memoryview) -> Row:
     if b"targets" not in found:
         raise CorruptRecord("the record has no feature 'targets'")
     return Row(found[b"targets"], found.get(b"document_starts", np.zeros(0, np.int32)))
+
+
+class Records:
+    """Whole records read at once: every checksum tested, tokens decoded where they are asked for.
+
+    One pass of numpy over the bytes of all records, and in Python only one checksum and one
+    comparison a record. A varint ends at a byte below 0x80, and a row as `encode_row` writes it
+    ends with its tokens: their count, which the index has, says where they begin. Rows of another
+    form go through `decode_row`, one by one.
+
+    Args:
+      data: the records, one after the other.
+      bounds: int64 [records + 1], where each begins in `data`, and where the last ends.
+      tokens: int64 [records], how many `targets` each has.
+
+    Raises:
+      CorruptRecord: a checksum, a length or a number of tokens does not fit; says which record's.
+    """
+
+    def __init__(self, data: bytes, bounds: np.ndarray, tokens: np.ndarray):
+        self._data, self._bounds, self._tokens = data, bounds, tokens
+        self._raw = np.frombuffer(data, np.uint8)
+        self._check_framing()
+        # Those of framing and names are found too, and never asked for.
+        self._ends = np.flatnonzero(self._raw < 0x80)
+        after = np.searchsorted(self._ends, bounds[1:] - _FOOTER.size)
+        self._first = after - tokens
+        self._decoded = None if self._as_we_write(after) else self._decode_each()
+
+    def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns `counts` tokens after the first `skips` of each of `records`, one part after the
+        other: int32 [sum of counts]."""
+        firsts = self._first[records] + skips
+        parts = list(zip(firsts.tolist(), (firsts + counts).tolist(), strict=True))
+        if not parts:
+            return np.zeros(0, np.int32)
+        if self._decoded is not None:
+            return np.concatenate([self._decoded[first:last] for first, last in parts])
+        starts = np.concatenate([self._ends[first - 1 : last - 1] for first, last in parts])
+        starts += 1
+        ends = np.concatenate([self._ends[first:last] for first, last in parts])
+        more = ends - starts
+        most = int(more.max(initial=0))
+        if most >= len(_WORD_MASKS):
+            return _varints(self._raw, starts, ends).astype(np.int32)
+        # The four bytes from each place on, of which a varint has one to four. The checksum behind
+        # the last token makes sure that there are four.
+        words: np.ndarray = (
+            np.ndarray(len(self._raw) - 3, "<u4", self._data, strides=(1,)).copy().take(starts)
+        )
+        words &= _WORD_MASKS.take(more)
+        values = words & np.uint32(0x7F)
+        for byte in range(1, most + 1):
+            values |= (words >> np.uint32(byte)) & np.uint32(0x7F << 7 * byte)
+        return values.view(np.int32)
+
+    def _check_framing(self) -> None:
+        begins, ends, sizes = self._bounds[:-1], self._bounds[1:], np.diff(self._bounds)
+        if len(sizes) and sizes.min() < FRAMING_BYTES:
+            raise CorruptRecord("the record is cut short", int(sizes.argmin()))
+        heads = self._raw[begins[:, None] + np.arange(_HEADER.size)]
+        lengths = heads[:, :8].copy().view("<u8")[:, 0].astype(np.int64)
+        length_crcs = heads[:, 8:].copy().view("<u4")[:, 0]
+        feet = self._raw[(ends - _FOOTER.size)[:, None] + np.arange(_FOOTER.size)]
+        data_crcs = feet.view("<u4")[:, 0]
+        expected = [_length_crc(size) for size in (sizes - FRAMING_BYTES).tolist()]
+        data, value = self._data, google_crc32c.value
+        places = zip((begins + _HEADER.size).tolist(), (ends - _FOOTER.size).tolist(), strict=True)
+        crcs = np.array([value(data[begin:end]) for begin, end in places], np.uint32)
+        crcs = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_CRC_MASK_DELTA)
+        wrong = lengths != sizes - FRAMING_BYTES
+        wrong |= (length_crcs != np.array(expected, np.uint32)) | (data_crcs != crcs)
+        # Which of the three it is, `unframe` says.
+        self._each(np.flatnonzero(wrong).tolist(), lambda _, record: unframe(record))
+
+    def _as_we_write(self, after: np.ndarray) -> bool:
+        """Whether every row ends with the head of `targets` and as many numbers as it should."""
+        if len(self._first) and self._first.min() < 1:
+            return False
+        begins = self._ends[self._first - 1] + 1
+        ends = self._bounds[1:] - _FOOTER.size
+        return bool((self._ends[after - 1] == ends - 1).all()) and all(
+            begin >= len(head := _targets_head(size))
+            and self._data.startswith(head, begin - len(head))
+            for begin, size in zip(begins.tolist(), (ends - begins).tolist(), strict=True)
+        )
+
+    def _decode_each(self) -> np.ndarray:
+        """Returns the tokens of all records, and makes `_first` places among them."""
+
+        def decode(number: int, record: memoryview) -> np.ndarray:
+            targets = decode_row(unframe(record)).targets
+            if len(targets) != self._tokens[number]:
+                raise CorruptRecord(
+                    f"it has {len(targets)} tokens, the index says {self._tokens[number]}"
+                )
+            return targets
+
+        rows = self._each(range(len(self._tokens)), decode)
+        self._first = np.cumsum(self._tokens) - self._tokens
+        return np.concatenate([np.zeros(0, np.int32), *rows])
+
+    def _each(
+        self, numbers: Iterable[int], action: Callable[[int, memoryview], Result]
+    ) -> list[Result]:
+        view, results = memoryview(self._data), []
+        for number in numbers:
+            try:
+                record = view[self._bounds[number] : self._bounds[number + 1]]
+                results.append(action(number, record))
+            except CorruptRecord as error:
+                raise CorruptRecord(str(error), number) from error
+        return results
+
+
+# By how many bytes a varint has after its first: which bits of a little-endian word are its own.
+_WORD_MASKS = np.array([0x7F, 0x7F7F, 0x7F7F7F, 0x7F7F7F7F], np.uint32)
+
+
+@functools.lru_cache(maxsize=4096)  # rows are of a few hundred lengths
+def _length_crc(length: int) -> int:
+    return masked_crc(struct.pack("<Q", length))
+
+
+@functools.lru_cache(maxsize=4096)
+def _targets_head(size: int) -> bytes:
+    """What `encode_row` writes before `size` bytes of `targets`, beginning with their entry."""
+    head = b""
+    for number in (1, 3, 2):
+        head = _varint(number << 3 | 2) + _varint(len(head) + size) + head
+    head = _field(1, b"targets") + head
+    return _varint(1 << 3 | 2) + _varint(len(head) + size) + head

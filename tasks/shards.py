@@ -1,0 +1,378 @@
+"""The files of a cache's shards, open for reading from many threads; of a remote cache, copies.
+
+So many shards are open at most, and copies take so many bytes at most: those not read for longest
+make room, never one that is being read. A copy is whole, of the manifest's size and checksum, or
+it is not there.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import io
+import itertools
+import logging
+import mmap
+import os
+import resource
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from tasks import files, remote
+from tasks.command_line import UserError
+from tasks.manifest import ROW_INDEX, FileEntry
+from tasks.records import CorruptRecord
+
+_CHUNK_BYTES = 16 << 20
+_FOLDER_PREFIX = "palimpsest-copies-"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFiles:
+    """A shard's records and row index: path or URL, and what the manifest says of them."""
+
+    records: str
+    index: str
+    records_entry: FileEntry
+    index_entry: FileEntry
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        """Of both files together."""
+        return self.records_entry.bytes + self.index_entry.bytes
+
+
+class OpenShard:
+    """A shard open for reading: its row index, mapped, and the bytes of its records.
+
+    Raises:
+      UserError: a file is missing, or the index is not that of the manifest.
+    """
+
+    def __init__(self, shard: ShardFiles, records: str, index: str):
+        rows = _map_index(index, shard)
+        self.offsets, self.tokens = rows["offset"], rows["tokens"]
+        self._size = shard.records_entry.bytes
+        try:
+            self._file = os.open(records, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise UserError(f"{shard.records} is missing: run pipeline.build again") from error
+        self.close = weakref.finalize(self, os.close, self._file)
+        self.readers = 0
+
+    def bounds(self, first: int, last: int) -> list[int]:
+        """Where the records of rows [first, last) begin, and where the last of them ends."""
+        begins = self.offsets[first : last + 1].tolist()
+        return begins if last < len(self.offsets) else [*begins, self._size]
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Returns these bytes of the records; fewer only where the file ends.
+
+        Raises:
+          CorruptRecord: there are no such bytes.
+        """
+        if not 0 <= begin <= end <= self._size:
+            raise CorruptRecord(f"the index has it end at byte {end:,} of {self._size:,}")
+        data = os.pread(self._file, end - begin, begin)
+        while len(data) < end - begin:
+            more = os.pread(self._file, end - begin - len(data), begin + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+
+def _map_index(path: str, shard: ShardFiles) -> np.ndarray:
+    """Returns ROW_INDEX [rows]. Checked byte by byte first: numpy's parser takes 200 µs, and where
+    there are more shards than may be open, that is once a window."""
+    again = "run pipeline.build again"
+    head = _index_head(shard.rows)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_size == len(head) + shard.rows * ROW_INDEX.itemsize:
+                mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+                if mapped[: len(head)] == head:
+                    return np.frombuffer(mapped, ROW_INDEX, offset=len(head))
+        finally:
+            os.close(file)
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise UserError(f"{shard.index} is missing: {again}") from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{shard.index} is not a row index ({error}): {again}") from error
+    if rows.dtype != ROW_INDEX:
+        raise UserError(f"{shard.index} is not a row index of this version: build the cache again")
+    if rows.shape != (shard.rows,):
+        raise UserError(
+            f"{shard.index} has {len(rows):,} rows and the manifest says {shard.rows:,}: delete "
+            f"the file and {again}, which redoes that shard alone"
+        )
+    return rows
+
+
+@functools.lru_cache(maxsize=4096)
+def _index_head(rows: int) -> bytes:
+    """What numpy writes before the index of so many rows."""
+    head = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(ROW_INDEX)
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": descr, "fortran_order": False, "shape": (rows,)}
+    )
+    return head.getvalue()
+
+
+class Shards:
+    """The shards of a split, opened and copied as they are read.
+
+    Args:
+      shards: all of them; a number is a place in this list.
+      local_dir: where copies of a remote cache go, into a folder of their own that ends with the
+        process; None: the system's temporary folder. What killed processes left there is removed.
+      local_bytes: the most that copies take.
+      open_shards: the most shards open, two file descriptors each; by default an eighth of what the
+        process may open.
+
+    Raises:
+      UserError: a shard is larger than `local_bytes`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ShardFiles],
+        local_dir: str | None = None,
+        local_bytes: int = 50 << 30,
+        open_shards: int = 0,
+    ):
+        self._shards = shards
+        self._remote = bool(shards) and files.is_remote(shards[0].records)
+        self._local_dir, self._local_bytes = local_dir, local_bytes
+        self._open_shards = open_shards or max(
+            8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        )
+        largest = max(shards, key=lambda shard: shard.bytes, default=None)
+        if self._remote and largest is not None and largest.bytes > local_bytes:
+            raise UserError(
+                f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
+                f"may take {local_bytes:,}: set --data.local_bytes to {largest.bytes} or, better, "
+                "to many times as much"
+            )
+        # Guards all below. Both are in the order of use, the latest last.
+        self._changed = threading.Condition()
+        self._open: collections.OrderedDict[int, OpenShard] = collections.OrderedDict()
+        self._copies: collections.OrderedDict[int, int] = collections.OrderedDict()
+        self._opening: set[int] = set()
+        self._waiting = 0
+        self._folder = ""
+        self._prefetching = threading.Lock()
+
+    @contextlib.contextmanager
+    def reading(self, number: int) -> Iterator[OpenShard]:
+        """Yields the shard, which stays open and where it is while it is read."""
+        shard = self.hold(number)
+        try:
+            yield shard
+        finally:
+            self.release(shard)
+
+    def hold(self, number: int) -> OpenShard:
+        """`reading` by hand: what it returns is to be given to `release`. Hold one at a time."""
+        with self._changed:
+            while True:
+                shard = self._open.get(number)
+                if shard is not None:
+                    shard.readers += 1
+                    self._open.move_to_end(number)
+                    if self._remote:
+                        self._copies.move_to_end(number)
+                    return shard
+                if number not in self._opening:
+                    break
+                self._wait()
+            self._opening.add(number)
+        opened = None
+        try:
+            opened = self._opened(number)
+            return opened
+        finally:
+            with self._changed:
+                self._opening.discard(number)
+                if opened is not None:
+                    opened.readers = 1
+                    self._open[number] = opened
+                    self._close_surplus()
+                self._changed.notify_all()
+
+    def release(self, shard: OpenShard) -> None:
+        """Ends a `hold`."""
+        with self._changed:
+            shard.readers -= 1
+            if self._waiting and not shard.readers:
+                self._changed.notify_all()
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Copies shards of a remote cache in the background, one after the other; those that are
+        there count as used. An error is left to whoever reads the shard."""
+        if not self._remote:
+            return
+
+        def copy() -> None:
+            with self._prefetching:
+                for number in numbers:
+                    try:
+                        self.release(self.hold(number))
+                    except Exception as error:
+                        name = self._shards[number].records
+                        logging.getLogger(__name__).warning(
+                            "%s was not copied ahead: %s", name, remote.said(error)
+                        )
+
+        threading.Thread(target=copy, name="prefetch shards", daemon=True).start()
+
+    def _wait(self) -> None:
+        self._waiting += 1
+        self._changed.wait()
+        self._waiting -= 1
+
+    def _close_surplus(self) -> None:
+        surplus = len(self._open) - self._open_shards
+        idle = (number for number, shard in self._open.items() if not shard.readers)
+        for number in list(itertools.islice(idle, max(0, surplus))):
+            self._open.pop(number).close()
+
+    def _opened(self, number: int) -> OpenShard:
+        shard = self._shards[number]
+        if not self._remote:
+            return OpenShard(shard, files.local_path(shard.records), files.local_path(shard.index))
+        with self._changed:
+            there = number in self._copies
+            if there:
+                self._copies.move_to_end(number)
+            else:
+                self._make_room(shard.bytes)
+                self._copies[number] = shard.bytes
+                self._folder = self._folder or _own_folder(self, self._local_dir)
+        records, index = self._copy_paths(number)
+        if not there:
+            try:
+                _copy(shard.records, shard.records_entry, records)
+                _copy(shard.index, shard.index_entry, index)
+            except BaseException:
+                with self._changed:
+                    self._remove_copy(number)
+                raise
+        return OpenShard(shard, records, index)
+
+    def _make_room(self, needed: int) -> None:
+        """Waits, where all copies are being read; whoever reads one waits for nothing."""
+        while sum(self._copies.values()) + needed > self._local_bytes:
+            for number in self._copies:
+                shard = self._open.get(number)
+                if number not in self._opening and not (shard and shard.readers):
+                    # Closed first: a deleted file takes its room until the last has closed it.
+                    if shard:
+                        self._open.pop(number).close()
+                    self._remove_copy(number)
+                    break
+            else:
+                self._wait()
+
+    def _remove_copy(self, number: int) -> None:
+        del self._copies[number]
+        for path in self._copy_paths(number):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def _copy_paths(self, number: int) -> tuple[str, str]:
+        shard = self._shards[number]
+        names = (path.rpartition("/")[2] for path in (shard.records, shard.index))
+        records, index = (os.path.join(self._folder, name) for name in names)
+        return records, index
+
+
+def _copy(url: str, entry: FileEntry, target: str) -> None:
+    """Copies a remote file, whole and with the manifest's size and checksum or not at all."""
+    redo = "delete the file and run pipeline.build again, which redoes that shard alone"
+    fs, inner = files.filesystem(url)
+
+    def size() -> int:
+        fs.invalidate_cache()
+        return fs.size(inner)
+
+    def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
+        yield fs.cat_file(inner, start=start, end=stop)
+
+    try:
+        found = remote.patiently(url, size)
+    except FileNotFoundError as error:
+        raise UserError(f"{url} is missing: run pipeline.build again") from error
+    if found != entry.bytes:
+        raise UserError(f"{url} has {found:,} bytes and the manifest says {entry.bytes:,}: {redo}")
+    digest = hashlib.sha256()
+    partial = target + files.PARTIAL
+    try:
+        with remote.File(url, found, fetch) as source, open(partial, "wb") as file:
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != entry.sha256:
+            raise UserError(
+                f"{url} has the sha256 {digest.hexdigest()} and the manifest says {entry.sha256}: "
+                f"{redo}"
+            )
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+        raise
+
+
+def _own_folder(owner: object, parent: str | None) -> str:
+    """Makes a folder that is removed with `owner`, and removes those whose process is gone: the
+    lock on a folder is held while its process lives."""
+    parent = parent or tempfile.gettempdir()
+    os.makedirs(parent, exist_ok=True)
+    for name in os.listdir(parent):
+        if name.startswith(_FOLDER_PREFIX):
+            with contextlib.suppress(OSError):
+                lock = _locked(os.path.join(parent, name))
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+                os.close(lock)
+    while True:
+        folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
+        # Another process may have taken it for an abandoned one before it was locked.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _locked(folder)
+            if os.path.isdir(folder):
+                break
+            os.close(lock)
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+    weakref.finalize(owner, remove)
+    return folder
+
+
+def _locked(folder: str) -> int:
+    """Returns the descriptor that holds the lock of a folder, for this process alone.
+
+    Raises:
+      OSError: another has it, or there is no such folder.
+    """
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
