@@ -98,9 +98,8 @@ class SeqioData:
     def consequences(self) -> list[tuple[str, str]]:
         """What the configuration means for the data: (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized anew by this process"
-        shares = ", ".join(
-            f"{side} {share:.1%} full" for side, share in filled(self._first).items()
-        )
+        shares = filled(next(self.training(0)))
+        packing = ", ".join(f"{side} {share:.1%} full" for side, share in shares.items())
         return [
             (
                 "task",
@@ -109,7 +108,7 @@ class SeqioData:
             ),
             ("warning", _LIMITS),
             ("batch", f"{self._config.batch_size} rows"),
-            ("packing", ", ".join(f"{side} {share:.1%} full" for side, share in shares)),
+            ("packing", packing),
         ]
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
