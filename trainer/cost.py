@@ -25,8 +25,8 @@ def flops_per_step(
 
     Counted: 2 for each kernel element and position forward and twice that backward, and 4 (12
     with the backward pass) for each query, key and attention channel, masked or not, padded or
-    not. Not counted: embedding look-ups, norms, softmax, the optimizer. `encoder_length` of a
-    decoder-only model is ignored. Utilisation is this, by step time, by the device's peak.
+    not. Not counted: embedding look-ups, norms, softmax, the optimizer. The length of a stack that
+    the model lacks is ignored. Utilisation is this, by step time, by the device's peak.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
     """
@@ -37,13 +37,16 @@ def flops_per_step(
     for path, shape in shapes.items():
         if path[-1] == "kernel":
             # Keys and values of cross attention are projected from the encoder's positions.
-            on_encoder = path[0] == "encoder" or (
+            on_encoder = path[0] in ("encoder", "mlm_head") or (
                 "encoder_decoder_attention" in path and path[-2] in ("key", "value")
             )
             tokens = encoder_tokens if on_encoder else decoder_tokens
+            if path[0] == "order_head":  # looks at one position a row
+                tokens = batch_size
             matmul_elements += math.prod(shape) * tokens
-    if ("decoder", "logits_dense", "kernel") not in shapes:
-        matmul_elements += config.vocab_size * config.emb_dim * decoder_tokens
+    if not any("logits_dense" in path for path in shapes):
+        predicted = encoder_tokens if config.architecture == "encoder" else decoder_tokens
+        matmul_elements += config.vocab_size * config.emb_dim * predicted
 
     pairs = config.num_decoder_layers * decoder_tokens * decoder_length
     if config.num_encoder_layers > 0:

@@ -13,6 +13,8 @@ from trainer.model.config import ModelConfig
 T5_VOCAB_SIZE = 32_128
 # Source: T5X, `examples/t5/mt5/base.gin`.
 MT5_VOCAB_SIZE = 250_112
+# Source: google-research/bert, the uncased vocabulary.
+BERT_VOCAB_SIZE = 30_522
 
 
 def _encoder_decoder(
@@ -28,6 +30,23 @@ def _encoder_decoder(
         mlp_dim=mlp_dim,
         num_encoder_layers=num_layers,
         num_decoder_layers=num_layers,
+    )
+
+
+def _bert(
+    emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int, dropout_rate: float
+) -> ModelConfig:
+    """An encoder alone."""
+    return ModelConfig(
+        family="bert",
+        vocab_size=BERT_VOCAB_SIZE,
+        emb_dim=emb_dim,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        mlp_dim=mlp_dim,
+        num_encoder_layers=num_layers,
+        num_decoder_layers=0,
+        dropout_rate=dropout_rate,
     )
 
 
@@ -68,6 +87,15 @@ _LM = {
         ("1b", "xl"),
     )
 }
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers, dropout_rate.
+# Source: Devlin et al. 2019 (arXiv:1810.04805), section 3 and appendix A.2. mini has the sizes of
+# BERT-Tiny of Turc et al. 2019 (arXiv:1908.08962) and, with tiny, is for a CPU and little text.
+_BERT = {
+    "tiny": _bert(16, 2, 8, 32, 2, 0.0),
+    "mini": _bert(128, 2, 64, 512, 2, 0.0),
+    "base": _bert(768, 12, 64, 3072, 12, 0.1),
+    "large": _bert(1024, 16, 64, 4096, 24, 0.1),
+}
 
 MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {
@@ -77,6 +105,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("t5_1_1", _T5_1_1),
             ("mt5", _MT5),
             ("lm", _LM),
+            ("bert", _BERT),
         )
         for size, config in sizes.items()
     }

@@ -77,9 +77,45 @@ def test_tiny_is_t5xs():
     )
 
 
-def test_every_preset_is_an_encoder_decoder_or_an_lm():
+# vocab, emb, mlp, layers; total. Google's checkpoints, as Hugging Face's BertForPreTraining.
+BERT_PUBLISHED = {
+    "bert_base": ((30522, 768, 3072, 12), 110_106_428),
+    "bert_large": ((30522, 1024, 4096, 24), 336_226_108),
+}
+
+
+@pytest.mark.parametrize("name", BERT_PUBLISHED)
+def test_published_totals_of_bert(name):
+    (vocab, emb, mlp, layers), total = BERT_PUBLISHED[name]
+    norm, square = 2 * emb, emb * emb + emb
+    embeddings = (vocab + 512 + 2) * emb + norm
+    layer = 4 * square + (emb * mlp + mlp) + (mlp * emb + emb) + 2 * norm
+    heads = (square + norm + vocab) + square + (2 * emb + 2)
+    assert embeddings + layers * layer + heads == total
+    assert parameter_count(model_preset(name)) == total
+
+
+def test_pre_norm_and_other_positions_of_bert():
+    base = model_preset("bert_base")
+    published, table = BERT_PUBLISHED["bert_base"][1], 512 * 768
+    for changes, difference in (
+        ({"family": "bert_pre_ln"}, 2 * 768),
+        ({"position": "relative"}, 12 * 32 - table),
+        ({"position": "rotary"}, -table),
+        ({"max_positions": 128}, -(512 - 128) * 768),
+    ):
+        assert parameter_count(replace(base, **changes)) == published + difference
+
+
+def test_every_preset_has_the_stacks_of_its_family():
     for name, config in MODEL_PRESETS.items():
         assert (config.num_encoder_layers == 0) == name.startswith("lm_")
+        assert (config.num_decoder_layers == 0) == name.startswith("bert_")
+
+
+def test_presets_for_tests_are_small():
+    tiny = replace(model_preset("bert_tiny"), vocab_size=128, max_positions=64)
+    assert parameter_count(tiny) < 10_000
 
 
 def test_an_unknown_preset_is_refused_with_a_guess():
@@ -111,3 +147,16 @@ def test_flops_of_an_encoder_decoder_step_by_hand():
     pairs = layers * batch * (enc * enc + dec * dec + dec * enc)
     expected = 6 * batch * (on_encoder * enc + on_decoder * dec) + 12 * pairs * inner
     assert flops_per_step(config, batch, enc, dec) == expected
+
+
+def test_flops_of_an_encoder_only_step_by_hand():
+    config = model_preset("bert_base")
+    batch, length = 8, 128
+    # Layers and the head's projection, then the tied logits, at every position; pooler and the two
+    # classes at one a row.
+    elements = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 768 + 30522 * 768
+    row_elements = 768 * 768 + 768 * 2
+    pairs = 12 * batch * length * length
+    expected = 6 * batch * (elements * length + row_elements) + 12 * pairs * 768
+    assert flops_per_step(config, batch, length, 0) == expected
+    assert flops_per_step(replace(config, tied_logits=False), batch, length, 99) == expected

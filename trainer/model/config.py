@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The keys of `spec.FAMILIES` and `feedforward.ACTIVATIONS`, which hold what they stand for.
-FAMILY_NAMES = ("lm", "t5_1_0", "t5_1_1")
-ACTIVATION_NAMES = ("gelu", "linear", "relu", "silu")
+FAMILY_NAMES = ("bert", "bert_pre_ln", "lm", "t5_1_0", "t5_1_1")
+ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu")
+# The keys of `spec.POSITIONS`.
+POSITION_NAMES = ("absolute", "relative", "rotary")
 DTYPES = ("float32", "bfloat16")
 
 
@@ -15,9 +17,12 @@ class ModelConfig:
     """A model in T5X's words.
 
     `family` is one of FAMILY_NAMES; mT5 is family "t5_1_1" with its own vocabulary size.
-    `num_encoder_layers` is 0 for the decoder-only family "lm". `tied_logits` and
-    `mlp_activations` left at None mean the family's own. `dtype` is that of activations;
-    parameters are float32 always.
+    `num_encoder_layers` is 0 for the decoder-only family "lm", `num_decoder_layers` for the
+    encoder-only families "bert" and "bert_pre_ln". `tied_logits` and `mlp_activations` left at
+    None mean the family's own. `dtype` is that of activations; parameters are float32 always.
+
+    `position`, one of POSITION_NAMES, is a choice of the encoder-only families alone, "absolute"
+    if None; T5's is relative. `max_positions` is the size of its table if "absolute".
 
     Raises:
         ValueError: at construction, naming the field, if a value makes no sense.
@@ -35,19 +40,37 @@ class ModelConfig:
     dtype: str = "float32"
     tied_logits: bool | None = None
     mlp_activations: tuple[str, ...] | None = None
+    position: str | None = None
+    max_positions: int = 512
+
+    @property
+    def architecture(self) -> str:
+        """What stacks there are: "encoder_decoder", "decoder" or "encoder"."""
+        if self.family == "lm":
+            return "decoder"
+        return "encoder" if self.family in ("bert", "bert_pre_ln") else "encoder_decoder"
 
     def __post_init__(self) -> None:
         _require(self.family in FAMILY_NAMES, "family", self.family, _one_of(FAMILY_NAMES))
         _require(self.dtype in DTYPES, "dtype", self.dtype, _one_of(DTYPES))
-        for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim"):
+        for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        decoder_only = self.family == "lm"
-        encoder_rule = "0 in a decoder-only model" if decoder_only else "above 0"
-        layers_fit = (self.num_encoder_layers == 0) if decoder_only else self.num_encoder_layers > 0
-        _require(layers_fit, "num_encoder_layers", self.num_encoder_layers, encoder_rule)
-        _require(
-            self.num_decoder_layers > 0, "num_decoder_layers", self.num_decoder_layers, "above 0"
-        )
+        for stack, alone in (("encoder", "decoder"), ("decoder", "encoder")):
+            name = f"num_{stack}_layers"
+            layers = getattr(self, name)
+            if self.architecture == alone:
+                _require(layers == 0, name, layers, f"0 in a model that is {alone} only")
+            else:
+                _require(layers > 0, name, layers, "above 0")
+        if self.position is not None:
+            encoder_only = self.architecture == "encoder"
+            rule = _one_of(POSITION_NAMES) if encoder_only else f"None in family {self.family}"
+            _require(
+                encoder_only and self.position in POSITION_NAMES, "position", self.position, rule
+            )
+        if self.position == "rotary":
+            # A quarter of the channels turns, in pairs.
+            _require(self.head_dim % 8 == 0, "head_dim", self.head_dim, "a multiple of 8")
         _require(0.0 <= self.dropout_rate < 1.0, "dropout_rate", self.dropout_rate, "in [0, 1)")
         if self.mlp_activations is not None:
             _require(

@@ -21,7 +21,8 @@ class Shared:
     """Settings that hold for a whole model.
 
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
-    products; parameters are float32 always.
+    products; parameters are float32 always. `dense_bias`: projections inside layers and heads
+    add a bias.
     """
 
     emb_dim: int
@@ -29,10 +30,29 @@ class Shared:
     dtype: str
     dropout_rate: float
     parametrisation: Parametrisation
+    dense_bias: bool = False
+    broadcast_dropout: bool = True
+
+    def dense(
+        self,
+        features: int,
+        axes: tuple[str, str],
+        initializer: Initializer,
+        name: str,
+        float32_output: bool = False,
+    ) -> Dense:
+        """A `Dense` of the model's dtype, with a bias where the model has them."""
+        return Dense(
+            features, axes, initializer, self.dtype, float32_output, self.dense_bias, name=name
+        )
 
     def dropout(self, broadcast_length: bool = True) -> nn.Dropout:
-        """Dropout; with `broadcast_length` one draw serves every position of a row, as in T5X."""
-        return nn.Dropout(self.dropout_rate, broadcast_dims=(-2,) if broadcast_length else ())
+        """Dropout; with `broadcast_length` one draw serves every position of a row, as in T5X.
+
+        A model without `broadcast_dropout` draws for every element, wherever it drops.
+        """
+        broadcast = broadcast_length and self.broadcast_dropout
+        return nn.Dropout(self.dropout_rate, broadcast_dims=(-2,) if broadcast else ())
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -75,7 +95,7 @@ def parameter(
 
 
 class Dense(nn.Module):
-    """`x @ kernel` without bias: [..., D] to [..., F].
+    """`x @ kernel`, plus a bias with `use_bias`: [B, L, D] to [B, L, F].
 
     The kernel is two-dimensional even where F or D is heads times head size: that is the shape
     T5X stores and Adafactor factors. `float32_output` keeps the sums of a bfloat16 product.
@@ -86,12 +106,16 @@ class Dense(nn.Module):
     initializer: Initializer
     dtype: str
     float32_output: bool = False
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         shape = (x_BLD.shape[-1], self.features)
         kernel_DF = parameter(self, "kernel", self.initializer, self.axes, shape)
         x_BLD, kernel_DF = x_BLD.astype(self.dtype), kernel_DF.astype(self.dtype)
-        if self.float32_output:
-            return einsum_float32("bld,df->blf", x_BLD, kernel_DF)
-        return jnp.einsum("bld,df->blf", x_BLD, kernel_DF)
+        product = einsum_float32 if self.float32_output else jnp.einsum
+        out_BLF = product("bld,df->blf", x_BLD, kernel_DF)
+        if not self.use_bias:
+            return out_BLF
+        bias_F = parameter(self, "bias", nn.initializers.zeros, self.axes[1:], (self.features,))
+        return out_BLF + bias_F.astype(out_BLF.dtype)

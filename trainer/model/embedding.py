@@ -1,6 +1,6 @@
-"""The token embedding, and how logits are read off the last layer.
+"""The token embedding, what is added to it, and how logits are read off the last layer.
 
-Dimensions: B batch, L length, D model, V vocabulary.
+Dimensions: B batch, L length, D model, V vocabulary, T token types.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Dense, Shared, einsum_float32, parameter
+from trainer.model.feedforward import ACTIVATIONS
+from trainer.model.masks import Rows
+from trainer.model.norms import Norm
 
 
 class TokenEmbedder(nn.Module):
@@ -45,8 +48,55 @@ class TokenEmbedder(nn.Module):
         return einsum_float32("bld,vd->blv", y_BLD.astype(dtype), table_VD)
 
 
+class Embedding(Protocol):
+    """The embedding slot: token and position vectors [B, L, D] to a stack's first states."""
+
+    def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array: ...
+
+
+@dataclass(frozen=True)
+class PlainEmbedding:
+    """Nothing besides them."""
+
+    def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
+        return x_BLD
+
+
+@dataclass(frozen=True)
+class TypedEmbedding:
+    """A vector for the type of each token is added, and the sum normalised.
+
+    Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; google-research/bert for the norm.
+    """
+
+    norm: Norm
+    num_types: int = 2
+
+    def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
+        x_BLD += _TypeEmbedder(self.num_types, shared, name="type_embedder")(rows)
+        return self.norm.build(shared, "embedding_layer_norm")(x_BLD)
+
+
+class _TypeEmbedder(nn.Module):
+    num_types: int
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, rows: Rows) -> jax.Array:
+        table_TD = parameter(
+            self,
+            "embedding",
+            self.shared.parametrisation.embedding(),
+            ("token_types", "embed"),
+            (self.num_types, self.shared.emb_dim),
+        ).astype(self.shared.dtype)
+        if rows.type_BL is None:
+            return table_TD[0]
+        return jnp.take(table_TD, rows.type_BL, axis=0, mode="fill", fill_value=jnp.nan)
+
+
 class Logits(Protocol):
-    """The logits slot: [B, L, D] to float32 [B, L, V], inside the decoder's scope."""
+    """The logits slot: [B, L, D] to float32 [B, L, V], inside the scope that calls it."""
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array: ...
 
@@ -74,3 +124,58 @@ class TiedLogits:
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
         multiplier = shared.parametrisation.tied_logits_multiplier(shared.emb_dim)
         return embedder.attend(y_BLD) * multiplier
+
+
+@dataclass(frozen=True)
+class TransformedLogits:
+    """Other `logits`, of states projected, activated and normalised once more, plus a bias.
+
+    Source: google-research/bert, `run_pretraining.py`, `get_masked_lm_output`.
+    """
+
+    activation: str
+    norm: Norm
+    logits: Logits
+
+    def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
+        return _TransformedLogits(self, shared, name="mlm_head")(y_BLD, embedder)
+
+
+class _TransformedLogits(nn.Module):
+    spec: TransformedLogits
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder) -> jax.Array:
+        spec, shared = self.spec, self.shared
+        # "mlp" stands for the output channels: a kernel cannot have one axis twice.
+        initializer = shared.parametrisation.feed_forward()
+        dense = shared.dense(shared.emb_dim, ("embed", "mlp"), initializer, "dense")
+        y_BLD = ACTIVATIONS[spec.activation](dense(y_BLD))
+        logits_BLV = spec.logits(spec.norm.build(shared, "layer_norm")(y_BLD), embedder, shared)
+        bias_V = parameter(
+            self, "logits_bias", nn.initializers.zeros, ("vocab",), (shared.vocab_size,)
+        )
+        return logits_BLV + bias_V
+
+
+class RowClassifier(nn.Module):
+    """float32 logits [B, classes] from the state of each row's first position.
+
+    Source: google-research/bert, `modeling.py` (pooler) and `get_next_sentence_output`.
+    """
+
+    classes: int
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, y_BLD: jax.Array) -> jax.Array:
+        shared, parametrisation = self.shared, self.shared.parametrisation
+        axes = ("embed", "mlp")
+        pooler = shared.dense(shared.emb_dim, axes, parametrisation.feed_forward(), "pooler")
+        pooled_B1D = jnp.tanh(pooler(y_BLD[:, :1]))
+        initializer = parametrisation.logits()
+        logits = shared.dense(
+            self.classes, ("embed", "classes"), initializer, "logits", float32_output=True
+        )
+        return logits(pooled_B1D)[:, 0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 from types import MappingProxyType
 from typing import Protocol
@@ -15,7 +15,7 @@ from typing import Protocol
 import jax
 from flax import linen as nn
 
-from trainer.model.dense import Dense, Shared
+from trainer.model.dense import Shared
 
 
 def _linear(x: jax.Array) -> jax.Array:
@@ -25,6 +25,7 @@ def _linear(x: jax.Array) -> jax.Array:
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {
         "gelu": nn.gelu,  # the tanh approximation, as in T5X
+        "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal distribution, as BERT
         "linear": _linear,
         "relu": nn.relu,
         "silu": nn.silu,
@@ -40,16 +41,18 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class Mlp:
-    """The product of one or more activated projections, projected back; no biases.
+    """The product of one or more activated projections, projected back.
 
     One activation gives the plain layer of T5 1.0 (kernel `wi`), two the gated one of T5 1.1
-    (`wi_0`, `wi_1`). Names are keys of `ACTIVATIONS`.
+    (`wi_0`, `wi_1`). Names are keys of `ACTIVATIONS`. `dropout`: hidden units are dropped, as in
+    T5 and not in BERT.
 
     Source: Shazeer 2020 (arXiv:2002.05202).
     """
 
     mlp_dim: int
     activations: tuple[str, ...]
+    dropout: bool = True
 
     def build(self, shared: Shared, name: str) -> nn.Module:
         return _Mlp(self, shared, name=name)
@@ -61,13 +64,17 @@ class _Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array, deterministic: bool) -> jax.Array:
-        dtype, initializer = self.shared.dtype, self.shared.parametrisation.feed_forward()
+        shared, parametrisation = self.shared, self.shared.parametrisation
         activations = self.spec.activations
         names = ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
         factors = []
         for name, activation in zip(names, activations, strict=True):
-            project = Dense(self.spec.mlp_dim, ("embed", "mlp"), initializer, dtype, name=name)
+            initializer = parametrisation.feed_forward()
+            project = shared.dense(self.spec.mlp_dim, ("embed", "mlp"), initializer, name)
             factors.append(ACTIVATIONS[activation](project(x_BLD)))
-        hidden_BLF = self.shared.dropout()(reduce(mul, factors), deterministic)
-        out = Dense(self.shared.emb_dim, ("mlp", "embed"), initializer, dtype, name="wo")
+        hidden_BLF = reduce(mul, factors)
+        if self.spec.dropout:
+            hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
+        initializer = parametrisation.feed_forward_out()
+        out = shared.dense(shared.emb_dim, ("mlp", "embed"), initializer, "wo")
         return out(hidden_BLF)

@@ -16,15 +16,19 @@ import jax.numpy as jnp
 
 
 class Rows(NamedTuple):
-    """What masks may look at on one side of an attention.
+    """What masks and positions may look at on one side of an attention.
 
     `segment_BL`: int, 0 where there is no token, else the number of the packed example.
     `prefix_BL`: int, nonzero where the token belongs to a fully visible prefix; None if there is
-    no such prefix in the batch.
+    no such prefix in the batch. `position_BL`: int, places counted within each packed example;
+    None where they are those of the row. `type_BL`: int, which of its example's parts a token
+    belongs to, BERT's A and B; None where there is one part.
     """
 
     segment_BL: jax.Array
     prefix_BL: jax.Array | None = None
+    position_BL: jax.Array | None = None
+    type_BL: jax.Array | None = None
 
 
 class Mask(Protocol):
@@ -36,7 +40,11 @@ class Mask(Protocol):
 def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
     """The encoder side of a batch: a position is a token where its input id is above 0."""
     tokens_BS = batch["encoder_input_tokens"]
-    return Rows(_segments(tokens_BS, batch.get("encoder_segment_ids")))
+    return Rows(
+        _segments(tokens_BS, batch.get("encoder_segment_ids")),
+        position_BL=batch.get("encoder_positions"),
+        type_BL=batch.get("encoder_token_types"),
+    )
 
 
 def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Dense, Shared, einsum_float32
+from trainer.model.dense import Shared, einsum_float32
+from trainer.model.positions import Positions, rotate
 
 # What a masked logit becomes. Finite, so that a row which sees nothing (padding) gets uniform
 # weights and zero gradients, not NaN; T5X's value.
@@ -21,7 +22,7 @@ MASKED_LOGIT = -1e10
 
 
 class Mixer(Protocol):
-    """The mixer slot. Its module maps (x_BLD, source_BSD, mask_BLS, bias_HLS) to [B, L, D]."""
+    """The mixer slot. Its module maps (x_BLD, source_BSD, mask_BLS, positions) to [B, L, D]."""
 
     @property
     def num_heads(self) -> int: ...
@@ -31,9 +32,10 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True)
 class DotProductAttention:
-    """Multi-head softmax attention without biases and without a run-time logit scale.
+    """Multi-head softmax attention; the parametrisation says how its logits are scaled.
 
-    Logits and softmax are float32, the products' operands have the model's dtype.
+    Positions, where the stack has them there, turn queries and keys or add to the logits before
+    these are scaled. Logits and softmax are float32, the products' operands have the model's dtype.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.
     Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
@@ -56,12 +58,12 @@ class _DotProductAttention(nn.Module):
         x_BLD: jax.Array,
         source_BSD: jax.Array,
         mask_BLS: jax.Array,
-        bias_HLS: jax.Array | None,
+        positions: Positions,
         deterministic: bool,
     ) -> jax.Array:
         num_heads, head_dim = self.spec.num_heads, self.spec.head_dim
         dtype, parametrisation = self.shared.dtype, self.shared.parametrisation
-        project = partial(Dense, num_heads * head_dim, ("embed", "joined_kv"), dtype=dtype)
+        project = partial(self.shared.dense, num_heads * head_dim, ("embed", "joined_kv"))
 
         def heads(projected: jax.Array) -> jax.Array:
             return projected.reshape(*projected.shape[:2], num_heads, head_dim)
@@ -71,15 +73,19 @@ class _DotProductAttention(nn.Module):
         value = project(parametrisation.attention(), name="value")
         q_BLHK = heads(query(x_BLD))
         k_BSHK, v_BSHK = heads(key(source_BSD)), heads(value(source_BSD))
+        if positions.angle_BLC is not None:
+            q_BLHK = rotate(q_BLHK, positions.angle_BLC)
+            k_BSHK = rotate(k_BSHK, positions.angle_BLC)
 
         logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
-        if bias_HLS is not None:
-            logits_BHLS += bias_HLS
+        if positions.bias_HLS is not None:
+            logits_BHLS += positions.bias_HLS
+        logits_BHLS *= parametrisation.attention_scale(head_dim)
         logits_BHLS = jnp.where(mask_BLS[:, None], logits_BHLS, MASKED_LOGIT)
         weights_BHLS = jax.nn.softmax(logits_BHLS).astype(dtype)
         weights_BHLS = self.shared.dropout()(weights_BHLS, deterministic)
         mixed_BLHK = jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK)
 
-        axes, initializer = ("joined_kv", "embed"), parametrisation.attention()
-        out = Dense(self.shared.emb_dim, axes, initializer, dtype, name="out")
+        axes, initializer = ("joined_kv", "embed"), parametrisation.attention_out()
+        out = self.shared.dense(self.shared.emb_dim, axes, initializer, "out")
         return out(mixed_BLHK.reshape(*x_BLD.shape[:2], num_heads * head_dim))

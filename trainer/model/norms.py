@@ -25,7 +25,13 @@ class Norm(Protocol):
 
 
 class NormPlacement(Protocol):
-    """The norm-placement slot: one residual branch, from its norm and its sublayer."""
+    """The norm-placement slot: one residual branch, from its norm and its sublayer.
+
+    `prefix` begins the names of a layer's norms: "pre" gives `pre_mlp_layer_norm`.
+    """
+
+    @property
+    def prefix(self) -> str: ...
 
     def __call__(self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer) -> jax.Array: ...
 
@@ -57,8 +63,62 @@ class _RMSNorm(nn.Module):
 
 
 @dataclass(frozen=True)
+class LayerNorm:
+    """Mean 0 and variance 1 over the channels, then a learned scale and bias, in float32.
+
+    Source: Ba et al. 2016 (arXiv:1607.06450); epsilon from google-research/bert.
+    """
+
+    epsilon: float = 1e-12
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _LayerNorm(self, shared, name=name)
+
+
+class _LayerNorm(nn.Module):
+    spec: LayerNorm
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        scale_D = parameter(self, "scale", nn.initializers.ones, ("embed",), x_BLD.shape[-1:])
+        bias_D = parameter(self, "bias", nn.initializers.zeros, ("embed",), x_BLD.shape[-1:])
+        x_BLD = x_BLD.astype(jnp.float32)
+        x_BLD -= jnp.mean(x_BLD, axis=-1, keepdims=True)
+        variance_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
+        normalised_BLD = x_BLD * jax.lax.rsqrt(variance_BL1 + self.spec.epsilon)
+        return (normalised_BLD * scale_D + bias_D).astype(self.shared.dtype)
+
+
+@dataclass(frozen=True)
+class NoNorm:
+    """The identity: for the end of a stack whose last layer has normalised already."""
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _NoNorm(name=name)
+
+
+class _NoNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        return x_BLD
+
+
+@dataclass(frozen=True)
 class PreNorm:
     """`x + sublayer(norm(x))`: the residual stream itself is never normalised."""
 
+    prefix = "pre"
+
     def __call__(self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer) -> jax.Array:
         return x_BLD + sublayer(norm(x_BLD))
+
+
+@dataclass(frozen=True)
+class PostNorm:
+    """`norm(x + sublayer(x))`: every sublayer begins with normalised states, as in BERT."""
+
+    prefix = "post"
+
+    def __call__(self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer) -> jax.Array:
+        return norm(x_BLD + sublayer(x_BLD))

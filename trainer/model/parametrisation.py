@@ -18,7 +18,10 @@ class Parametrisation(Protocol):
     def embedding(self) -> Initializer: ...
     def query(self, head_dim: int) -> Initializer: ...
     def attention(self) -> Initializer: ...
+    def attention_out(self) -> Initializer: ...
+    def attention_scale(self, head_dim: int) -> float: ...
     def feed_forward(self) -> Initializer: ...
+    def feed_forward_out(self) -> Initializer: ...
     def logits(self) -> Initializer: ...
     def relative_bias(self) -> Initializer: ...
     def tied_logits_multiplier(self, emb_dim: int) -> float: ...
@@ -43,8 +46,18 @@ class StandardParametrisation:
     def attention(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
+    def attention_out(self) -> Initializer:
+        return self.attention()
+
+    def attention_scale(self, head_dim: int) -> float:
+        """What attention logits are multiplied by."""
+        return 1.0
+
     def feed_forward(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+    def feed_forward_out(self) -> Initializer:
+        return self.feed_forward()
 
     def logits(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -55,3 +68,48 @@ class StandardParametrisation:
     def tied_logits_multiplier(self, emb_dim: int) -> float:
         """What logits read off an N(0, 1) embedding are multiplied by, to start near unit size."""
         return emb_dim**-0.5
+
+
+@dataclass(frozen=True)
+class BertParametrisation:
+    """BERT's parametrisation: everything N(0, 0.02) cut at two standard deviations.
+
+    Attention logits are scaled by 1 / sqrt(head_dim) at run time. Kernels that end a residual
+    branch start smaller by sqrt(`residual_branches`), the number of branches whose sum a pre-norm
+    stack puts out (twice its layers); 1 leaves them alike.
+
+    Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and the cut, which
+    as there lowers the actual deviation to 0.0176; Megatron-LM, `scaled_init_method_normal`.
+    """
+
+    residual_branches: int = 1
+
+    def embedding(self) -> Initializer:
+        return nn.initializers.truncated_normal(0.02)
+
+    def query(self, head_dim: int) -> Initializer:
+        return self.attention()
+
+    def attention(self) -> Initializer:
+        return nn.initializers.truncated_normal(0.02)
+
+    def attention_out(self) -> Initializer:
+        return nn.initializers.truncated_normal(0.02 / self.residual_branches**0.5)
+
+    def attention_scale(self, head_dim: int) -> float:
+        return head_dim**-0.5
+
+    def feed_forward(self) -> Initializer:
+        return nn.initializers.truncated_normal(0.02)
+
+    def feed_forward_out(self) -> Initializer:
+        return self.attention_out()
+
+    def logits(self) -> Initializer:
+        return nn.initializers.truncated_normal(0.02)
+
+    def relative_bias(self) -> Initializer:
+        return nn.initializers.truncated_normal(0.02)
+
+    def tied_logits_multiplier(self, emb_dim: int) -> float:
+        return 1.0

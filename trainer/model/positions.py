@@ -1,12 +1,13 @@
 """Positions: what a stack knows about the order of its tokens.
 
-Dimensions: L query length, S key length, H heads, N = L + S - 1 distances, R relative buckets.
+Dimensions: B batch (1 where all rows are alike), L query length, S key length, D model, H heads,
+K head size, N = L + S - 1 distances, R relative buckets, P places, C pairs of channels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,26 @@ from flax import linen as nn
 from trainer.model.dense import Shared, parameter
 
 
+class Positions(NamedTuple):
+    """What positions do to a stack; None where they do nothing there.
+
+    `embedding_BLD` is added to the embeddings, `bias_HLS`, float32, to the logits of every
+    attention, and `angle_BLC`, float32, turns channels of its queries and keys.
+    """
+
+    embedding_BLD: jax.Array | None = None
+    bias_HLS: jax.Array | None = None
+    angle_BLC: jax.Array | None = None
+
+
 class Position(Protocol):
-    """The position slot: a module, one a stack, giving the bias its layers add to their logits."""
+    """The position slot. Its module, called `name`, maps (L, S, position_BL) to `Positions`.
+
+    `position_BL` holds places within packed examples; None stands for 0, 1, ... in every row.
+    """
+
+    @property
+    def name(self) -> str: ...
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module: ...
 
@@ -36,6 +55,7 @@ class T5RelativePosition:
     bidirectional: bool
     num_buckets: int = 32
     max_distance: int = 128
+    name = "relpos_bias"
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
         return _T5RelativePosition(self, shared, num_heads, name=name)
@@ -65,8 +85,9 @@ class _T5RelativePosition(nn.Module):
     num_heads: int
 
     @nn.compact
-    def __call__(self, query_length: int, key_length: int) -> jax.Array:
-        """Bias float32 [H, L, S]."""
+    def __call__(
+        self, query_length: int, key_length: int, position_BL: jax.Array | None = None
+    ) -> Positions:
         table_HR = parameter(
             self,
             "rel_embedding",
@@ -75,7 +96,7 @@ class _T5RelativePosition(nn.Module):
             (self.num_heads, self.spec.num_buckets),
         )
         bucket_N = self.spec.bucket(np.arange(1 - query_length, key_length))
-        return _spread_diagonals(table_HR[:, bucket_N], query_length)
+        return Positions(bias_HLS=_spread_diagonals(table_HR[:, bucket_N], query_length))
 
 
 def _spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
@@ -89,3 +110,88 @@ def _spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
     period = jnp.pad(x_HN, ((0, 0), (0, 1)))
     flat = jnp.tile(period, (1, query_length))[:, : query_length * num_distances]
     return flat.reshape(num_heads, query_length, num_distances)[:, :, query_length - 1 :]
+
+
+@dataclass(frozen=True)
+class LearnedPosition:
+    """A learned vector for each of `max_positions` places, added to the embeddings.
+
+    Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2.
+    """
+
+    max_positions: int
+    name = "position_embedder"
+
+    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
+        return _LearnedPosition(self, shared, name=name)
+
+
+class _LearnedPosition(nn.Module):
+    spec: LearnedPosition
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self, query_length: int, key_length: int, position_BL: jax.Array | None = None
+    ) -> Positions:
+        if position_BL is None and query_length > self.spec.max_positions:
+            raise ValueError(
+                f"rows of {query_length} tokens, and the model knows {self.spec.max_positions} "
+                "positions: set ModelConfig.max_positions"
+            )
+        table_PD = parameter(
+            self,
+            "pos_embedding",
+            self.shared.parametrisation.embedding(),
+            ("abspos_buckets", "embed"),
+            (self.spec.max_positions, self.shared.emb_dim),
+        )
+        if position_BL is None:
+            embedding_BLD = table_PD[None, :query_length]
+        else:
+            embedding_BLD = jnp.take(table_PD, position_BL, axis=0, mode="fill", fill_value=jnp.nan)
+        return Positions(embedding_BLD=embedding_BLD.astype(self.shared.dtype))
+
+
+@dataclass(frozen=True)
+class RotaryPosition:
+    """The first `channels` of queries and keys turn, pair by pair, by angles that grow with place.
+
+    Channel i is paired with i + channels / 2 and turns by place * base^(-2i / channels).
+
+    Source: Su et al. 2021 (arXiv:2104.09864), section 3.2; GPT-NeoX for halves and the share.
+    """
+
+    channels: int
+    base: float = 10_000.0
+    name = "rotary_position"
+
+    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
+        return _RotaryPosition(self, name=name)
+
+
+class _RotaryPosition(nn.Module):
+    spec: RotaryPosition
+
+    @nn.compact
+    def __call__(
+        self, query_length: int, key_length: int, position_BL: jax.Array | None = None
+    ) -> Positions:
+        if position_BL is None:
+            position_BL = jnp.arange(query_length)[None]
+        frequency_C = self.spec.base ** (-np.arange(0, self.spec.channels, 2) / self.spec.channels)
+        return Positions(
+            angle_BLC=position_BL[..., None].astype(jnp.float32) * frequency_C.astype(np.float32)
+        )
+
+
+def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
+    """Channels i and i + C of every head turned by angle i; those from 2C on stay."""
+    pairs = angle_BLC.shape[-1]
+    cos_BL1C, sin_BL1C = jnp.cos(angle_BLC)[:, :, None], jnp.sin(angle_BLC)[:, :, None]
+    first = x_BLHK[..., :pairs].astype(jnp.float32)
+    second = x_BLHK[..., pairs : 2 * pairs].astype(jnp.float32)
+    turned = (first * cos_BL1C - second * sin_BL1C, second * cos_BL1C + first * sin_BL1C)
+    return jnp.concatenate(
+        [*(part.astype(x_BLHK.dtype) for part in turned), x_BLHK[..., 2 * pairs :]], axis=-1
+    )

@@ -7,18 +7,39 @@ in a slot of `LayerSpec` or `StackSpec` and a family that uses it; `transformer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
-from trainer.model.embedding import DenseLogits, Logits, TiedLogits
+from trainer.model.embedding import (
+    DenseLogits,
+    Embedding,
+    Logits,
+    PlainEmbedding,
+    TiedLogits,
+    TransformedLogits,
+    TypedEmbedding,
+)
 from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
 from trainer.model.mixers import DotProductAttention, Mixer
-from trainer.model.norms import Norm, NormPlacement, PreNorm, RMSNorm
-from trainer.model.parametrisation import StandardParametrisation
-from trainer.model.positions import Position, T5RelativePosition
+from trainer.model.norms import (
+    LayerNorm,
+    NoNorm,
+    Norm,
+    NormPlacement,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+)
+from trainer.model.parametrisation import BertParametrisation, StandardParametrisation
+from trainer.model.positions import (
+    LearnedPosition,
+    Position,
+    RotaryPosition,
+    T5RelativePosition,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,7 @@ class StackSpec:
     """A stack of layers and what they share.
 
     `cross_mask` is set where layers have a `cross_mixer`; `logits` is None in an encoder.
+    `output_dropout`: units of the last states are dropped too, as in T5.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -45,6 +67,8 @@ class StackSpec:
     norm: Norm
     cross_mask: Mask | None = None
     logits: Logits | None = None
+    embedding: Embedding = field(default_factory=PlainEmbedding)
+    output_dropout: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +80,17 @@ class ModelSpec:
     encoder: StackSpec | None = None
 
 
-def model_spec(config: ModelConfig) -> ModelSpec:
+@dataclass(frozen=True)
+class EncoderSpec:
+    """An encoder alone, which predicts in place and sorts whole rows into `row_classes`."""
+
+    shared: Shared
+    encoder: StackSpec
+    logits: Logits
+    row_classes: int = 2
+
+
+def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
     """The slots of `config`'s family, filled."""
     return FAMILIES[config.family](config)
 
@@ -85,6 +119,48 @@ def _lm(config: ModelConfig) -> ModelSpec:
         logits=_logits(config, tied=True),
     )
     return ModelSpec(_shared(config), decoder)
+
+
+def _bert(config: ModelConfig) -> EncoderSpec:
+    """BERT (arXiv:1810.04805), as google-research/bert and transformers have it."""
+    return _encoder_only(config, PostNorm(), NoNorm(), BertParametrisation())
+
+
+def _bert_pre_ln(config: ModelConfig) -> EncoderSpec:
+    """BERT with norms before sublayers and after the last layer, as in t5-experiments.
+
+    Kernels that end a residual branch start narrower, as that project meant them to.
+    """
+    parametrisation = BertParametrisation(residual_branches=2 * config.num_encoder_layers)
+    return _encoder_only(config, PreNorm(), LayerNorm(), parametrisation)
+
+
+def _encoder_only(
+    config: ModelConfig,
+    norm_placement: NormPlacement,
+    last_norm: Norm,
+    parametrisation: BertParametrisation,
+) -> EncoderSpec:
+    activations = config.mlp_activations or ("gelu_erf",)
+    layer = LayerSpec(
+        norm=LayerNorm(),
+        norm_placement=norm_placement,
+        mixer=DotProductAttention(config.num_heads, config.head_dim),
+        feed_forward=Mlp(config.mlp_dim, activations, dropout=False),
+    )
+    encoder = StackSpec(
+        layers=(layer,) * config.num_encoder_layers,
+        position=POSITIONS[config.position or "absolute"](config),
+        mask=SameSegment(),
+        norm=last_norm,
+        embedding=TypedEmbedding(LayerNorm()),
+        output_dropout=False,
+    )
+    shared = replace(
+        _shared(config), parametrisation=parametrisation, dense_bias=True, broadcast_dropout=False
+    )
+    logits = TransformedLogits(activations[0], LayerNorm(), _logits(config, tied=True))
+    return EncoderSpec(shared, encoder, logits)
 
 
 def _encoder_decoder(
@@ -134,6 +210,21 @@ def _shared(config: ModelConfig) -> Shared:
     )
 
 
-FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec]] = MappingProxyType(
-    {"t5_1_0": _t5_1_0, "t5_1_1": _t5_1_1, "lm": _lm}
+FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = MappingProxyType(
+    {
+        "t5_1_0": _t5_1_0,
+        "t5_1_1": _t5_1_1,
+        "lm": _lm,
+        "bert": _bert,
+        "bert_pre_ln": _bert_pre_ln,
+    }
+)
+
+# Where an encoder alone has a choice. A quarter of the channels turns, as in t5-experiments.
+POSITIONS: Mapping[str, Callable[[ModelConfig], Position]] = MappingProxyType(
+    {
+        "absolute": lambda config: LearnedPosition(config.max_positions),
+        "relative": lambda config: T5RelativePosition(bidirectional=True),
+        "rotary": lambda config: RotaryPosition(channels=config.head_dim // 4),
+    }
 )

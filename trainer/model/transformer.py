@@ -1,6 +1,6 @@
 """The transformer that runs a `ModelSpec`; the names of its parameters are T5X's.
 
-Dimensions: B batch, L query length, S key length, D model, H heads, V vocabulary.
+Dimensions: B batch, L query length, S key length, D model, H heads, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared
-from trainer.model.embedding import TokenEmbedder
+from trainer.model.embedding import RowClassifier, TokenEmbedder
 from trainer.model.masks import Rows, decoder_rows, encoder_rows
 from trainer.model.norms import Sublayer
-from trainer.model.spec import LayerSpec, ModelSpec, StackSpec
+from trainer.model.positions import Positions
+from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, StackSpec
 
 # Nested dicts of arrays, or of what stands for them, under T5X's names.
 Tree = dict[str, Any]
@@ -27,7 +28,10 @@ Batch = Mapping[str, jax.Array]
 
 
 class _Names(NamedTuple):
-    """T5X's names of a layer's first sublayer differ between the two stacks."""
+    """T5X's names of a layer's first sublayer differ between the two stacks.
+
+    A norm's name goes on from the prefix of its placement, "pre" in T5X.
+    """
 
     mixer_norm: str
     mixer: str
@@ -35,8 +39,8 @@ class _Names(NamedTuple):
 
 _NAMES = MappingProxyType(
     {
-        "encoder": _Names("pre_attention_layer_norm", "attention"),
-        "decoder": _Names("pre_self_attention_layer_norm", "self_attention"),
+        "encoder": _Names("attention_layer_norm", "attention"),
+        "decoder": _Names("self_attention_layer_norm", "self_attention"),
     }
 )
 
@@ -55,32 +59,36 @@ class Layer(nn.Module):
         memory_BSD: jax.Array | None,
         mask_BLL: jax.Array,
         cross_mask_BLS: jax.Array | None,
-        bias_HLL: jax.Array,
+        positions: Positions,
         deterministic: bool,
     ) -> jax.Array:
         spec, shared = self.spec, self.shared
+        placement = spec.norm_placement
 
         def branch(x_BLD: jax.Array, norm_name: str, sublayer: Sublayer) -> jax.Array:
             def with_dropout(y_BLD: jax.Array) -> jax.Array:
                 return shared.dropout()(sublayer(y_BLD), deterministic)
 
-            return spec.norm_placement(x_BLD, spec.norm.build(shared, norm_name), with_dropout)
+            norm = spec.norm.build(shared, f"{placement.prefix}_{norm_name}")
+            return placement(x_BLD, norm, with_dropout)
 
         mixer = spec.mixer.build(shared, self.names.mixer)
         x_BLD = branch(
             x_BLD,
             self.names.mixer_norm,
-            lambda y_BLD: mixer(y_BLD, y_BLD, mask_BLL, bias_HLL, deterministic),
+            lambda y_BLD: mixer(y_BLD, y_BLD, mask_BLL, positions, deterministic),
         )
         if spec.cross_mixer is not None:
             cross_mixer = spec.cross_mixer.build(shared, "encoder_decoder_attention")
             x_BLD = branch(
                 x_BLD,
-                "pre_cross_attention_layer_norm",
-                lambda y_BLD: cross_mixer(y_BLD, memory_BSD, cross_mask_BLS, None, deterministic),
+                "cross_attention_layer_norm",
+                lambda y_BLD: cross_mixer(
+                    y_BLD, memory_BSD, cross_mask_BLS, Positions(), deterministic
+                ),
             )
         feed_forward = spec.feed_forward.build(shared, "mlp")
-        return branch(x_BLD, "pre_mlp_layer_norm", lambda y_BLD: feed_forward(y_BLD, deterministic))
+        return branch(x_BLD, "mlp_layer_norm", lambda y_BLD: feed_forward(y_BLD, deterministic))
 
 
 class Stack(nn.Module):
@@ -104,23 +112,27 @@ class Stack(nn.Module):
         if embedder is None:  # a model of one stack keeps the table inside it
             embedder = TokenEmbedder(shared, name="token_embedder")
 
-        # Masks and bias are the same in all layers: built once, in their smallest shapes.
+        # Masks and positions are the same in all layers: built once, in their smallest shapes.
         length = tokens_BL.shape[1]
         mask_BLL = spec.mask(rows, rows)
         cross_mask_BLS = None
         if spec.cross_mask is not None and memory_rows is not None:
             cross_mask_BLS = spec.cross_mask(rows, memory_rows)
         num_heads = spec.layers[0].mixer.num_heads
-        bias_HLL = spec.position.build(shared, num_heads, "relpos_bias")(length, length)
+        position = spec.position.build(shared, num_heads, spec.position.name)
+        positions = position(length, length, rows.position_BL)
 
-        x_BLD = shared.dropout()(embedder(tokens_BL), deterministic)
+        x_BLD = embedder(tokens_BL)
+        if positions.embedding_BLD is not None:
+            x_BLD += positions.embedding_BLD
+        x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
         for index, layer_spec in enumerate(spec.layers):
             layer = Layer(layer_spec, shared, _NAMES[self.role], name=f"layers_{index}")
-            x_BLD = layer(x_BLD, memory_BSD, mask_BLL, cross_mask_BLS, bias_HLL, deterministic)
+            x_BLD = layer(x_BLD, memory_BSD, mask_BLL, cross_mask_BLS, positions, deterministic)
         y_BLD = spec.norm.build(shared, f"{self.role}_norm")(x_BLD)
         # T5X draws for every element of an encoder's output, but for whole rows before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
-        y_BLD = dropout(y_BLD, deterministic)
+        y_BLD = dropout(y_BLD, deterministic or not spec.output_dropout)
         return y_BLD if spec.logits is None else spec.logits(y_BLD, embedder, shared)
 
 
@@ -174,7 +186,55 @@ class Transformer(nn.Module):
         )
 
 
-def init_params(spec: ModelSpec, key: jax.Array) -> Tree:
+class Predictions(NamedTuple):
+    """What an encoder alone puts out: float32 logits of tokens [B, L, V], of rows [B, C]."""
+
+    logits_BLV: jax.Array
+    row_logits_BC: jax.Array
+
+
+class Encoder(nn.Module):
+    """An encoder alone, by `Predictions` of a batch.
+
+    The batch holds int arrays [B, L]: `encoder_input_tokens`, 0 where there is no token; may hold
+    `encoder_token_types` (0 everywhere without it) and, where rows are packed,
+    `encoder_segment_ids` and `encoder_positions`. Other features are ignored.
+
+    With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
+    """
+
+    spec: EncoderSpec
+
+    def setup(self) -> None:
+        spec = self.spec
+        self.token_embedder = TokenEmbedder(spec.shared)
+        self.encoder = Stack(spec.encoder, spec.shared, "encoder")
+        self.order_head = RowClassifier(spec.row_classes, spec.shared)
+
+    @nn.compact
+    def __call__(self, batch: Batch, deterministic: bool = True) -> Predictions:
+        y_BLD = self.encode(batch, deterministic)
+        logits_BLV = self.spec.logits(y_BLD, self.token_embedder, self.spec.shared)
+        return Predictions(logits_BLV, self.order_head(y_BLD))
+
+    def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+        """The last states, [B, L, D] in the model's dtype."""
+        return self.encoder(
+            batch["encoder_input_tokens"],
+            encoder_rows(batch),
+            self.token_embedder,
+            None,
+            None,
+            deterministic,
+        )
+
+
+def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
+    """The module that runs `spec`."""
+    return Encoder(spec) if isinstance(spec, EncoderSpec) else Transformer(spec)
+
+
+def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
     """Initial parameters: a plain nested dict of float32 arrays under T5X's names.
 
     They are a pure function of `spec` and `key`, and can be traced (`jax.jit` with
@@ -183,7 +243,7 @@ def init_params(spec: ModelSpec, key: jax.Array) -> Tree:
     return nn.unbox(_init(spec, key))
 
 
-def logical_axes(spec: ModelSpec) -> Tree:
+def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
     """The tree of `init_params` with a `PartitionSpec` of T5X's logical axis names at each leaf.
 
     For instance `PartitionSpec('embed', 'mlp')`; `flax.linen.logical_to_mesh` maps it to a mesh.
@@ -195,7 +255,7 @@ def logical_axes(spec: ModelSpec) -> Tree:
 # Jitted, so that initialising does not run the model: its output is not asked for. No parameter
 # depends on the shapes of the batch it is traced with.
 @partial(jax.jit, static_argnums=0)
-def _init(spec: ModelSpec, key: jax.Array) -> Tree:
+def _init(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
     names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
     batch = dict.fromkeys(names, jnp.ones((1, 1), jnp.int32))
-    return Transformer(spec).init({"params": key}, batch)["params"]
+    return build_model(spec).init({"params": key}, batch)["params"]

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
-from trainer.model.transformer import Transformer, init_params
+from trainer.model.transformer import build_model, init_params
 
 ENCODER_LENGTH, DECODER_LENGTH, VOCAB_SIZE = 7, 6, 40
 
@@ -25,7 +25,7 @@ def tiny_config(family: str, **changes) -> ModelConfig:
         "head_dim": 4,
         "mlp_dim": 16,
         "num_encoder_layers": 0 if family == "lm" else 1,
-        "num_decoder_layers": 1,
+        "num_decoder_layers": 0 if family.startswith("bert") else 1,
     }
     return ModelConfig(**(fields | changes))
 
@@ -36,7 +36,7 @@ class TinyModel:
     def __init__(self, family: str, **changes) -> None:
         self.config = tiny_config(family, **({"tied_logits": False} | changes))
         self.spec = model_spec(self.config)
-        self.model = Transformer(self.spec)
+        self.model = build_model(self.spec)
         self.has_encoder = self.spec.encoder is not None
 
     @cached_property

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from trainer.model.dense import Shared
 from trainer.model.embedding import DenseLogits, TiedLogits
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
+from trainer.model.norms import LayerNorm, NoNorm, PostNorm, PreNorm
 from trainer.model.parametrisation import StandardParametrisation
-from trainer.model.positions import T5RelativePosition
+from trainer.model.positions import LearnedPosition, RotaryPosition, T5RelativePosition
 from trainer.model.spec import model_spec
 
 SHARED = Shared(4, 8, "float32", 0.0, StandardParametrisation())
@@ -57,6 +58,35 @@ def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
         replace(make_config("t5_1_1"), **{field: value})
 
 
+def test_bert_s_families_differ_in_two_slots(make_config):
+    bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
+    assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
+    assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
+    assert isinstance(bert.encoder.norm, NoNorm)
+    assert isinstance(pre_ln.encoder.norm, LayerNorm)
+    assert isinstance(bert.encoder.position, LearnedPosition)
+    rotary = model_spec(make_config("bert", position="rotary", head_dim=64))
+    assert rotary.encoder.position == RotaryPosition(channels=16)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bert", {"num_decoder_layers": 1}),
+        ("bert", {"num_encoder_layers": 0}),
+        ("bert", {"position": "sinusoidal"}),
+        ("bert", {"max_positions": 0}),
+        ("bert", {"position": "rotary", "head_dim": 12}),
+        ("t5_1_1", {"position": "absolute"}),
+        ("lm", {"position": "relative"}),
+    ],
+)
+def test_a_configuration_names_what_bert_cannot_have(make_config, family, changes):
+    field = "head_dim" if "head_dim" in changes else next(iter(changes))
+    with pytest.raises(ValueError, match=rf"ModelConfig\.{field} is .*must be"):
+        make_config(family, **changes)
+
+
 def test_a_decoder_only_model_has_no_encoder_layers(make_config):
     with pytest.raises(ValueError, match="num_encoder_layers is 1; it must be 0"):
         make_config("lm", num_encoder_layers=1)
@@ -90,7 +120,7 @@ def test_the_bias_is_the_table_at_the_bucket_of_each_pair(bidirectional, query_l
     module = position.build(SHARED, num_heads=2, name="relpos_bias")
     table = jax.random.normal(jax.random.PRNGKey(0), (2, 32))
     params = {"params": {"rel_embedding": table}}
-    bias = module.apply(params, query_length, key_length)
+    bias = module.apply(params, query_length, key_length).bias_HLS
     distance = np.arange(key_length)[None, :] - np.arange(query_length)[:, None]
     np.testing.assert_array_equal(bias, table[:, position.bucket(distance)])
 
