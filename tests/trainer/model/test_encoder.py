@@ -1,0 +1,328 @@
+"""The encoder alone: BERT by its definition, what it sees, that positions matter, that it learns.
+
+Dimensions: B batch, L length, D model, H heads, K head size, V vocabulary.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.special import erf
+
+from trainer.config import LossConfig
+from trainer.loss import model_loss
+from trainer.model.dense import Shared
+from trainer.model.parametrisation import BertParametrisation
+from trainer.model.positions import RotaryPosition, T5RelativePosition, rotate
+from trainer.model.spec import EncoderSpec
+from trainer.model.transformer import Encoder, init_params
+
+FAMILIES = ("bert", "bert_pre_ln")
+POSITIONS = ("absolute", "relative", "rotary")
+# Packed example of each position, and the same places within the example; 0 is padding.
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 0], [1, 1, 2, 2, 2, 2, 2]])
+PLACES = np.array([[0, 1, 2, 3, 0, 1, 0], [0, 1, 0, 1, 2, 3, 4]])
+
+
+@pytest.fixture
+def batch():
+    """Two rows of seven, every id once in its row; the first row ends in padding."""
+    tokens = np.array([[1, 2, 3, 4, 5, 6, 0], [14, 13, 12, 11, 10, 9, 8]])
+    types = np.array([[0, 0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 1]])
+    return {"encoder_input_tokens": tokens, "encoder_token_types": types}
+
+
+def layer_norm(x, parameters):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-12) * parameters["scale"] + parameters["bias"]
+
+
+def dense(x, parameters):
+    return x @ parameters["kernel"] + parameters["bias"]
+
+
+def gelu(x):
+    return x * (1 + erf(x / np.sqrt(2))) / 2
+
+
+def turned(x_BLHK, channels):
+    """Rotary positions as multiplication by complex numbers."""
+    half = channels // 2
+    angles = np.arange(x_BLHK.shape[1])[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    z = (x_BLHK[..., :half] + 1j * x_BLHK[..., half:channels]) * np.exp(1j * angles)[:, None]
+    return np.concatenate([z.real, z.imag, x_BLHK[..., channels:]], axis=-1)
+
+
+def bert_by_definition(params, batch, config):
+    """Both logits in float64, from Devlin et al. 2019 and the formulas of t5-experiments."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    encoder, pre_norm = params["encoder"], config.family == "bert_pre_ln"
+    tokens, types = batch["encoder_input_tokens"], batch["encoder_token_types"]
+    rows, length = tokens.shape
+    x = params["token_embedder"]["embedding"][tokens] + encoder["type_embedder"]["embedding"][types]
+    if config.position in (None, "absolute"):
+        x = x + encoder["position_embedder"]["pos_embedding"][:length]
+    x = layer_norm(x, encoder["embedding_layer_norm"])
+    bias = np.zeros((1, length, length))
+    if config.position == "relative":
+        distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+        bucket = T5RelativePosition(bidirectional=True).bucket(distance)
+        bias = encoder["relpos_bias"]["rel_embedding"][:, bucket]
+    visible = (tokens > 0)[:, None, None, :]
+
+    def attention(y, parameters):
+        q, k, v = (
+            dense(y, parameters[name]).reshape(rows, length, config.num_heads, config.head_dim)
+            for name in ("query", "key", "value")
+        )
+        if config.position == "rotary":
+            q, k = turned(q, config.head_dim // 4), turned(k, config.head_dim // 4)
+        scores = (np.einsum("blhk,bshk->bhls", q, k) + bias) / np.sqrt(config.head_dim)
+        scores = np.exp(np.where(visible, scores, -np.inf))
+        mixed = np.einsum("bhls,bshk->blhk", scores / scores.sum(-1, keepdims=True), v)
+        return dense(mixed.reshape(rows, length, -1), parameters["out"])
+
+    def feed_forward(y, parameters):
+        return dense(gelu(dense(y, parameters["wi"])), parameters["wo"])
+
+    for number in range(config.num_encoder_layers):
+        layer = encoder[f"layers_{number}"]
+        for sublayer, name in (
+            (partial(attention, parameters=layer["attention"]), "attention_layer_norm"),
+            (partial(feed_forward, parameters=layer["mlp"]), "mlp_layer_norm"),
+        ):
+            if pre_norm:
+                x = x + sublayer(layer_norm(x, layer[f"pre_{name}"]))
+            else:
+                x = layer_norm(x + sublayer(x), layer[f"post_{name}"])
+    if pre_norm:
+        x = layer_norm(x, encoder["encoder_norm"])
+    head = params["mlm_head"]
+    transformed = layer_norm(gelu(dense(x, head["dense"])), head["layer_norm"])
+    if config.tied_logits is False:
+        logits = transformed @ head["logits_dense"]["kernel"]
+    else:
+        logits = transformed @ params["token_embedder"]["embedding"].T
+    pooled = np.tanh(dense(x[:, 0], params["order_head"]["pooler"]))
+    return logits + head["logits_bias"], dense(pooled, params["order_head"]["logits"])
+
+
+def check_definition(tiny, batch):
+    ours, expected = tiny.apply(batch), bert_by_definition(tiny.params, batch, tiny.config)
+    here = batch["encoder_input_tokens"] > 0  # logits of padding mean nothing
+    for mine, theirs, part in zip(ours, expected, (here, slice(None)), strict=True):
+        assert mine.dtype == jnp.float32
+        assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine[part], theirs[part], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_definition(make_tiny, batch, family, position):
+    check_definition(make_tiny(family, head_dim=8, position=position, num_encoder_layers=2), batch)
+
+
+def test_logits_are_the_embedding_s_by_default(make_tiny, batch):
+    tiny = make_tiny("bert", tied_logits=None)
+    assert "logits_dense" not in tiny.params["mlm_head"]
+    check_definition(tiny, batch)
+
+
+def test_without_types_all_tokens_are_of_the_first(make_tiny, batch):
+    tiny = make_tiny("bert")
+    tokens = {"encoder_input_tokens": batch["encoder_input_tokens"]}
+    zeros = {**tokens, "encoder_token_types": np.zeros_like(batch["encoder_token_types"])}
+    np.testing.assert_array_equal(tiny.apply(tokens)[0], tiny.apply(zeros)[0])
+    assert not np.allclose(tiny.apply(batch)[0], tiny.apply(zeros)[0], atol=1e-2)
+
+
+def influence(tiny, batch, row):
+    """bool [L + 1, V]: which tokens move the logits of each position, and those of the row."""
+
+    def mixes(table_VD):
+        params = {**tiny.params, "token_embedder": {"embedding": table_VD}}
+        logits_BLV, row_logits_BC = tiny.model.apply({"params": params}, batch)
+        weights = jax.random.normal(jax.random.PRNGKey(1), logits_BLV.shape[-1:])
+        order = row_logits_BC[row] @ weights[:2]
+        return jnp.append(logits_BLV[row] @ weights, order)
+
+    jacobian = jax.jit(jax.jacrev(mixes))(tiny.params["token_embedder"]["embedding"])
+    return np.any(np.asarray(jacobian) != 0, axis=-1)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_token_sees_every_token_and_no_padding(make_tiny, batch, family, position):
+    tiny = make_tiny(family, head_dim=8, position=position)
+    seen = influence(tiny, batch, 0)
+    # The six tokens, and the row itself; what stands on padding means nothing.
+    for query in (*range(6), 7):
+        np.testing.assert_array_equal(np.flatnonzero(seen[query]), [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_packed_examples_do_not_see_each_other(make_tiny, batch, position):
+    tiny = make_tiny("bert", head_dim=8, position=position)
+    batch |= {"encoder_segment_ids": SEGMENTS, "encoder_positions": PLACES}
+    for row in range(2):
+        seen = influence(tiny, batch, row)
+        for query, segment in enumerate(SEGMENTS[row]):
+            if segment:
+                own = batch["encoder_input_tokens"][row, SEGMENTS[row] == segment]
+                np.testing.assert_array_equal(np.flatnonzero(seen[query]), np.sort(own))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_packed_examples_equal_rows_of_their_own(make_tiny, batch, position):
+    tiny = make_tiny("bert", head_dim=8, position=position)
+    together = tiny.apply({**batch, "encoder_segment_ids": SEGMENTS, "encoder_positions": PLACES})
+    for row, segment in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        own = SEGMENTS[row] == segment
+        apart = tiny.apply({name: array[row, own][None] for name, array in batch.items()})
+        np.testing.assert_allclose(together[0][row, own], apart[0][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_matter(make_tiny, family, position):
+    """Of permuted tokens, a model without positions makes the permuted logits."""
+    tiny = make_tiny(family, head_dim=8, position=position)
+    tokens = np.arange(1, 10)[None]
+    order = np.random.default_rng(0).permutation(9)
+
+    @jax.jit
+    def difference(encoder):
+        params = {"params": {**tiny.params, "encoder": encoder}}
+        there = tiny.model.apply(params, {"encoder_input_tokens": tokens})[0][:, order]
+        here = tiny.model.apply(params, {"encoder_input_tokens": tokens[:, order]})[0]
+        return jnp.abs(here - there).max()
+
+    # States and kernels of unit size, so that attention is neither uniform nor settled.
+    random = np.random.default_rng(1)
+    encoder = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: (
+            jnp.float32(random.normal(size=leaf.shape)) * leaf.shape[0] ** -0.5
+            if path[-1].key == "kernel"
+            else jnp.ones_like(leaf)
+            if path[-1].key == "scale"
+            else leaf
+        ),
+        tiny.params["encoder"],
+    )
+    assert difference(encoder) > 1e-2
+    table = {"absolute": "position_embedder", "relative": "relpos_bias"}.get(position)
+    if table:
+        nothing = jax.tree.map(jnp.zeros_like, encoder[table])
+        assert difference({**encoder, table: nothing}) < 1e-5
+
+
+def test_rotary_scores_depend_on_distance_alone():
+    shared = Shared(4, 8, "float32", 0.0, BertParametrisation())
+    module = RotaryPosition(channels=4).build(shared, 1, "rotary_position")
+    places = np.array([[0, 3, 5]])
+    q, k = (jax.random.normal(jax.random.PRNGKey(n), (1, 1, 1, 8)) for n in (0, 1))
+
+    def scores(shift):
+        angle = module.apply({}, 3, 3, places + shift).angle_BLC
+        turned_q, turned_k = (rotate(jnp.tile(x, (1, 3, 1, 1)), angle) for x in (q, k))
+        return jnp.einsum("blhk,bshk->ls", turned_q, turned_k)
+
+    np.testing.assert_allclose(scores(0), scores(40), atol=1e-4)
+    assert abs(scores(0)[0, 1] - scores(0)[0, 2]) > 1e-3
+
+
+def test_a_row_longer_than_the_positions_is_refused(make_tiny, batch):
+    with pytest.raises(
+        ValueError, match=r"7 tokens, .* 6 positions: set ModelConfig.max_positions"
+    ):
+        make_tiny("bert", max_positions=6).apply(batch)
+    make_tiny("bert", max_positions=7).apply(batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_initial_parameters_are_bert_s(make_tiny, family):
+    tiny = make_tiny(family, emb_dim=64, head_dim=32, mlp_dim=128, num_encoder_layers=2)
+    params = init_params(tiny.spec, jax.random.PRNGKey(0))
+    narrower = 4**0.5 if family == "bert_pre_ln" else 1.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = [entry.key for entry in path]
+        if names[-1] == "scale":
+            assert np.all(leaf == 1)
+        elif "bias" in names[-1]:
+            assert np.all(leaf == 0)
+        elif leaf.size > 1000:
+            limit = 0.04 / (narrower if names[-2] in ("out", "wo") else 1.0)
+            assert 0.9 * limit < np.abs(leaf).max() <= limit
+            # A normal cut at two standard deviations has 0.88 of its deviation.
+            np.testing.assert_allclose(np.std(leaf), 0.4398 * limit, rtol=0.06)
+
+
+def test_bfloat16_is_close_to_float32(make_tiny, batch):
+    for position in POSITIONS:
+        tiny = make_tiny("bert", head_dim=8, position=position)
+        half = make_tiny("bert", head_dim=8, position=position, dtype="bfloat16")
+        for exact, rough in zip(tiny.apply(batch), half.apply(batch), strict=True):
+            assert rough.dtype == jnp.float32
+            assert not np.array_equal(exact, rough)
+            np.testing.assert_allclose(rough, exact, atol=0.05 * np.abs(exact).max())
+
+
+def test_dropout_draws_for_every_element(make_tiny, batch):
+    tiny = make_tiny("bert", dropout_rate=0.5, emb_dim=64)
+    params = {"params": tiny.params}
+
+    def states(key):
+        return tiny.model.apply(
+            params, batch, deterministic=False, rngs={"dropout": key}, method="encode"
+        )
+
+    first = states(jax.random.PRNGKey(0))
+    np.testing.assert_array_equal(first, states(jax.random.PRNGKey(0)))
+    assert not np.allclose(first, states(jax.random.PRNGKey(1)), atol=1e-3)
+    assert not np.any(np.asarray(first) == 0)  # the last states are not dropped
+    assert not tiny.spec.shared.broadcast_dropout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_learns_a_small_batch_by_heart(make_tiny, family):
+    random = np.random.default_rng(0)
+    targets = random.integers(3, 40, (8, 16))
+    weights = random.random(targets.shape) < 0.2
+    batch = {
+        "encoder_input_tokens": np.where(weights, 2, targets),
+        "encoder_token_types": np.arange(16)[None] >= random.integers(4, 12, 8)[:, None],
+        "encoder_target_tokens": targets,
+        "encoder_loss_weights": weights.astype(np.int32),
+        "sentence_order": np.arange(8) % 2,
+    }
+    batch["encoder_token_types"] = batch["encoder_token_types"].astype(np.int32)
+    tiny = make_tiny(family, emb_dim=64, head_dim=16, num_heads=4, mlp_dim=128, tied_logits=None)
+    assert isinstance(tiny.spec, EncoderSpec)
+    assert isinstance(tiny.model, Encoder)
+    of_batch = model_loss(tiny.model).of_batch
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def update(params, state):
+        def loss(params):
+            output = tiny.model.apply({"params": params}, batch)
+            return of_batch(output, batch, LossConfig(normalizer="num_real_target_tokens"))
+
+        (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state = optimizer.update(gradients, state)
+        return optax.apply_updates(params, updates), state, metrics
+
+    params = init_params(tiny.spec, jax.random.PRNGKey(0))
+    state, history = optimizer.init(params), []
+    for _ in range(50):
+        params, state, metrics = update(params, state)
+        history.append({name: float(total / weight) for name, (total, weight) in metrics.items()})
+    np.testing.assert_allclose(history[0]["loss"], np.log(40), atol=0.3)
+    np.testing.assert_allclose(history[0]["order_loss"], np.log(2), atol=0.1)
+    assert history[-1]["loss"] < 0.1
+    assert history[-1]["accuracy"] == 1.0
+    assert history[-1]["order_loss"] < 0.1
+    assert history[-1]["order_accuracy"] == 1.0
