@@ -42,6 +42,7 @@ class Evaluator:
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
         """Returns, by split, loss and unigram_entropy in nats a target token, perplexity, accuracy,
         tokens: of all rows under the split's name and, of a mixture, of each task under SPLIT/TASK.
+        Of an encoder alone, also order_loss in nats a row, and order_accuracy.
 
         `unigram_entropy` is what a model would pay that knew only how often each target id occurs
         in this split: the line to be beaten. The same rows and noise are used every time.
@@ -76,7 +77,7 @@ class _Sums:
 
     counts: np.ndarray
     tokens: float = 0.0
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def add_targets(self, batch: dict[str, np.ndarray]) -> None:
         from trainer.features import target_side
@@ -88,26 +89,32 @@ class _Sums:
         self.tokens += float(weights.sum())
 
     def add_metrics(self, metrics: Any) -> None:
-        for name, (total, _) in (metrics or {}).items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + float(total)
+        for name, (total, weight) in (metrics or {}).items():
+            self._add(name, float(total), float(weight))
 
     def add(self, other: "_Sums") -> None:
         self.counts += other.counts
         self.tokens += other.tokens
-        for name, total in other.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + total
+        for name, (total, weight) in other.metrics.items():
+            self._add(name, total, weight)
+
+    def _add(self, name: str, total: float, weight: float) -> None:
+        before = self.metrics.get(name, (0.0, 0.0))
+        self.metrics[name] = before[0] + total, before[1] + weight
 
     def result(self) -> dict[str, float]:
-        from trainer.metrics import perplexity
+        from trainer.metrics import means, perplexity
 
-        loss = self.metrics["loss"] / self.tokens
+        values = means(self.metrics)
+        loss = values["loss"]
         share = self.counts[self.counts > 0] / self.counts.sum()
         return {
             "loss": loss,
             "perplexity": perplexity(loss),
-            "accuracy": self.metrics["accuracy"] / self.tokens,
+            "accuracy": values["accuracy"],
             "unigram_entropy": float(-(share * np.log(share)).sum()),
             "tokens": self.tokens,
+            **{name: value for name, value in values.items() if name.startswith("order_")},
         }
 
 

@@ -1,15 +1,51 @@
-"""Examples -> the features a T5X model takes, under T5X's names.
+"""Examples -> the features a model takes, under T5X's names; one converter an architecture.
 
 Dimensions: W windows (rows of a batch), N positions of an example, L positions of a feature.
 """
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
 from tasks.objectives import Examples, Lengths
+from trainer.model.config import ModelConfig
 
 Batch = dict[str, np.ndarray]
+
+
+class Converter(Protocol):
+    """Examples -> features, one example a row; 0 positions where the model has no such stack."""
+
+    @property
+    def lengths(self) -> Lengths: ...
+    @property
+    def encoder_length(self) -> int: ...
+    @property
+    def decoder_length(self) -> int: ...
+    def __call__(self, examples: Examples) -> Batch: ...
+
+
+def converter(model: ModelConfig, lengths: Lengths) -> Converter:
+    """The converter for a model."""
+    if model.architecture == "encoder":
+        return EncoderConverter(lengths)
+    return FeatureConverter(lengths, encoder_decoder=model.architecture == "encoder_decoder")
+
+
+def convertible(model: ModelConfig, features: tuple[str, ...]) -> bool:
+    """Whether a model can be trained on an objective with these features."""
+    if model.architecture == "encoder":
+        return {*features} == {*EncoderConverter.features}
+    return {*features} <= {"inputs", "targets", "weights", "prefix"}
+
+
+def target_side(batch: Batch) -> str:
+    """The side whose tokens are predicted, "encoder" or "decoder".
+
+    Its targets and weights are `encoder_target_tokens` and `encoder_loss_weights`, or the other's.
+    """
+    return "decoder" if "decoder_target_tokens" in batch else "encoder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +60,11 @@ class FeatureConverter:
 
     lengths: Lengths
     encoder_decoder: bool
+
+    @property
+    def encoder_length(self) -> int:
+        """Positions of the encoder."""
+        return self.lengths.inputs if self.encoder_decoder else 0
 
     @property
     def decoder_length(self) -> int:
@@ -58,6 +99,42 @@ class FeatureConverter:
         batch = _decoder_features(sequence_WL, on_target_WL)
         batch["decoder_causal_attention"] = (columns <= after_W).astype(np.int32)
         return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConverter:
+    """Examples of `tasks.masked_lm.MaskedLM` -> what an encoder alone takes and predicts.
+
+    Tokens, targets and weights have the names of seqio's EncoderFeatureConverter; int32 [W, L]
+    `encoder_token_types` is 0 on the segment that stands first, with the token before it, and 1 on
+    the other; int32 [W] `sentence_order` is 1 where the two were swapped.
+    """
+
+    lengths: Lengths
+    decoder_length = 0
+    features = ("inputs", "targets", "weights", "segments", "order")
+
+    @property
+    def encoder_length(self) -> int:
+        """Positions of the encoder."""
+        return self.lengths.inputs
+
+    def __call__(self, examples: Examples) -> Batch:
+        """Returns int32 arrays padded with 0."""
+        inputs_WL, targets_WL, weights_WL, segments_WL = (
+            _fit(examples[name][0], self.lengths.inputs) for name in self.features[:4]
+        )
+        # By place and not by number: the number of the segment that stands first is the very
+        # answer that `sentence_order` asks for.
+        second_WL = (segments_WL != segments_WL[:, 1:2]) & (segments_WL > 0)
+        second_WL[:, 0] = False
+        return {
+            "encoder_input_tokens": inputs_WL,
+            "encoder_token_types": second_WL.astype(np.int32),
+            "encoder_target_tokens": targets_WL,
+            "encoder_loss_weights": weights_WL,
+            "sentence_order": examples["order"][0][:, 0].astype(np.int32),
+        }
 
 
 def _fit(tokens_WN: np.ndarray, length: int) -> np.ndarray:

@@ -22,10 +22,11 @@ from trainer.cost import flops_per_step, parameter_count
 from trainer.evaluate import Evaluator
 from trainer.metrics import MetricsWriter, means
 from trainer.model.spec import model_spec
-from trainer.model.transformer import Transformer, init_params
+from trainer.model.transformer import build_model, init_params
 from trainer.optimizer import learning_rate_schedule, make_optimizer
 from trainer.setup import Run
 from trainer.step import (
+    Metrics,
     TrainState,
     device_mesh,
     make_evaluation_step,
@@ -48,14 +49,18 @@ class Program:
         self._spec = model_spec(config.model)
         self._optimizer = make_optimizer(config.optimizer)
         self._seed = config.seed
-        model = Transformer(self._spec)
-        self.train_step = make_train_step(model, self._optimizer, config, self.mesh)
-        self.evaluation_step = make_evaluation_step(model, config.loss, self.mesh)
+        self._model = build_model(self._spec)
+        self.train_step = make_train_step(self._model, self._optimizer, config, self.mesh)
+        self.evaluation_step = make_evaluation_step(self._model, config.loss, self.mesh)
 
     def initial_state(self) -> TrainState:
         """The state of step 0, a function of the configuration alone."""
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         return jax.jit(self._initial_state, out_shardings=everywhere)()
+
+    def zero_metrics(self) -> Metrics:
+        """The metrics of no step."""
+        return zero_metrics(self._model)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of a state, without computing one."""
@@ -71,7 +76,7 @@ class Program:
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=self._optimizer.init(params),
-            metrics=zero_metrics(),
+            metrics=self.zero_metrics(),
         )
 
 
@@ -160,7 +165,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
             if due(step, config.metrics.every_steps, last):
                 pending, state = (
                     (step, state.metrics),
-                    dataclasses.replace(state, metrics=zero_metrics()),
+                    dataclasses.replace(state, metrics=program.zero_metrics()),
                 )
             evaluating = evaluator and due(step, config.evaluation.every_steps, last)
             saving = due(step, config.checkpoint.every_steps, last) or stop.received or step == last

@@ -6,14 +6,93 @@ Dimensions: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from trainer.config import LossConfig
+from trainer.model.transformer import Batch, Encoder, Predictions, Transformer
 
 # Metric name to (sum, weight), float32 scalars: add them over batches, divide when printed.
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+class ModelLoss(NamedTuple):
+    """The loss of a kind of model.
+
+    `of_batch` maps (output of the model, batch, LossConfig) to (the scalar to differentiate,
+    metrics), `metrics` are the names of the latter.
+    """
+
+    of_batch: Callable[[Any, Batch, LossConfig], tuple[jax.Array, Metrics]]
+    metrics: tuple[str, ...]
+
+
+def decoder_loss(
+    logits_BLV: jax.Array, batch: Batch, config: LossConfig
+) -> tuple[jax.Array, Metrics]:
+    """`loss_and_metrics` of the decoder's features."""
+    return _side_loss(logits_BLV, batch, "decoder", config)
+
+
+def encoder_loss(
+    predictions: Predictions, batch: Batch, config: LossConfig
+) -> tuple[jax.Array, Metrics]:
+    """`loss_and_metrics` of the encoder's features, plus the loss of the order of sentences.
+
+    To the mean loss over tokens that the normaliser makes, the mean cross entropy over rows is
+    added as it is: BERT's sum of two means. Where the normaliser leaves a multiple of that mean,
+    the same multiple is added. A row without tokens has no order; without `sentence_order` in the
+    batch no row has one.
+
+    Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows; the others are of tokens
+    alone.
+
+    Source: google-research/bert, `run_pretraining.py`.
+    """
+    loss, metrics = _side_loss(predictions.logits_BLV, batch, "encoder", config)
+    order_B = batch.get("sentence_order")
+    if order_B is None:
+        none = jnp.zeros((), jnp.float32)
+        return loss, {**metrics, "order_loss": (none, none), "order_accuracy": (none, none)}
+    has_tokens_B = jnp.any(batch["encoder_input_tokens"] > 0, axis=-1).astype(jnp.float32)
+    log_probabilities_BC = jax.nn.log_softmax(predictions.row_logits_BC)
+    picked_B = jnp.arange(log_probabilities_BC.shape[-1]) == order_B[:, None]
+    order_loss_B = -jnp.sum(jnp.where(picked_B, log_probabilities_BC, 0.0), axis=-1)
+    correct_B = jnp.argmax(log_probabilities_BC, axis=-1) == order_B
+    rows, total = jnp.sum(has_tokens_B), jnp.sum(order_loss_B * has_tokens_B)
+
+    weights_BL, divisor = _normalise(
+        batch["encoder_loss_weights"].astype(jnp.float32), config, batch.get("encoder_segment_ids")
+    )
+    loss += jnp.sum(weights_BL) / divisor * total / jnp.maximum(rows, 1.0)
+    order_metrics = {
+        "order_loss": (total, rows),
+        "order_accuracy": (jnp.sum(correct_B * has_tokens_B), rows),
+    }
+    return loss, {**metrics, **jax.lax.stop_gradient(order_metrics)}
+
+
+def _side_loss(
+    logits_BLV: jax.Array, batch: Batch, side: str, config: LossConfig
+) -> tuple[jax.Array, Metrics]:
+    return loss_and_metrics(
+        logits_BLV,
+        batch[f"{side}_target_tokens"],
+        batch[f"{side}_loss_weights"],
+        config,
+        batch.get(f"{side}_segment_ids"),
+    )
+
+
+def model_loss(model: Transformer | Encoder) -> ModelLoss:
+    """The loss that goes with what `model` puts out."""
+    token_metrics = ("loss", "z_loss", "accuracy")
+    if isinstance(model, Encoder):
+        return ModelLoss(encoder_loss, (*token_metrics, "order_loss", "order_accuracy"))
+    return ModelLoss(decoder_loss, token_metrics)
 
 
 def loss_and_metrics(

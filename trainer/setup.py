@@ -59,6 +59,7 @@ def _cached_data(config: Config, origins: dict[str, str]) -> Run:
     where = f"the vocabulary of {tasks[0].cache}"
     config = _imply_vocabulary(config, origins, tasks[0].ids.size, "vocabulary of the cache", where)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+    _check_positions(config, lengths.inputs)
     converter = features.converter(config.model, lengths)
     return Run(config, CachedData(config, tasks, converter), converter)
 
@@ -71,6 +72,11 @@ def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
     for path, value in configuration.leaves(config):
         if path.startswith(idle) and value != defaults[path]:
             raise UserError(f"--{path} has no effect on --task={config.task}")
+    if config.model.architecture == "encoder":
+        raise UserError(
+            f"--task={config.task}: an encoder alone trains on caches of pipeline.build; choose "
+            "one of the masked_lm tasks"
+        )
     data = SeqioData(config, config.task.removeprefix(SEQIO))
     where = f"the vocabulary of {config.task}"
     config = _imply_vocabulary(config, origins, data.vocab_size, "vocabulary of the task", where)
@@ -93,6 +99,16 @@ def _check_task(task: TaskSpec, config: Config) -> None:
         f"preset {config.preset} cannot train on task {task.name}, whose examples are {made_of}: "
         f"choose {fitting} or another task"
     )
+
+
+def _check_positions(config: Config, inputs: int) -> None:
+    model = config.model
+    counted = model.architecture == "encoder" and model.position in (None, "absolute")
+    if counted and inputs > model.max_positions:
+        raise UserError(
+            f"--lengths.inputs={inputs}: the model knows {model.max_positions} positions; set "
+            f"--model.max_positions={inputs}, or fewer inputs"
+        )
 
 
 def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> Config:

@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tasks.command_line import UserError
 from trainer.config import Config, LossConfig
-from trainer.loss import loss_and_metrics
-from trainer.model.transformer import Transformer
+from trainer.loss import model_loss
+from trainer.model.transformer import Encoder, Transformer
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 Batch = dict[str, Any]
@@ -34,12 +34,10 @@ class TrainState:
     metrics: Metrics
 
 
-METRICS = ("loss", "z_loss", "accuracy", "gradient_norm")
-
-
-def zero_metrics() -> Metrics:
-    """Metrics of no step."""
-    return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in METRICS}
+def zero_metrics(model: Transformer | Encoder) -> Metrics:
+    """Metrics of no step: those of the model's loss and `gradient_norm`."""
+    names = (*model_loss(model).metrics, "gradient_norm")
+    return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
 
 def device_mesh(batch_size: int) -> Mesh:
@@ -60,26 +58,24 @@ def put_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 
 def make_train_step(
-    model: Transformer, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
+    model: Transformer | Encoder,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    mesh: Mesh,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """Returns the jitted update; it takes over the memory of the state it is given."""
     replicated = NamedSharding(mesh, PartitionSpec())
     rows = NamedSharding(mesh, PartitionSpec("data"))
+    of_batch = model_loss(model).of_batch
 
     def loss_of(params, batch: Batch, dropout_key):
-        logits_BLV: Any = model.apply(
+        output = model.apply(
             {"params": params},
             batch,
             deterministic=config.model.dropout_rate == 0.0,
             rngs={"dropout": dropout_key},
         )
-        return loss_and_metrics(
-            logits_BLV,
-            batch["decoder_target_tokens"],
-            batch["decoder_loss_weights"],
-            config.loss,
-            batch.get("decoder_segment_ids"),
-        )
+        return of_batch(output, batch, config.loss)
 
     @partial(jax.jit, donate_argnums=0, in_shardings=(replicated, rows), out_shardings=replicated)
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -107,22 +103,16 @@ def make_train_step(
 
 
 def make_evaluation_step(
-    model: Transformer, loss: LossConfig, mesh: Mesh
+    model: Transformer | Encoder, loss: LossConfig, mesh: Mesh
 ) -> Callable[[Any, Batch], Metrics]:
     """Returns the jitted (params, batch) -> metrics, without dropout."""
     replicated = NamedSharding(mesh, PartitionSpec())
     rows = NamedSharding(mesh, PartitionSpec("data"))
+    of_batch = model_loss(model).of_batch
 
     @partial(jax.jit, in_shardings=(replicated, rows), out_shardings=replicated)
     def evaluation_step(params, batch: Batch) -> Metrics:
-        logits_BLV: Any = model.apply({"params": params}, batch, deterministic=True)
-        _, metrics = loss_and_metrics(
-            logits_BLV,
-            batch["decoder_target_tokens"],
-            batch["decoder_loss_weights"],
-            loss,
-            batch.get("decoder_segment_ids"),
-        )
-        return metrics
+        output = model.apply({"params": params}, batch, deterministic=True)
+        return of_batch(output, batch, loss)[1]
 
     return evaluation_step

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import LossConfig
-from trainer.loss import loss_and_metrics
+from trainer.loss import encoder_loss, loss_and_metrics, model_loss
+from trainer.model.spec import model_spec
+from trainer.model.transformer import Predictions, build_model
+from trainer.presets import model_preset
 
 B, L, V = 2, 6, 11
 RNG = np.random.default_rng(0)
@@ -141,3 +144,92 @@ def test_large_logits_and_bfloat16_are_summed_in_float32():
 def test_a_configuration_names_the_field_it_refuses(field, arguments):
     with pytest.raises(ValueError, match=rf"LossConfig\.{field} "):
         LossConfig(**arguments)
+
+
+ROW_LOGITS = RNG.normal(size=(B, 2)).astype(np.float32) * 2
+MASKED = {
+    "encoder_input_tokens": TARGETS,
+    "encoder_target_tokens": TARGETS,
+    "encoder_loss_weights": np.array([[0, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]]),
+    "sentence_order": np.array([1, 0]),
+}
+
+
+def order_by_definition():
+    logits = ROW_LOGITS.astype(np.float64)
+    return np.log(np.exp(logits).sum(-1)) - logits[np.arange(B), MASKED["sentence_order"]]
+
+
+def test_an_encoder_s_loss_is_the_sum_of_two_means():
+    config = LossConfig(z_loss=0.0, normalizer="num_real_target_tokens")
+    loss, metrics = encoder_loss(Predictions(LOGITS, ROW_LOGITS), MASKED, config)
+    weights = MASKED["encoder_loss_weights"]
+    tokens, _ = by_definition(LOGITS, TARGETS, weights, 0.0, 0.0)
+    order = order_by_definition()
+    np.testing.assert_allclose(loss, tokens.sum() / 3 + order.mean(), rtol=1e-5)
+    right = (LOGITS.argmax(-1) == TARGETS) * weights
+    expected = {
+        "loss": (tokens.sum(), 3),
+        "z_loss": (0, 3),
+        "accuracy": (right.sum(), 3),
+        "order_loss": (order.sum(), B),
+        "order_accuracy": ((ROW_LOGITS.argmax(-1) == MASKED["sentence_order"]).sum(), B),
+    }
+    assert metrics.keys() == expected.keys()
+    for name, pair in expected.items():
+        np.testing.assert_allclose(metrics[name], pair, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        (LossConfig(), 3.0),
+        (LossConfig(normalizer="num_total_target_tokens"), 3 / (B * L)),
+        (LossConfig(normalizer="average_per_sequence"), 1.0),
+        (LossConfig(normalizing_constant=12.0), 3 / 12),
+    ],
+)
+def test_a_normaliser_leaves_the_two_means_alike(config, share):
+    weights = MASKED["encoder_loss_weights"]
+    tokens, _ = loss_and_metrics(LOGITS, TARGETS, weights, config)
+    loss, _ = encoder_loss(Predictions(LOGITS, ROW_LOGITS), MASKED, config)
+    np.testing.assert_allclose(loss - tokens, share * order_by_definition().mean(), rtol=1e-4)
+
+
+def test_only_what_is_chosen_is_predicted():
+    def loss(logits, row_logits, batch):
+        return encoder_loss(Predictions(logits, row_logits), batch, LossConfig())[0]
+
+    by_token, by_row = jax.grad(loss, argnums=(0, 1))(LOGITS, ROW_LOGITS, MASKED)
+    moved = np.any(np.asarray(by_token) != 0, axis=-1)
+    np.testing.assert_array_equal(moved, MASKED["encoder_loss_weights"] > 0)
+    assert np.all(np.any(np.asarray(by_row) != 0, axis=-1))
+    # A row of padding, as the last batch of an evaluation has them, has no order either.
+    padded = {name: array.copy() for name, array in MASKED.items()}
+    for array in padded.values():
+        array[1] = 0
+    by_row = jax.grad(loss, argnums=1)(LOGITS, ROW_LOGITS, padded)
+    assert np.all(np.any(np.asarray(by_row) != 0, axis=-1) == [True, False])
+    _, metrics = encoder_loss(Predictions(LOGITS, ROW_LOGITS), padded, LossConfig())
+    assert metrics["order_loss"][1] == 1
+
+
+def test_without_an_order_there_is_only_masked_lm():
+    batch = {name: array for name, array in MASKED.items() if name != "sentence_order"}
+    loss, metrics = encoder_loss(Predictions(LOGITS, ROW_LOGITS), batch, LossConfig())
+    assert (
+        loss == loss_and_metrics(LOGITS, TARGETS, MASKED["encoder_loss_weights"], LossConfig())[0]
+    )
+    assert metrics["order_loss"] == metrics["order_accuracy"] == (0, 0)
+
+
+@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny", "bert_tiny"])
+def test_the_names_of_a_model_s_metrics_are_those_of_its_loss(preset):
+    model = build_model(model_spec(model_preset(preset)))
+    side = "encoder" if preset == "bert_tiny" else "decoder"
+    batch = {f"{side}_{name}": TARGETS for name in ("input_tokens", "target_tokens")}
+    batch[f"{side}_loss_weights"] = WEIGHTS
+    output = Predictions(LOGITS, ROW_LOGITS) if preset == "bert_tiny" else LOGITS
+    expected = model_loss(model)
+    _, metrics = expected.of_batch(output, batch, LossConfig())
+    assert set(metrics) == set(expected.metrics)

@@ -11,8 +11,9 @@ from tasks import registry
 from tasks.command_line import UserError
 from tasks.manifest import CacheManifest
 from trainer.config import override
+from trainer.features import target_side
 from trainer.loop import Program
-from trainer.metrics import means
+from trainer.metrics import means, read_metrics
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.step import put_batch
@@ -44,6 +45,8 @@ def separated_cache(text_cache):
 
 def run_of(name, cache, tmp_path, preset=None):
     inputs, targets = LENGTHS[bool(registry.get(name).lengths.inputs)]
+    if name.endswith("masked_lm"):
+        preset = preset or "bert_tiny"
     config, origins = build_config(preset or ("t5_1_1_tiny" if inputs else "lm_tiny"), [])
     flags = {
         "task": name,
@@ -67,7 +70,7 @@ def program_of(run):
     return PROGRAMS[run.config.preset]
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if not name.endswith("masked_lm")])
+@pytest.mark.parametrize("name", TASKS)
 def test_two_steps(name, text_cache, separated_cache, tmp_path):
     cache = separated_cache if name.endswith("full_lm") else text_cache
     run = run_of(name, cache, tmp_path)
@@ -76,9 +79,10 @@ def test_two_steps(name, text_cache, separated_cache, tmp_path):
     state = program.initial_state()
     for step in range(2):
         batch = batches[step]
-        weights = batch["decoder_loss_weights"]
+        side = target_side(batch)
+        weights = batch[f"{side}_loss_weights"]
         assert weights.sum() > 8
-        assert not (weights.astype(bool) & (batch["decoder_target_tokens"] == 0)).any()
+        assert not (weights.astype(bool) & (batch[f"{side}_target_tokens"] == 0)).any()
         state = program.train_step(state, put_batch(batch, program.mesh))
     values = means(state.metrics)
     assert int(state.step) == 2
@@ -99,8 +103,53 @@ def test_a_document_s_eos_comes_from_the_cache(text_cache, separated_cache, tmp_
 
 
 def test_an_encoder_s_objective_is_refused(text_cache, tmp_path):
-    with pytest.raises(UserError, match="encoder alone"):
+    with pytest.raises(UserError, match="encoder-only preset"):
         run_of("python_docs_masked_lm", text_cache, tmp_path, "t5_1_1_tiny")
+
+
+def test_an_encoder_refuses_what_it_cannot_take(text_cache, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="choose an encoder-decoder or decoder-only preset"):
+        run_of("python_docs_span_corruption", text_cache, tmp_path, "bert_tiny")
+    monkeypatch.setitem(LENGTHS, True, (513, 513))
+    with pytest.raises(UserError, match="--model.max_positions=513"):
+        run_of("python_docs_masked_lm", text_cache, tmp_path)
+
+
+def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
+    """The real commands: 2 and 2 steps are 4, and the order of sentences is reported."""
+
+    def train(model_dir, steps):
+        made = subprocess.run(
+            [
+                *(sys.executable, "-m", "trainer.pretrain", "--preset=bert_tiny"),
+                "--task=python_docs_masked_lm",
+                f"--cache_dir={text_cache}",
+                f"--model_dir={model_dir}",
+                *("--batch_size=4", "--lengths.inputs=32", "--lengths.targets=32"),
+                *("--metrics.every_steps=2", "--evaluation.every_steps=4"),
+                f"--train_steps={steps}",
+            ],
+            capture_output=True,
+            text=True,
+            cwd=pathlib.Path(__file__).parents[2],
+            timeout=300,
+        )
+        assert made.returncode == 0, made.stderr
+
+    train(tmp_path / "split", 2)
+    train(tmp_path / "split", 4)
+    train(tmp_path / "whole", 4)
+    split, whole = (
+        [(line["step"], line["metrics"]) for line in read_metrics(str(tmp_path / name))]
+        for name in ("split", "whole")
+    )
+    assert [line for line in split if line[0] > 2 and "gradient_norm" in line[1]] == [
+        line for line in whole if line[0] > 2 and "gradient_norm" in line[1]
+    ]
+    results = [metrics for _, metrics in whole if "unigram_entropy" in metrics]
+    assert results == [split[-1][1]]
+    assert 0.4 < results[0]["order_loss"] < 1.0
+    assert 0 <= results[0]["order_accuracy"] <= 1
 
 
 def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, tmp_path, monkeypatch):
