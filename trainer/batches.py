@@ -22,7 +22,7 @@ from tasks.vocabulary import UNK_ID, TokenIds
 from tasks.windows import Windows
 from trainer.features import Batch, Converter
 from trainer.interleave import Schedule
-from trainer.order import Order
+from trainer.order import BlockOrder, Order
 
 # Separates the noise of evaluation from that of training under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
@@ -84,16 +84,23 @@ class Source:
         """Noise keys uint64 [W] of windows in epochs."""
         return noise.fold_in(noise.fold_in(self.seed, epochs_W), windows_W)
 
+    def read_ahead(self, epoch: int, rank: int) -> None:
+        """Has the shards of a remote cache copied before their block's turn comes."""
+        if isinstance(self.order, BlockOrder):
+            self.maker.windows.prefetch(self.order.following(epoch, rank))
+
 
 class Places(NamedTuple):
     """Where the rows of a batch come from: int64 [W] each.
 
     `sources`: places in the run's list of sources; `epochs`: how often the source was read through
-    before; `windows`: indices in its `Windows`.
+    before; `ranks`: how many windows of it were read in that epoch before; `windows`: indices in
+    its `Windows`.
     """
 
     sources: np.ndarray
     epochs: np.ndarray
+    ranks: np.ndarray
     windows: np.ndarray
 
 
@@ -137,9 +144,9 @@ class TrainingBatches:
         epochs_W, windows_W = np.zeros_like(ranks_W), np.zeros_like(ranks_W)
         for number, rows in self._rows_by_source(sources_W):
             source = self._sources[number]
-            epochs_W[rows], left_W = np.divmod(ranks_W[rows], len(source.maker.windows))
-            windows_W[rows] = source.order(epochs_W[rows], left_W)
-        return Places(sources_W, epochs_W, windows_W)
+            epochs_W[rows], ranks_W[rows] = np.divmod(ranks_W[rows], len(source.maker.windows))
+            windows_W[rows] = source.order(epochs_W[rows], ranks_W[rows])
+        return Places(sources_W, epochs_W, ranks_W, windows_W)
 
     def __getitem__(self, step: int) -> Batch:
         places = self.places(step)
@@ -149,6 +156,7 @@ class TrainingBatches:
         }
         for number, rows in self._rows_by_source(places.sources):
             source, windows_W = self._sources[number], places.windows[rows]
+            source.read_ahead(int(places.epochs[rows[-1]]), int(places.ranks[rows[-1]]))
             made = source.maker.make(windows_W, source.keys(places.epochs[rows], windows_W))
             if len(self._sources) == 1:
                 return made

@@ -20,7 +20,7 @@ from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batc
 from trainer.config import Config
 from trainer.features import Batch, Converter, target_side
 from trainer.interleave import Schedule
-from trainer.order import GlobalOrder
+from trainer.order import BlockOrder, GlobalOrder, Order
 
 
 class EvaluationSet(NamedTuple):
@@ -171,7 +171,16 @@ class CachedData:
         """Opens a split of a task's cache; `keep_tails` as in tasks.windows.Windows."""
         objective = each.task.objective
         window = objective.window_tokens(self.lengths)
-        windows = Windows(each.cache, each.manifest, split, window, keep_tails)
+        reading = self._config.data
+        windows = Windows(
+            each.cache,
+            each.manifest,
+            split,
+            window,
+            keep_tails,
+            reading.local_dir,
+            reading.local_bytes,
+        )
         return BatchMaker(windows, objective, self._converter, each.ids)
 
     @functools.cached_property
@@ -181,10 +190,14 @@ class CachedData:
         for each in self.tasks:
             maker = self.maker(each, "train", keep_tails=False)
             seed = task_seed(self._config.seed, each.task.name)
-            sources.append(
-                Source(each.task.name, maker, GlobalOrder(len(maker.windows), seed), seed)
-            )
+            sources.append(Source(each.task.name, maker, self._order(maker.windows, seed), seed))
         return sources
+
+    def _order(self, windows: Windows, seed: int) -> Order:
+        reading = self._config.data
+        if reading.shuffle == "global":
+            return GlobalOrder(len(windows), seed)
+        return BlockOrder(windows.blocks(reading.block_bytes), seed)
 
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:

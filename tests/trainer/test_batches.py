@@ -69,7 +69,7 @@ def test_hosts_share_the_same_global_batch(maker, hosts):
 def test_an_epoch_has_every_window_once_and_the_next_another_order(maker):
     count = len(maker.windows)
     batches = training(maker, 1, seed=3)
-    _, epochs, windows = places(batches, 2 * count)
+    _, epochs, _, windows = places(batches, 2 * count)
     assert epochs.tolist() == [0] * count + [1] * count
     assert sorted(windows[:count]) == sorted(windows[count:]) == list(range(count))
     assert windows[:count].tolist() != windows[count:].tolist()

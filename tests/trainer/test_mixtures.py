@@ -13,6 +13,7 @@ from tasks.command_line import UserError
 from trainer.config import override
 from trainer.data import better_lengths
 from trainer.metrics import read_metrics
+from trainer.order import BlockOrder
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
@@ -59,7 +60,7 @@ def test_every_task_reads_each_window_once_an_epoch_through_changes_of_rates(tex
     schedule = f"--mixing.schedule=5: {SPANS}=1,{PREFIX}=1; 9: {PREFIX}=1; 12: {SPANS}=3,{PREFIX}=1"
     run = run_of(text_cache, f"{SPANS}=0.75,{PREFIX}=0.25", schedule)
     counts = [len(source.maker.windows) for source in run.data.sources]
-    sources, epochs, windows = places(run, 1000)
+    sources, epochs, _, windows = places(run, 1000)
     assert set(sources[9 * 8 : 12 * 8].tolist()) == {1}
     assert np.bincount(sources[: 5 * 8]).tolist() == [30, 10]
     for source, count in enumerate(counts):
@@ -81,7 +82,7 @@ def test_a_task_that_joins_later_changes_nothing_for_the_others(text_cache):
 
 def test_tasks_on_the_same_windows_read_them_in_another_order(text_cache):
     run = run_of(text_cache, f"{SPANS}=1,{PREFIX}=1", "--lengths.targets=600", inputs=73)
-    sources, _, windows = places(run, 20)
+    sources, _, _, windows = places(run, 20)
     assert not np.array_equal(windows[sources == 0], windows[sources == 1])
 
 
@@ -120,6 +121,37 @@ def test_what_cannot_be_mixed_is_refused(text_cache, tmp_path):
     (tmp_path / PREFIX / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="different vocabularies"):
         run_of(tmp_path, f"{SPANS}=1,{PREFIX}=1")
+
+
+def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_path):
+    size = sum(path.stat().st_size for path in text_cache.glob("train.*-00000-*"))
+    run = run_of(text_cache, SPANS, "--data.shuffle=block", f"--data.block_bytes={size}")
+    windows = run.data.sources[0].maker.windows
+    count = len(windows)
+    order = BlockOrder(windows.blocks(size), run.data.sources[0].seed)
+    expected = order(np.zeros(count, int), np.arange(count))
+    assert np.array_equal(places(run, count // 8)[3], expected[: count // 8 * 8])
+    everywhere = places(run_of(text_cache, SPANS), 1)[3]
+    assert not np.array_equal(expected[:8], everywhere)
+    with pytest.raises(UserError, match=r"--data\.block_bytes"):
+        run_of(text_cache, SPANS, "--data.shuffle=block", "--data.block_bytes=10").data.batches()
+    with pytest.raises(UserError, match="global, block"):
+        run_of(text_cache, SPANS, "--data.shuffle=blocks")
+
+
+def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
+    import fsspec
+
+    remote = fsspec.filesystem("memory")
+    for path in text_cache.iterdir():
+        remote.pipe(f"/remote_cache/{path.name}", path.read_bytes())
+    local, far = (
+        run_of(cache, SPANS, "--data.shuffle=block").data.training(3)
+        for cache in (text_cache, "memory://remote_cache")
+    )
+    for _ in range(3):
+        here, there = next(local), next(far)
+        assert all(np.array_equal(here[name], there[name]) for name in here)
 
 
 def test_fields_of_an_objective_are_flags(text_cache):
