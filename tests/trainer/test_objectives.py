@@ -111,7 +111,7 @@ def test_an_encoder_refuses_what_it_cannot_take(text_cache, tmp_path, monkeypatc
     with pytest.raises(UserError, match="choose an encoder-decoder or decoder-only preset"):
         run_of("python_docs_span_corruption", text_cache, tmp_path, "bert_tiny")
     monkeypatch.setitem(LENGTHS, True, (513, 513))
-    with pytest.raises(UserError, match="--model.max_positions=513"):
+    with pytest.raises(UserError, match=r"--model\.max_positions=513"):
         run_of("python_docs_masked_lm", text_cache, tmp_path)
 
 
