@@ -18,6 +18,8 @@ UNK_ID = 2
 _UNK_END = UNK_ID + 1
 # SentencePiece's sign of a space, with which the first piece of a word begins.
 _SPACE = "\u2581"
+# Kinds of pieces; 4 is a user's own, 5 not used. Source: sentencepiece_model.proto, Type.
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
 def sentinel_piece(number: int) -> str:
@@ -46,6 +48,11 @@ class TokenIds:
     def pieces(self) -> list[str]:
         """Texts of the model's pieces, by id."""
         return [_piece_text(message) for number, message in _fields(self.model) if number == 1]
+
+    @functools.cached_property
+    def kinds(self) -> list[int]:
+        """What the model's pieces are, by id: NORMAL, UNKNOWN, CONTROL, BYTE, 4 or 5."""
+        return [_piece_kind(message) for number, message in _fields(self.model) if number == 1]
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
@@ -82,7 +89,7 @@ class TokenIds:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields (field number, bytes) of a protocol buffer's length-delimited fields.
+    """Yields (field number, bytes) of a protocol buffer's fields; a number as it is written.
 
     Source: protobuf.dev/programming-guides/encoding.
     """
@@ -101,18 +108,24 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
     while at < len(message):
         number, kind = divmod(varint(), 8)
+        begin = at
         if kind == 0:
             varint()
         else:
             size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
-            if kind == 2:
-                yield number, message[at : at + size]
+            begin = at
             at += size
+        yield number, message[begin:at]
 
 
 def _piece_text(message: bytes) -> str:
     """Returns the text of a SentencePiece message of a model."""
     return next(value.decode() for number, value in _fields(message) if number == 1)
+
+
+def _piece_kind(message: bytes) -> int:
+    """Returns the kind of a SentencePiece message of a model; kinds take one byte."""
+    return next((value[0] for number, value in _fields(message) if number == 3), NORMAL)
 
 
 @dataclasses.dataclass(frozen=True)

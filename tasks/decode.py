@@ -1,0 +1,82 @@
+"""Ids to text without SentencePiece, token by token."""
+
+from collections.abc import Sequence
+
+from tasks.vocabulary import (
+    BYTE,
+    CONTROL,
+    EOS_ID,
+    PAD_ID,
+    UNKNOWN,
+    TokenIds,
+    sentinel_piece,
+)
+
+_SPACE = "\u2581"
+# What SentencePiece writes for an unknown piece, and for a byte that is no part of a character.
+UNKNOWN_TEXT = " \u2047 "
+REPLACEMENT = "\ufffd"
+
+
+def piece(token: int, ids: TokenIds) -> str:
+    """Returns the text of a piece as the model has it, or of a sentinel that it lacks."""
+    if token < len(ids.pieces):
+        return ids.pieces[token]
+    return sentinel_piece(ids.size - 1 - token)
+
+
+def is_text(token: int, ids: TokenIds) -> bool:
+    """Whether the token stands for text: no padding, EOS, sentinel, other control piece."""
+    if token in (PAD_ID, EOS_ID) or token >= min(ids.first_sentinel, len(ids.pieces)):
+        return False
+    return ids.kinds[token] != CONTROL
+
+
+def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
+    """Returns what each token adds to the text; joined, they are what SentencePiece decodes.
+
+    A character of several bytes is the text of its first, and the others have none; a byte that is
+    no part of a character becomes U+FFFD. Tokens that stand for no text have none. Where
+    SentencePiece drops the space that a text begins with, it is kept.
+    """
+    out = []
+    at = 0
+    while at < len(tokens):
+        end = at
+        while end < len(tokens) and is_text(tokens[end], ids) and ids.kinds[tokens[end]] == BYTE:
+            end += 1
+        if end > at:
+            # A byte's piece is <0x41>.
+            out += _characters(bytes(int(piece(token, ids)[3:5], 16) for token in tokens[at:end]))
+            at = end
+            continue
+        token, at = tokens[at], at + 1
+        if not is_text(token, ids):
+            out.append("")
+        elif ids.kinds[token] == UNKNOWN:
+            out.append(UNKNOWN_TEXT)
+        else:
+            out.append(ids.pieces[token].replace(_SPACE, " "))
+    return out
+
+
+def decode(tokens: Sequence[int], ids: TokenIds) -> str:
+    """Returns the text of tokens, without the space that a text's first piece begins with."""
+    return "".join(texts(tokens, ids)).removeprefix(" ")
+
+
+def _characters(data: bytes) -> list[str]:
+    """Returns the text that each byte adds."""
+    out: list[str] = []
+    while len(out) < len(data):
+        at = len(out)
+        for size in range(1, 5):
+            try:
+                character = data[at : at + size].decode()
+            except UnicodeDecodeError:
+                continue
+            out += [character, *[""] * (size - 1)]
+            break
+        else:
+            out.append(REPLACEMENT)
+    return out

@@ -1,0 +1,240 @@
+"""Where the tokens of an example come from, for any objective.
+
+An objective is a pure function of tokens and keys, so it is asked twice: once with a window's
+tokens, and once with marks in their place, ids above the vocabulary's. A mark that comes out says
+which token of the window stands there; whatever else comes out, the objective put there.
+
+Dimensions: N tokens of a window, L positions of a feature.
+"""
+
+import copy
+import dataclasses
+
+import numpy as np
+
+from tasks.objectives import Lengths, Objective
+from tasks.vocabulary import EOS_ID, PAD_ID, TokenIds
+
+# Where more than this share of the inputs' neighbours changed their order, they are shuffled, and
+# not two segments that changed places.
+_SHUFFLED = 0.25
+SHUFFLED_PARTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One feature of an example.
+
+    Attributes:
+      tokens_L: int32 ids, without padding.
+      places_L: int64 the window's token that stands there, -1 where the objective put one.
+      spans_L: int64 number of the span that the token belongs to or stands for, -1 for none.
+    """
+
+    tokens_L: np.ndarray
+    places_L: np.ndarray
+    spans_L: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What an objective made of a window.
+
+    A span is a run of tokens to be learned, that the inputs hide or that alone have a weight in the
+    loss. Where inputs are the window in another order, spans are eighths of the window.
+
+    Attributes:
+      window: the window itself.
+      inputs, targets: the features; inputs are None where there are none.
+      weights_L: int64 on targets, None where all of them are learned.
+      more: further features, as the objective gives them, without padding.
+      used_N: bool, whether a token of the window is in the example at all.
+      shuffled: whether the inputs are the window in another order.
+      exact: False where the objective would not take marks; then places are all -1.
+    """
+
+    window: Side
+    inputs: Side | None
+    targets: Side
+    weights_L: np.ndarray | None
+    more: dict[str, np.ndarray]
+    used_N: np.ndarray
+    shuffled: bool
+    exact: bool
+
+
+def trace(
+    objective: Objective,
+    window_N: np.ndarray,
+    key: np.integer | np.ndarray,
+    lengths: Lengths,
+    ids: TokenIds,
+) -> Trace:
+    """Returns what `objective` makes of a window (int32 [N], no padding) under a noise key."""
+    made = _example(objective, window_N, key, lengths, ids)
+    places = _places(objective, window_N, key, lengths, ids, made)
+    exact = places is not None
+    if places is None:
+        places = {name: np.full(len(made[name]), -1, np.int64) for name in made}
+    weights_L = made["weights"].astype(np.int64) if "weights" in made else None
+    inputs_L = places.get("inputs", np.zeros(0, np.int64))
+    targets_L = places["targets"]
+    size = len(window_N)
+    in_inputs_N, in_targets_N = _members(inputs_L, size), _members(targets_L, size)
+    learned_N = in_targets_N & ~in_inputs_N
+    if weights_L is not None:
+        learned_N = _members(targets_L[weights_L > 0], size)
+    elif "inputs" not in made:
+        learned_N[:] = False
+    shuffled = not learned_N.any() and _is_shuffled(inputs_L)
+    starts_N = learned_N.copy()
+    starts_N[1:] &= ~learned_N[:-1]
+    spans_N = np.where(learned_N, np.cumsum(starts_N) - 1, -1)
+    if shuffled:
+        spans_N = np.arange(size) * SHUFFLED_PARTS // max(size, 1)
+
+    def side(name: str, spans_L: np.ndarray) -> Side:
+        return Side(made[name], places[name], spans_L)
+
+    inputs = targets = None
+    spans_L = _spans_of(targets_L, spans_N)
+    if "inputs" in made:
+        hidden_N = np.where(in_inputs_N, -1, spans_N)
+        stand_L = _stand_for(made["inputs"], inputs_L, targets_L, hidden_N)
+        inputs_spans_L = np.where(inputs_L >= 0, _spans_of(inputs_L, spans_N), stand_L)
+        inputs = side("inputs", inputs_spans_L)
+        spans_L = _sentinels_too(made["targets"], targets_L, spans_L, inputs)
+    targets = side("targets", spans_L)
+    known = ("inputs", "targets", "weights")
+    return Trace(
+        Side(window_N, np.arange(size), spans_N),
+        inputs,
+        targets,
+        weights_L,
+        {name: values for name, values in made.items() if name not in known},
+        (in_inputs_N | in_targets_N) if exact else np.ones(size, bool),
+        shuffled,
+        exact,
+    )
+
+
+def _example(
+    objective: Objective,
+    window_N: np.ndarray,
+    key: np.integer | np.ndarray,
+    lengths: Lengths,
+    ids: TokenIds,
+) -> dict[str, np.ndarray]:
+    examples = objective.examples(
+        window_N[None].astype(np.int32),
+        np.array([len(window_N)], np.int64),
+        np.array([key], np.uint64),
+        lengths,
+        ids,
+    )
+    return {name: values_WL[0, : counts_W[0]] for name, (values_WL, counts_W) in examples.items()}
+
+
+def _places(
+    objective: Objective,
+    window_N: np.ndarray,
+    key: np.integer | np.ndarray,
+    lengths: Lengths,
+    ids: TokenIds,
+    made: dict[str, np.ndarray],
+) -> dict[str, np.ndarray] | None:
+    """Returns feature -> int64 [L] places, or None if the marks came out otherwise than tokens."""
+    marks_N = ids.size + np.arange(len(window_N), dtype=np.int32)
+    # Words begin where they do in the window: what an objective may ask of a token.
+    words_N = ids.word_starts[window_N]
+    words_N[1:] |= window_N[:-1] == EOS_ID
+    marked = copy.copy(ids)
+    vars(marked)["word_starts"] = np.concatenate([ids.word_starts, words_N])
+    try:
+        found = _example(objective, marks_N, key, lengths, marked)
+    except (IndexError, ValueError):  # of a user's objective that looks at more than that
+        return None
+    places: dict[str, np.ndarray] = {}
+    for name in ("inputs", "targets"):
+        if name not in made:
+            continue
+        places_L = np.where(found[name] >= ids.size, found[name].astype(np.int64) - ids.size, -1)
+        if len(places_L) != len(made[name]):
+            return None
+        same_L = np.where(places_L >= 0, window_N[places_L], found[name]) == made[name]
+        if not same_L.all():
+            return None
+        places[name] = places_L
+    return places
+
+
+def _members(places_L: np.ndarray, size: int) -> np.ndarray:
+    found_N = np.zeros(size, bool)
+    found_N[places_L[places_L >= 0]] = True
+    return found_N
+
+
+def _spans_of(places_L: np.ndarray, spans_N: np.ndarray) -> np.ndarray:
+    if not len(spans_N):
+        return np.full(len(places_L), -1)
+    return np.where(places_L >= 0, spans_N[places_L], -1)
+
+
+def _is_shuffled(places_L: np.ndarray) -> bool:
+    steps = np.diff(places_L[places_L >= 0])
+    return len(steps) > 0 and bool((steps < 0).mean() > _SHUFFLED)
+
+
+def _stand_for(
+    tokens_L: np.ndarray, places_L: np.ndarray, targets_L: np.ndarray, hidden_N: np.ndarray
+) -> np.ndarray:
+    """Returns int64 [L]: the hidden span that each token of the objective's own stands for, or -1.
+
+    Args:
+      tokens_L: the inputs.
+      places_L: their places.
+      targets_L: the places of the targets.
+      hidden_N: spans of the window's tokens that are not in the inputs, -1 on others.
+    """
+    stand_L = np.full(len(tokens_L), -1)
+    own_L = np.flatnonzero((places_L < 0) & ~np.isin(tokens_L, (PAD_ID, EOS_ID)))
+    if (
+        len(places_L) == len(targets_L)
+        and ((places_L == targets_L) | (places_L < 0) | (targets_L < 0)).all()
+    ):
+        # Tokens are replaced where they stand.
+        stand_L[own_L] = _spans_of(targets_L[own_L], hidden_N)
+        return stand_L
+    # The token that stood next to this one is hidden: the one after what is to the left, or the
+    # one before what is to the right.
+    size = len(hidden_N)
+    for at in own_L.tolist():
+        left = at - 1
+        while left >= 0 and places_L[left] < 0 and tokens_L[left] != EOS_ID:
+            left -= 1
+        right = at + 1
+        while right < len(places_L) and places_L[right] < 0 and tokens_L[right] != EOS_ID:
+            right += 1
+        after = places_L[left] + 1 if left >= 0 and places_L[left] >= 0 else size
+        before = places_L[right] - 1 if right < len(places_L) and places_L[right] >= 0 else -1
+        for place in (int(after), int(before)):
+            if stand_L[at] < 0 and 0 <= place < size:
+                stand_L[at] = hidden_N[place]
+    return stand_L
+
+
+def _sentinels_too(
+    tokens_L: np.ndarray, places_L: np.ndarray, spans_L: np.ndarray, inputs: Side
+) -> np.ndarray:
+    """Gives what stands for one span in the inputs the same span in the targets."""
+    stands: dict[int, set[int]] = {}
+    own_L = inputs.places_L < 0
+    for token, span in zip(
+        inputs.tokens_L[own_L].tolist(), inputs.spans_L[own_L].tolist(), strict=True
+    ):
+        stands.setdefault(token, set()).add(span)
+    spans_L = spans_L.copy()
+    for at, token in enumerate(tokens_L.tolist()):
+        if places_L[at] < 0 and len(stands.get(token, ())) == 1:
+            spans_L[at] = next(iter(stands[token]))
+    return spans_L
