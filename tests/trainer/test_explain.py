@@ -1,0 +1,218 @@
+"""What explain says of a row is what the run trained on there, and the corpus's own text."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tasks import vocabulary
+from tasks.command_line import UserError
+from trainer import config as configuration
+from trainer import explain
+from trainer.pretrain import build_config
+from trainer.setup import prepare
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = "python_docs_span_corruption"
+EOS_ID = vocabulary.EOS_ID
+
+
+def command(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        **kwargs,
+    )
+
+
+@pytest.fixture(scope="module", params=["concat", "best_fit"])
+def long_cache(request, text_cache, tmp_path_factory):
+    """The folder above a cache with documents shorter than a window, and one much longer."""
+    folder = tmp_path_factory.mktemp("explain")
+    lines = (text_cache.parents[1] / "train.txt").read_text().splitlines()
+    documents = [*lines[:900], " ".join(lines[900:1400]), *lines[1400:1600]]
+    (folder / "train.txt").write_text("\n".join(documents))
+    made = command(
+        "pipeline.build",
+        f"--task={TASK}",
+        f"--corpus=text:{folder}/*.txt?validation=0.1",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
+        f"--cache_dir={folder}/cache",
+        f"--packing={request.param}",
+        "--row_tokens=70",
+        "--separator=eos",
+    )
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def start(model_dir, cache_dir, *flags):
+    """Writes what a run writes before its first step, and returns the run."""
+    arguments = {
+        "task": TASK,
+        "cache_dir": cache_dir,
+        "model_dir": model_dir,
+        "train_steps": 500,
+        "batch_size": 6,
+        "lengths.inputs": 64,
+        "lengths.targets": 18,
+    }
+    given = [f"--{name}={value}" for name, value in arguments.items()]
+    config, origins = build_config("t5_1_1_tiny", [*given, *flags])
+    run = prepare(config, origins)
+    model_dir.mkdir()
+    configuration.save(run.config, origins)
+    return run
+
+
+def load_vocabulary(run):
+    return vocabulary.from_bytes(run.data.tasks[0].ids.model)
+
+
+def test_the_text_is_the_corpus_s(long_cache, tmp_path):
+    run = start(tmp_path / "model", long_cache / "cache")
+    loaded = load_vocabulary(run)
+    corpus = (long_cache / "train.txt").read_bytes()
+    several = inside = 0
+    for step in (1, 2, 77, 500):
+        explanation = explain.Explanation(str(tmp_path / "model"), step)
+        for row in range(len(explanation)):
+            sample = explanation.sample(row)
+            for part in sample.parts:
+                # The id names the file and the byte at which the document's line begins.
+                file, _, byte = part.id.rpartition(":")
+                assert part.file == file == "train.txt"
+                line = corpus[int(byte) :].partition(b"\n")[0].decode()
+                ids = [*loaded.processor.encode(line), EOS_ID]
+                # A row of best_fit that a piece fills does not say whether the document goes on.
+                assert part.whole in (len(ids), None if part.tokens == 70 else len(ids))
+                ids = ids[part.first : part.first + part.tokens]
+                here = sample.tokens[part.position : part.position + part.tokens]
+                assert here.tolist() == ids
+                text = sample.text(part, explanation.ids)
+                assert text.lstrip() == loaded.processor.decode(ids).lstrip()
+                # Character by character, but for those that the vocabulary does not know.
+                known = map(re.escape, re.split(r" +\u2047 +", text.strip()))
+                assert re.search(" ?.+? ?".join(known), " ".join(line.split()))
+            several += len(sample.parts) > 1
+            inside += len(sample.parts) == 1 and part.first > 0
+    assert several > 2, "no window across documents"
+    assert inside > 2, "no window inside the long document"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--seed=5"],
+        ["--task=python_docs_span_corruption=0.7,python_docs_prefix_lm=0.3",
+         "--lengths.targets=96"],
+    ],
+    ids=["one task", "another seed", "mixture"],
+)  # fmt: skip
+def test_rows_are_those_that_the_loop_trains_on(text_cache, tmp_path, flags):
+    run = start(tmp_path / "model", text_cache, *flags)
+    # As in the loop: after `first` updates come the batches of updates first + 1, first + 2, …
+    first = 300
+    batches = run.data.training(first)
+    tasks, epochs = set(), set()
+    for step in range(first + 1, first + 4):
+        batch = next(batches)
+        explanation = explain.Explanation(str(tmp_path / "model"), step)
+        assert len(explanation) == len(batch["encoder_input_tokens"]) == 6
+        for row in range(6):
+            sample = explanation.sample(row)
+            for side, name in (
+                (sample.trace.inputs, "encoder_input_tokens"),
+                (sample.trace.targets, "decoder_target_tokens"),
+            ):
+                expected = batch[name][row]
+                assert np.array_equal(side.tokens_L, expected[: len(side.tokens_L)])
+                assert not expected[len(side.tokens_L) :].any()
+            tasks.add(explanation.row(row).task)
+            epochs.add(explanation.row(row).epoch)
+    assert len(tasks) == 1 + any("prefix_lm" in flag for flag in flags)
+    assert max(epochs) > 0
+
+
+def test_the_command_explains_a_run_without_its_model(text_cache, tmp_path):
+    start(tmp_path / "model", text_cache)
+    flags = ("trainer.explain", f"--model_dir={tmp_path / 'model'}", "--step=41")
+    every = command(*flags)
+    assert every.returncode == 0, every.stderr
+    lines = every.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"row {row}" for row in range(6)]
+    assert all("train.txt:" in line for line in lines)
+    one = command(*flags, "--row=3", env={"COLUMNS": "80", "PATH": ""})
+    assert one.returncode == 0, one.stderr
+    assert "Step 41, row 3" in one.stdout
+    assert "<extra_id_0>" in one.stdout
+    for name, first, end in re.findall(r"(train.txt:\d+) \[(\d+):(\d+)\]", lines[3]):
+        tokens = rf"(all {end} tokens|tokens {first} to {end} of \d+)"
+        assert re.search(rf"{name} · {tokens}", one.stdout)
+    page = tmp_path / "page.html"
+    made = command(*flags, f"--html={page}")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == f"{page}: 6 rows\n"
+    assert page.read_text().count("<article") == 6
+
+
+def test_neither_checkpoint_nor_device_is_touched(text_cache, tmp_path):
+    start(tmp_path / "model", text_cache)
+    code = (
+        "import sys\n"
+        "sys.modules['orbax'] = sys.modules['orbax.checkpoint'] = None\n"
+        "sys.modules['sentencepiece'] = sys.modules['tensorflow'] = None\n"
+        "import trainer.explain\n"
+        f"trainer.explain.main(['--model_dir={tmp_path / 'model'}', '--step=1', '--row=0'])\n"
+        "print('backends', 'jax' in sys.modules and sys.modules['jax']._src.xla_bridge._backends)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] in ("backends {}", "backends False")
+
+
+def test_a_cache_that_was_moved_is_named(text_cache, tmp_path):
+    copy = shutil.copytree(text_cache, tmp_path / "cache" / TASK)
+    start(tmp_path / "model", copy.parent)
+    before = explain.Explanation(str(tmp_path / "model"), 9).line(0)
+    moved = shutil.move(copy.parent, tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="no cache"):
+        explain.Explanation(str(tmp_path / "model"), 9)
+    assert explain.Explanation(str(tmp_path / "model"), 9, str(moved)).line(0) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--step=0"], "--step=0: .* steps 1 to 500"),
+        (["--step=501"], "--step=501: .* steps 1 to 500"),
+        (["--step=5", "--row=6"], "--row=6: the batch has rows 0 to 5"),
+        (["--step=5", "--row=-1"], "--row=-1"),
+        (["--step=5", "--cache_dir=/nowhere"], "no cache"),
+        (["--step=5", "--model_dir=/nowhere"], "/nowhere holds no run"),
+    ],
+)
+def test_a_mistake_names_what_is_wrong(text_cache, tmp_path, flags, says):
+    start(tmp_path / "model", text_cache)
+    with pytest.raises(UserError, match=says):
+        explain.main([f"--model_dir={tmp_path / 'model'}", *flags])
+
+
+def test_a_run_that_goes_on_has_the_steps_of_its_configuration(text_cache, tmp_path):
+    start(tmp_path / "model", text_cache)
+    path = tmp_path / "model" / "config.json"
+    value = json.loads(path.read_text())
+    before = explain.Explanation(str(tmp_path / "model"), 400).line(2)
+    value["config"]["train_steps"] = 900
+    path.write_text(json.dumps(value))
+    assert explain.Explanation(str(tmp_path / "model"), 400).line(2) == before
+    assert len(explain.Explanation(str(tmp_path / "model"), 900)) == 6
