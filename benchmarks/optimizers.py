@@ -1,0 +1,118 @@
+"""What each optimizer learns in the same steps on the same batches, at its best learning rate.
+
+    python -m benchmarks.optimizers --cache_dir=demo/cache [--steps=600] [--only=muon,lion]
+
+The demo's model, lengths and batch; a cosine after 50 steps of warm-up. Every line is a run of
+trainer.pretrain: the loss of the whole validation split at the end, in nats a target token, and a
+table of the best at the end. Steps are counted, not seconds.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+TASK = "python_docs_span_corruption"
+_WARMUP_STEPS = 50
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """An optimizer with its flags and the learning rates to try."""
+
+    label: str
+    flags: dict[str, object]
+    learning_rates: tuple[float, ...]
+
+
+_CLIP = {"clip_norm": 1.0}
+_NO_DECAY = {"weight_decay": 0.0}
+_SCALED = {"multiply_by_parameter_scale": True}
+ROWS = (
+    Row("adafactor", {}, (0.01, 0.02, 0.03, 0.05)),
+    Row("adafactor-momentum", {"beta1": 0.9}, (0.01, 0.02, 0.03, 0.05)),
+    Row("adamw", {"name": "adamw", **_CLIP}, (1e-3, 2e-3, 4e-3, 8e-3)),
+    Row("adamw_rms", {"name": "adamw_rms", **_CLIP}, (0.01, 0.02, 0.04, 0.08)),
+    Row("adamw_rms-0.95", {"name": "adamw_rms", **_CLIP, "beta2": 0.95}, (0.01, 0.02, 0.04)),
+    Row("lion", {"name": "lion", **_CLIP, **_NO_DECAY}, (1e-4, 3e-4, 1e-3)),
+    Row("lion-rms", {"name": "lion", **_CLIP, **_NO_DECAY, **_SCALED}, (2e-3, 5e-3, 0.01)),
+    Row(
+        "muon-unscaled",
+        {"name": "muon", **_CLIP, "multiply_by_parameter_scale": False},
+        (2e-3, 5e-3, 0.01, 0.02),
+    ),
+    Row("muon", {"name": "muon", **_CLIP, **_SCALED}, (0.02, 0.04, 0.08, 0.16)),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache_dir", required=True, help="with a cache of the demo's task")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="labels of rows, separated by commas")
+    parser.add_argument("--rates", help="learning rates in place of the rows' own")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
+    arguments = parser.parse_args()
+    labels = arguments.only.split(",") if arguments.only else [row.label for row in ROWS]
+    runs = [
+        (row, rate) for row in ROWS if row.label in labels for rate in _rates(row, arguments.rates)
+    ]
+
+    def loss(run: tuple[Row, float]) -> float:
+        result = train(*run, arguments)
+        print(f"{run[0].label:<20} learning rate {run[1]:<8g} {result:.4f}", flush=True)
+        return result
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
+        losses = dict(zip(runs, pool.map(loss, runs), strict=True))
+    print("\n| optimizer | best rate | validation loss | all rates |\n|---|---|---|---|")
+    for row in ROWS:
+        found = {rate: value for (its_row, rate), value in losses.items() if its_row is row}
+        if found:
+            best = min(found, key=found.__getitem__)
+            shown = ", ".join(f"{rate:g}: {value:.3f}" for rate, value in found.items())
+            print(f"| {row.label} | {best:g} | {found[best]:.3f} | {shown} |")
+
+
+def train(row: Row, rate: float, arguments: argparse.Namespace) -> float:
+    """Returns the final validation loss, nats a target token; infinite where the run broke off."""
+    fields = {
+        "learning_rate": rate,
+        **row.flags,
+        "schedule": "constant * linear_warmup * cosine_decay",
+        "warmup_steps": _WARMUP_STEPS,
+        "steps_per_cycle": arguments.steps,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_mini", f"--task={TASK}"),
+            *(f"--cache_dir={arguments.cache_dir}", f"--model_dir={folder}"),
+            *(f"--train_steps={arguments.steps}", f"--seed={arguments.seed}", "--batch_size=8"),
+            *("--lengths.inputs=128", "--lengths.targets=29", "--metrics.tensorboard=false"),
+            *("--checkpoint.every_steps=1000000", "--evaluation.every_steps=1000000"),
+            "--loss.normalizer=num_real_target_tokens",
+            *(f"--optimizer.{name}={value}" for name, value in fields.items()),
+        ]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        run = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if run.returncode:
+            if "loss is" not in run.stderr:
+                raise SystemExit(run.stderr)
+            return float("inf")
+        lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
+    written = [json.loads(line) for line in lines]
+    return [line["metrics"]["loss"] for line in written if line["split"] == "validation"][-1]
+
+
+def _rates(row: Row, given: str | None) -> tuple[float, ...]:
+    return tuple(float(rate) for rate in given.split(",")) if given else row.learning_rates
+
+
+if __name__ == "__main__":
+    main()
