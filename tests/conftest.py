@@ -18,3 +18,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="folder of T5X arrays the golden tests are held against (default: %(default)s)",
     )
+    parser.addoption(
+        "--corpus",
+        default="python_docs",
+        metavar="SPEC",
+        help="corpus whose text the trainer's tests train on, as pipeline.build's --corpus "
+        "(default: %(default)s)",
+    )

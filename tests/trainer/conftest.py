@@ -24,13 +24,17 @@ def command(*arguments, **kwargs):
 
 
 @pytest.fixture(scope="session")
-def text_cache(tmp_path_factory):
+def text_cache(tmp_path_factory, pytestconfig):
     """The folder of a cache of python_docs_span_corruption: real prose, 600 + 100 pieces."""
     folder = tmp_path_factory.mktemp("trainer")
-    corpus = sources.resolve(sources.parse("python_docs"))
-    _, batch = next(iter(sources.read(corpus, corpus.pieces[0])))
-    text = "\n".join(batch.column("text").to_pylist())
-    lines = [line for line in text.splitlines() if len(line) > 20]
+    corpus = sources.resolve(sources.parse(pytestconfig.getoption("--corpus")))
+    texts = []
+    for piece in corpus.pieces:
+        for _, batch in sources.read(corpus, piece):
+            texts += [text for text in batch.column("text").to_pylist() if text]
+        if sum(map(len, texts)) > 500_000:
+            break
+    lines = [line for line in "\n".join(texts).splitlines() if len(line) > 20]
     (folder / "train.txt").write_text("\n".join(lines[200:3000]))
     (folder / "validation.txt").write_text("\n".join(lines[:200]))
     spec = f"text:{folder}/*.txt"
