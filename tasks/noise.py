@@ -101,10 +101,12 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
         if (rank_WD[:, -1] >= drawn_W).all():
             break
         draws *= 2
-    chosen_WN = np.zeros(windows * width, bool)
-    chosen_WN[cell_WD[new_WD & (rank_WD <= drawn_W[:, None])]] = True
-    chosen_WN = chosen_WN.reshape(windows, width) ^ inverted_W[:, None]
-    return chosen_WN & within(totals_W, width)
+    chosen = np.zeros(windows * width, bool)
+    chosen[cell_WD[new_WD & (rank_WD <= drawn_W[:, None])]] = True
+    chosen_WN = chosen.reshape(windows, width)
+    if not inverted_W.any():
+        return chosen_WN
+    return (chosen_WN ^ inverted_W[:, None]) & within(totals_W, width)
 
 
 def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
@@ -122,7 +124,8 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
     Differences: T5 shuffles as many flags as there are tokens; the law is the same.
     """
     windows, most = len(keys_W), int(parts_W.max(initial=1))
-    _, cuts = np.nonzero(subsets(keys_W, totals_W - 1, parts_W - 1))
+    chosen_WN = subsets(keys_W, totals_W - 1, parts_W - 1)
+    cuts = np.flatnonzero(chosen_WN) % chosen_WN.shape[1]
     ends_WS = np.broadcast_to(totals_W[:, None], (windows, most)).copy()
     ends_WS[within(parts_W - 1, most)] = cuts + 1
     return np.diff(ends_WS, axis=1, prepend=0)
@@ -263,13 +266,16 @@ def substitute_spans(
 
     Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel.
     """
-    valid_WN = within(lengths_W, tokens_WN.shape[1])
-    starts_WN = run_starts(mask_WN & valid_WN)
-    windows, places = np.nonzero(starts_WN)
-    number = np.arange(len(windows)) - np.searchsorted(windows, np.arange(len(tokens_WN)))[windows]
+    windows, width = tokens_WN.shape
+    valid_WN = None if (lengths_W >= width).all() else within(lengths_W, width)
+    starts_WN = run_starts(mask_WN if valid_WN is None else mask_WN & valid_WN)
+    cells = np.flatnonzero(starts_WN)
+    firsts_W = np.searchsorted(cells, np.arange(windows) * width)
+    number = np.arange(len(cells)) - firsts_W[cells // width]
     replaced_WN = tokens_WN.copy()
-    replaced_WN[windows, places] = first_sentinel - number
-    return compress(replaced_WN, (starts_WN | ~mask_WN) & valid_WN)
+    replaced_WN.reshape(-1)[cells] = first_sentinel - number
+    keep_WN = starts_WN | ~mask_WN
+    return compress(replaced_WN, keep_WN if valid_WN is None else keep_WN & valid_WN)
 
 
 def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -278,8 +284,11 @@ def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np
     Returns:
       (tokens int32 [W, any] padded with 0, their number int64 [W]).
     """
-    counts_W = np.count_nonzero(keep_WN, axis=1)
-    kept = tokens_WN[keep_WN].astype(np.int32, copy=False)
+    # In two dimensions numpy takes twice as long, to find, to index by a mask, and to count.
+    cells = np.flatnonzero(keep_WN)
+    ends_W = np.searchsorted(cells, np.arange(len(keep_WN) + 1) * keep_WN.shape[1])
+    counts_W = np.diff(ends_W)
+    kept = tokens_WN.reshape(-1).take(cells).astype(np.int32, copy=False)
     width = int(counts_W.max(initial=0))
     if len(kept) == len(counts_W) * width:  # no window is shorter than another
         return kept.reshape(len(counts_W), width), counts_W
