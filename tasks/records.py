@@ -210,23 +210,22 @@ class Records:
             return np.zeros(0, np.int32)
         if self._decoded is not None:
             return np.concatenate([self._decoded[first:last] for first, last in parts])
-        starts = np.concatenate([self._ends[first - 1 : last - 1] for first, last in parts])
-        starts += 1
-        ends = np.concatenate([self._ends[first:last] for first, last in parts])
-        more = ends - starts
-        most = int(more.max(initial=0))
-        if most >= len(_WORD_MASKS):
-            return _varints(self._raw, starts, ends).astype(np.int32)
-        # The four bytes from each place on, of which a varint has one to four. The checksum behind
-        # the last token makes sure that there are four.
-        words: np.ndarray = (
-            np.ndarray(len(self._raw) - 3, "<u4", self._data, strides=(1,)).copy().take(starts)
-        )
-        words &= _WORD_MASKS.take(more)
-        values = words & np.uint32(0x7F)
-        for byte in range(1, most + 1):
-            values |= (words >> np.uint32(byte)) & np.uint32(0x7F << 7 * byte)
-        return values.view(np.int32)
+        # The end of the number before, so that a token begins one byte after.
+        before = np.concatenate([self._ends[first - 1 : last - 1] for first, last in parts])
+        # The four bytes from there on, of which a varint has one to four. The checksum behind the
+        # last token makes sure that there are four.
+        words = np.ndarray(len(self._raw) - 4, "<u4", self._data, 1, strides=(1,)).copy()
+        values = words.take(before)
+        # Its own bytes are those up to the lowest high bit that is 0.
+        borders = ~values & np.uint32(0x80808080)
+        if not borders.all():
+            ends = np.concatenate([self._ends[first:last] for first, last in parts])
+            return _varints(self._raw, before + 1, ends).astype(np.int32)
+        values &= borders ^ (borders - np.uint32(1))
+        tokens = values & np.uint32(0x7F)
+        for byte in range(1, (int(values.max()).bit_length() + 7) // 8):
+            tokens |= (values >> np.uint32(byte)) & np.uint32(0x7F << 7 * byte)
+        return tokens.view(np.int32)
 
     def _check_framing(self) -> None:
         begins, ends, sizes = self._bounds[:-1], self._bounds[1:], np.diff(self._bounds)
@@ -285,10 +284,6 @@ class Records:
             except CorruptRecord as error:
                 raise CorruptRecord(str(error), number) from error
         return results
-
-
-# By how many bytes a varint has after its first: which bits of a little-endian word are its own.
-_WORD_MASKS = np.array([0x7F, 0x7F7F, 0x7F7F7F, 0x7F7F7F7F], np.uint32)
 
 
 @functools.lru_cache(maxsize=4096)  # rows are of a few hundred lengths

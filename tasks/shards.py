@@ -68,26 +68,29 @@ class OpenShard:
         self.close = weakref.finalize(self, os.close, self._file)
         self.readers = 0
 
-    def bounds(self, first: int, last: int) -> list[int]:
-        """Where the records of rows [first, last) begin, and where the last of them ends."""
-        begins = self.offsets[first : last + 1].tolist()
-        return begins if last < len(self.offsets) else [*begins, self._size]
+    def read(self, first: int, last: int) -> tuple[list[int], bytes]:
+        """Reads rows [first, last).
 
-    def read(self, begin: int, end: int) -> bytes:
-        """Returns these bytes of the records; fewer only where the file ends.
+        Returns:
+          (the bytes of the shard at which they begin, and where the last ends; their records).
 
         Raises:
-          CorruptRecord: there are no such bytes.
+          CorruptRecord: the file ends before, or the index points elsewhere.
         """
-        if not 0 <= begin <= end <= self._size:
-            raise CorruptRecord(f"the index has it end at byte {end:,} of {self._size:,}")
-        data = os.pread(self._file, end - begin, begin)
-        while len(data) < end - begin:
-            more = os.pread(self._file, end - begin - len(data), begin + len(data))
+        bounds = self.offsets[first : last + 1].tolist()
+        if last == len(self.offsets):
+            bounds.append(self._size)
+        begin, size = bounds[0], bounds[-1] - bounds[0]
+        if size < 0 or bounds[-1] > self._size:
+            raise CorruptRecord(f"the index has it from byte {begin:,} to {bounds[-1]:,}")
+        data = os.pread(self._file, size, begin)
+        while len(data) < size:
+            more = os.pread(self._file, size - len(data), begin + len(data))
             if not more:
-                break
+                row = sum(bound - begin <= len(data) for bound in bounds[1:])
+                raise CorruptRecord("the file ends in it", row)
             data += more
-        return data
+        return bounds, data
 
 
 def _map_index(path: str, shard: ShardFiles) -> np.ndarray:
