@@ -265,7 +265,7 @@ class Records:
             targets = decode_row(unframe(record)).targets
             if len(targets) != self._tokens[number]:
                 raise CorruptRecord(
-                    f"it has {len(targets)} tokens, the index says {self._tokens[number]}"
+                    f"it has {len(targets)} tokens, there should be {self._tokens[number]}"
                 )
             return targets
 

@@ -61,6 +61,86 @@ def test_a_record_cut_short_is_noticed(length):
         records.unframe(record[:length])
 
 
+@pytest.fixture(scope="module")
+def rows():
+    generator = np.random.default_rng(0)
+    lengths = (568, 1, 568, 40, 3, 568, 200)
+    return [(generator.random(n) ** 12 * 2**28).astype(np.int64) for n in lengths]
+
+
+def as_we_write(row):
+    return records.encode_row(row, np.arange(len(row) // 100))
+
+
+def together(rows, encode=as_we_write):
+    framed = [records.frame(encode(row)) for row in rows]
+    bounds = np.cumsum([0, *map(len, framed)])
+    return b"".join(framed), bounds, np.array([len(row) for row in rows], np.int64)
+
+
+def written_by_tensorflow(row):
+    """With a feature behind `targets`, which is not how we write them."""
+    import tensorflow as tf
+
+    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=row))
+    features = tf.train.Features(feature={"targets": feature, "zzz": feature})
+    return tf.train.Example(features=features).SerializeToString(deterministic=True)
+
+
+def wide(row):
+    """With ids of five bytes among others."""
+    row[::7] += 2**30
+    return as_we_write(row)
+
+
+def emptied(row):
+    """With a row of none."""
+    return as_we_write(row if len(row) != 1 else row[:0])
+
+
+@pytest.mark.parametrize("encode", [as_we_write, written_by_tensorflow, wide, emptied])
+def test_records_read_together_are_those_read_alone(rows, encode):
+    rows = [row.copy() for row in rows]
+    data, bounds, tokens = together(rows, encode)
+    if encode is emptied:
+        rows[1], tokens[1] = rows[1][:0], 0
+    read = records.Records(data, bounds, tokens)
+    parts = [(2, 3, 500), (0, 0, 568), (1, 0, len(rows[1])), (3, 39, 1), (6, 199, 0), (0, 567, 1)]
+    found = read.tokens(*np.array(parts).T)
+    assert found.dtype == np.int32
+    expected = [rows[row][skip : skip + count] for row, skip, count in parts]
+    assert found.tolist() == np.concatenate(expected).tolist()
+    none = read.tokens(*np.zeros((3, 0), np.int64))
+    assert (none.dtype, none.shape) == (np.int32, (0,))
+    assert (read._decoded is None) == (encode in (as_we_write, wide))
+
+
+@given(st.data())
+def test_a_changed_byte_among_records_is_noticed_where_it_is(rows, data):
+    whole, bounds, tokens = together(rows)
+    changed = bytearray(whole)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed[place] ^= data.draw(st.integers(1, 255))
+    record = int(np.searchsorted(bounds, place, side="right")) - 1
+    with pytest.raises(records.CorruptRecord) as alone:
+        records.unframe(changed[bounds[record] : bounds[record + 1]])
+    with pytest.raises(records.CorruptRecord) as among:
+        records.Records(bytes(changed), bounds, tokens)
+    assert among.value.record == record
+    assert str(among.value) == str(alone.value)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -568, 10_000])
+def test_another_number_of_tokens_than_expected_is_noticed(rows, change):
+    whole, bounds, tokens = together(rows)
+    tokens[2] += change
+    with pytest.raises(
+        records.CorruptRecord, match=f"has 568 tokens, .* be {568 + change}"
+    ) as found:
+        records.Records(whole, bounds, tokens)
+    assert found.value.record == 2
+
+
 @pytest.mark.parametrize("data", [b"\x0a\xff", b"\x0a\x03\x0a\x01\x80", b"\x08\x01", b""])
 def test_what_is_no_row_is_refused(data):
     with pytest.raises(records.CorruptRecord):
