@@ -30,8 +30,8 @@ def samples(
 ) -> list[show.Sample]:
     """Returns windows of a split with what `task` makes of them, rows of the cache without one.
 
-    Windows are those of a run with these lengths, their noise that of its seed in that epoch.
-    `indices` names them, or says how many are to be drawn by `seed`.
+    Windows are those of a run with these lengths; `indices` names them, or says how many are to be
+    drawn by `seed`. Noise is another one for each seed and epoch; trainer.explain shows a run's.
 
     Raises:
       UserError: there is no such split or window, or the task cannot work on the cache.
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> None:
     add("--split", default="train", help="train, validation …")
     add("--windows", type=positive, default=5, help="how many to show, drawn by --seed")
     add("--index", type=_indices, help="the windows to show: 17,18")
-    add("--seed", type=int, default=0, help="the run's")
+    add("--seed", type=int, default=0, help="of the draw and of the noise")
     add("--epoch", type=int, default=0, help="whose noise to show")
     add("--html", help="write this page instead")
     flags = parser.parse_args(argv)

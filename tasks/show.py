@@ -381,10 +381,13 @@ def _article(key: str, sample: Sample, ids: TokenIds) -> str:
         f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
         for name, value in _facts(sample)
     )
-    shown = "".join(_strip(strip) for strip in strips(sample, ids))
+    found = strips(sample, ids)
+    shown = "".join(_strip(strip) for strip in found)
+    lengths = [sum(len(made) for _, made in strip.blocks) for strip in found[1:]]
+    even = " even" if len(lengths) == 2 and lengths[1] > lengths[0] / 2 else ""
     return (
         f"<article id={key}><h2>{_text(sample.title)}</h2><dl>{facts}</dl>"
-        f"<div class=strips>{shown}</div></article>"
+        f"<div class='strips{even}'>{shown}</div></article>"
     )
 
 
@@ -481,6 +484,7 @@ dt { display: inline; color: var(--soft); margin-right: .4rem; }
 dd { display: inline; margin: 0; overflow-wrap: anywhere; }
 .strips { display: grid; margin-top: 1rem; gap: 1.25rem;
   grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }
+.even { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .window, .inputs:last-child, .window + .targets { grid-column: 1 / -1; }
 section { padding: .875rem 1rem; border: 1px solid var(--line); border-radius: 8px;
   background: var(--card); }
@@ -510,7 +514,8 @@ i.lit { border-radius: 2px; outline-width: 1px; }
 #pieces:checked ~ main i::after { content: attr(data-i); display: block; font-size: .6875rem;
   opacity: .7; font-variant-numeric: tabular-nums; }
 @media (max-width: 44rem) { body { padding: 1.25rem .75rem 6rem; }
-  .strips { grid-template-columns: minmax(0, 1fr); gap: .75rem; } section { padding: .75rem; }
+  .strips, .even { grid-template-columns: minmax(0, 1fr); gap: .75rem; }
+  section { padding: .75rem; }
   .note { display: block; margin: 0; } h3 { display: block; } }
 @media print { #pieces, label[for=pieces], #about { display: none; } }
 """

@@ -15,9 +15,7 @@ import numpy as np
 from tasks.objectives import Lengths, Objective
 from tasks.vocabulary import EOS_ID, PAD_ID, TokenIds
 
-# Where more than this share of the inputs' neighbours changed their order, they are shuffled, and
-# not two segments that changed places.
-_SHUFFLED = 0.25
+# Colours of a window whose tokens are all in the inputs, in another order.
 SHUFFLED_PARTS = 8
 
 
@@ -86,7 +84,7 @@ def trace(
         learned_N = _members(targets_L[weights_L > 0], size)
     elif "inputs" not in made:
         learned_N[:] = False
-    shuffled = not learned_N.any() and _is_shuffled(inputs_L)
+    shuffled = not learned_N.any() and bool((np.diff(inputs_L[inputs_L >= 0]) < 0).any())
     starts_N = learned_N.copy()
     starts_N[1:] &= ~learned_N[:-1]
     spans_N = np.where(learned_N, np.cumsum(starts_N) - 1, -1)
@@ -178,11 +176,6 @@ def _spans_of(places_L: np.ndarray, spans_N: np.ndarray) -> np.ndarray:
     if not len(spans_N):
         return np.full(len(places_L), -1)
     return np.where(places_L >= 0, spans_N[places_L], -1)
-
-
-def _is_shuffled(places_L: np.ndarray) -> bool:
-    steps = np.diff(places_L[places_L >= 0])
-    return len(steps) > 0 and bool((steps < 0).mean() > _SHUFFLED)
 
 
 def _stand_for(

@@ -66,7 +66,9 @@ def start(model_dir, cache_dir, *flags):
         "lengths.targets": 18,
     }
     given = [f"--{name}={value}" for name, value in arguments.items()]
-    config, origins = build_config("t5_1_1_tiny", [*given, *flags])
+    preset = next((flag[9:] for flag in flags if flag.startswith("--preset=")), "t5_1_1_tiny")
+    flags = [flag for flag in flags if not flag.startswith("--preset=")]
+    config, origins = build_config(preset, [*given, *flags])
     run = prepare(config, origins)
     model_dir.mkdir()
     configuration.save(run.config, origins)
@@ -115,8 +117,11 @@ def test_the_text_is_the_corpus_s(long_cache, tmp_path):
         ["--seed=5"],
         ["--task=python_docs_span_corruption=0.7,python_docs_prefix_lm=0.3",
          "--lengths.targets=96"],
+        ["--preset=lm_tiny", "--task=python_docs_decoder_prefix_lm", "--lengths.inputs=0",
+         "--lengths.targets=64"],
+        ["--preset=bert_tiny", "--task=python_docs_masked_lm", "--lengths.targets=64"],
     ],
-    ids=["one task", "another seed", "mixture"],
+    ids=["one task", "another seed", "mixture", "decoder alone", "encoder alone"],
 )  # fmt: skip
 def test_rows_are_those_that_the_loop_trains_on(text_cache, tmp_path, flags):
     run = start(tmp_path / "model", text_cache, *flags)
@@ -127,19 +132,23 @@ def test_rows_are_those_that_the_loop_trains_on(text_cache, tmp_path, flags):
     for step in range(first + 1, first + 4):
         batch = next(batches)
         explanation = explain.Explanation(str(tmp_path / "model"), step)
-        assert len(explanation) == len(batch["encoder_input_tokens"]) == 6
+        targets = next(name for name in batch if name.endswith("_target_tokens"))
+        assert len(explanation) == len(batch[targets]) == 6
         for row in range(6):
             sample = explanation.sample(row)
             for side, name in (
                 (sample.trace.inputs, "encoder_input_tokens"),
-                (sample.trace.targets, "decoder_target_tokens"),
+                (sample.trace.targets, targets),
             ):
+                assert (side is None) == (name not in batch)
+                if side is None:
+                    continue
                 expected = batch[name][row]
                 assert np.array_equal(side.tokens_L, expected[: len(side.tokens_L)])
                 assert not expected[len(side.tokens_L) :].any()
             tasks.add(explanation.row(row).task)
             epochs.add(explanation.row(row).epoch)
-    assert len(tasks) == 1 + any("prefix_lm" in flag for flag in flags)
+    assert len(tasks) == 1 + any("0.7," in flag for flag in flags)
     assert max(epochs) > 0
 
 
