@@ -241,8 +241,9 @@ def test_steps_are_those_of_the_papers(case, clip_norm):
         assert error <= tolerance, (name, error, tolerance)
 
 
-# The tensors of three layers, stacked where T5X puts the axis of a scan: after the first.
-LAYERS = 3
+# Tensors of layers, stacked where T5X puts the axis of a scan: after the first. There are more
+# layers than a tensor has rows or columns, so that size alone would factor over them.
+LAYERS = 13
 STACKED_SHAPES = {
     "layers/mlp/wi/kernel": ((8, 12), ("embed", "layers", "mlp")),
     "layers/mlp/wo/kernel": ((12, 8), ("mlp", "layers", "embed")),
@@ -261,7 +262,8 @@ def test_a_stack_of_layers_is_updated_as_its_layers_are(case):
         # Layers of different sizes: a mean over all of them would show.
         return {
             name: [
-                (rng.normal(size=shape) * 10.0**layer).astype(np.float32) for layer in range(LAYERS)
+                (rng.normal(size=shape) * 10.0 ** (layer % 3)).astype(np.float32)
+                for layer in range(LAYERS)
             ]
             for name, (shape, _) in STACKED_SHAPES.items()
         }
