@@ -63,9 +63,8 @@ class Lineage:
         for name, row, position, tokens, before in _pieces(
             place.documents, first_piece, last_piece
         ):
-            if rows_are_windows and row != place.row:
-                continue
             start = (row - place.row) * width + position - place.position
+            # Of another row of best_fit nothing is left: its pieces end before the next begins.
             begin, end = max(start, 0), min(start + tokens, place.tokens)
             if begin < end:
                 parts.append(

@@ -202,6 +202,8 @@ def test_ul2_leaves_tokens_out_and_says_its_mode(window, loaded):
     for seed in range(30):
         made, _ = example(task, window, loaded, seed)
         used = np.flatnonzero(made.used_N)
+        shown = {*made.inputs.places_L.tolist(), *made.targets.places_L.tolist()}
+        assert {*used.tolist()} == shown - {-1}
         assert np.array_equal(used, np.arange(used[0], used[-1] + 1))
         assert made.inputs.places_L[0] == -1
         assert made.inputs.spans_L[0] == -1
