@@ -5,8 +5,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from tasks import files, mixture, registry
 from tasks.command_line import UserError
 from tasks.manifest import VOCABULARY, CacheManifest, find_cache
@@ -18,7 +16,7 @@ from tasks.windows import Windows
 from trainer import config as configuration
 from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batches, task_seed
 from trainer.config import Config
-from trainer.features import Batch, Converter, target_side
+from trainer.features import Batch, Converter, filling
 from trainer.interleave import Schedule
 from trainer.order import BlockOrder, GlobalOrder, Order
 
@@ -294,9 +292,9 @@ class CachedData:
 
     def _filling(self) -> list[tuple[str, str]]:
         """How full the first batch is, and which lengths would waste less."""
-        shares = filled(self.batches()[0])
-        text = ", ".join(f"{side} {share:.1%} full" for side, share in shares.items())
-        if len(self.tasks) == 1 and min(shares.values()) < _WASTEFUL:
+        batch = self.batches()[0]
+        text = packing(batch)
+        if len(self.tasks) == 1 and min(filling(batch).values()) < _WASTEFUL:
             text += better_lengths(self.tasks[0].task, self.lengths)
         return [("packing", text)]
 
@@ -305,14 +303,10 @@ class CachedData:
 _WASTEFUL = 0.9
 
 
-def filled(batch: Batch) -> dict[str, float]:
-    """Returns the share of positions that are no padding, in inputs and in targets."""
-    sides = {"inputs": "encoder_input_tokens", "targets": f"{target_side(batch)}_target_tokens"}
-    return {
-        side: float(np.count_nonzero(batch[name]) / batch[name].size)
-        for side, name in sides.items()
-        if name in batch
-    }
+def packing(batch: Batch) -> str:
+    """Says how full a batch is: "inputs 100.0% full, targets 99.8% full"."""
+    shares = filling(batch).items()
+    return ", ".join(f"{name.removesuffix('_full')} {share:.1%} full" for name, share in shares)
 
 
 def better_lengths(task: TaskSpec, lengths: Lengths) -> str:

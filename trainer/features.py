@@ -4,6 +4,7 @@ Dimensions: W windows (rows of a batch), N positions of an example, L positions 
 """
 
 import dataclasses
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +39,21 @@ def convertible(model: ModelConfig, features: tuple[str, ...]) -> bool:
     if model.architecture == "encoder":
         return {*features} == {*EncoderConverter.features}
     return {*features} <= {"inputs", "targets", "weights", "prefix"}
+
+
+# Metric of how full a feature is -> the feature.
+FILLING = MappingProxyType(
+    {"inputs_full": "encoder_input_tokens", "targets_full": "decoder_target_tokens"}
+)
+
+
+def filling(batch: Batch) -> dict[str, float]:
+    """Returns the share of positions that are no padding, by the names of FILLING."""
+    return {
+        name: float(np.count_nonzero(batch[feature]) / batch[feature].size)
+        for name, feature in FILLING.items()
+        if feature in batch
+    }
 
 
 def target_side(batch: Batch) -> str:

@@ -13,7 +13,7 @@ from tasks.command_line import UserError, nearest
 from tasks.objectives import Lengths
 from trainer.batches import pad_rows
 from trainer.config import Config
-from trainer.data import EvaluationSet, filled
+from trainer.data import EvaluationSet, packing
 from trainer.features import Batch
 
 _LIMITS = (
@@ -98,8 +98,6 @@ class SeqioData:
     def consequences(self) -> list[tuple[str, str]]:
         """What the configuration means for the data: (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized anew by this process"
-        shares = filled(next(self.training(0)))
-        packing = ", ".join(f"{side} {share:.1%} full" for side, share in shares.items())
         return [
             (
                 "task",
@@ -108,7 +106,7 @@ class SeqioData:
             ),
             ("warning", _LIMITS),
             ("batch", f"{self._config.batch_size} rows"),
-            ("packing", packing),
+            ("packing", packing(next(self.training(0)))),
         ]
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:

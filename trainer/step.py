@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tasks.command_line import UserError
 from trainer.config import Config, LossConfig
+from trainer.features import FILLING
 from trainer.loss import model_loss
 from trainer.model.transformer import Encoder, Transformer
 
@@ -35,8 +36,10 @@ class TrainState:
 
 
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
-    """Metrics of no step: those of the model's loss and `gradient_norm`."""
-    names = (*model_loss(model).metrics, "gradient_norm")
+    """Metrics of no step: those of the model's loss, `gradient_norm` and how full rows are."""
+    has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
+    names = [*model_loss(model).metrics, "gradient_norm"]
+    names += ["inputs_full"] * has_encoder + ["targets_full"] * isinstance(model, Transformer)
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
 
@@ -88,6 +91,11 @@ def make_train_step(
         metrics = {
             **metrics,
             "gradient_norm": (optax.global_norm(gradients), jnp.ones((), jnp.float32)),
+            **{
+                name: (jnp.count_nonzero(batch[feature]), batch[feature].size)
+                for name, feature in FILLING.items()
+                if feature in batch
+            },
         }
         return TrainState(
             step=state.step + 1,

@@ -209,6 +209,8 @@ def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "75.0000% of the rows" in result.stdout
     by_split = {line["split"]: line["metrics"] for line in read_metrics(str(tmp_path))}
+    assert by_split["train"]["inputs_full"] < 1
+    assert 0.2 < by_split["train"]["targets_full"] < 0.6
     parts = [by_split[f"validation/{name}"] for name in (SPANS, PREFIX)]
     tokens = sum(part["tokens"] for part in parts)
     assert by_split["validation"]["tokens"] == tokens
