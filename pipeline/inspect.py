@@ -31,7 +31,7 @@ def samples(
     """Returns windows of a split with what `task` makes of them, rows of the cache without one.
 
     Windows are those of a run with these lengths; `indices` names them, or says how many are to be
-    drawn by `seed`. Noise is another one for each seed and epoch; trainer.explain shows a run's.
+    drawn by `seed`. Noise is that of a run with this seed in this epoch.
 
     Raises:
       UserError: there is no such split or window, or the task cannot work on the cache.
@@ -60,7 +60,8 @@ def samples(
         facts = [("cache", folder), ("split", f"{split}, {count:,} windows")]
         found = None
         if task:
-            key = noise.fold_in(noise.fold_in(seed, epoch), index)
+            of_task = noise.task_seed(seed, task.name)
+            key = noise.fold_in(noise.fold_in(of_task, epoch), index)
             found = trace(task.objective, tokens_N, key, lengths, ids)
             facts += [
                 ("task", task.name),
@@ -105,8 +106,8 @@ def main(argv: list[str]) -> None:
     add("--split", default="train", help="train, validation …")
     add("--windows", type=positive, default=5, help="how many to show, drawn by --seed")
     add("--index", type=_indices, help="the windows to show: 17,18")
-    add("--seed", type=int, default=0, help="of the draw and of the noise")
-    add("--epoch", type=int, default=0, help="whose noise to show")
+    add("--seed", type=int, default=0, help="of the draw, and of the run whose noise to show")
+    add("--epoch", type=int, default=0, help="of that run")
     add("--html", help="write this page instead")
     flags = parser.parse_args(argv)
 

@@ -7,6 +7,8 @@ window's length; it chooses, and a substitution makes of it what inputs or targe
 Dimensions: W windows, N tokens of a window, S spans, D draws.
 """
 
+import hashlib
+
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -29,6 +31,13 @@ def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
             _mix(np.asarray(key).astype(np.uint64) + _GOLDEN)
             + (np.asarray(value).astype(np.uint64) + np.uint64(1)) * _GOLDEN
         )
+
+
+def task_seed(seed: int, task: str) -> int:
+    """The seed of a task's order and noise in a run: tasks that read the same windows do not read
+    them at the same time, and one that joins a mixture later changes nothing for the others."""
+    digest = hashlib.sha256(task.encode()).digest()
+    return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
 
 
 def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:

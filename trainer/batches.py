@@ -9,7 +9,6 @@ Dimensions: W windows, which are rows of a batch.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -52,16 +51,9 @@ class BatchMaker:
         )
 
 
-def task_seed(seed: int, task: str) -> int:
-    """The seed of a task's order and noise in a run: tasks that read the same windows do not read
-    them at the same time, and one that joins a mixture later changes nothing for the others."""
-    digest = hashlib.sha256(task.encode()).digest()
-    return int(noise.fold_in(seed, int.from_bytes(digest[:8], "little")))
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: what makes its rows, in which order; `seed` is its `task_seed`.
+    """A task of a run: what makes its rows, in which order; `seed` is its `noise.task_seed`.
 
     Raises:
       UserError: at construction, if there is no window.

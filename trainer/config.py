@@ -339,7 +339,10 @@ def from_dict(kind: type, value: dict[str, Any], path: str) -> Any:
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item
-    return kind(**known)
+    try:
+        return kind(**known)
+    except ValueError as error:
+        raise UserError(f"{path} is of another version: {error}") from error
 
 
 def changes(before: Config, now: Config, step: int) -> list[str]:

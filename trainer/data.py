@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from tasks import files, mixture, registry
+from tasks import files, mixture, noise, registry
 from tasks.command_line import UserError
 from tasks.manifest import VOCABULARY, CacheManifest, find_cache
 from tasks.mixture import MixtureSpec
@@ -14,7 +14,7 @@ from tasks.task import TaskSpec
 from tasks.vocabulary import TokenIds
 from tasks.windows import Windows
 from trainer import config as configuration
-from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batches, task_seed
+from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.config import Config
 from trainer.features import Batch, Converter, filling
 from trainer.interleave import Schedule
@@ -187,7 +187,7 @@ class CachedData:
         sources = []
         for each in self.tasks:
             maker = self.maker(each, "train", keep_tails=False)
-            seed = task_seed(self._config.seed, each.task.name)
+            seed = noise.task_seed(self._config.seed, each.task.name)
             sources.append(Source(each.task.name, maker, self._order(maker.windows, seed), seed))
         return sources
 
