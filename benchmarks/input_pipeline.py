@@ -1,0 +1,294 @@
+"""Cached tokens to ready batches: the trainer's own way beside T5's tf.data route, in one run.
+
+    python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
+
+Batches are those of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
+decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. A token is one of the corpus, 568
+of them an example.
+
+The cache is made here in a temporary folder: one shard by pipeline.write, of --shard_tokens ids
+under Zipf's law (32,000 of them, that of rank r as likely as 1 / r, which decides how many bytes an
+id takes), and as many hard links to it under the names of other shards as make --tokens. So records
+come from memory, not from a disk; files, index and order are those of the whole cache.
+
+ours   trainer.batches.TrainingBatches: global shuffle, checksums, noise, features
+T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption written in
+       TensorFlow's operations, EOS, trim and pad, shift, batch; no shuffle, which would cost more
+
+Every measurement is a process of its own. The first three make batches in one thread on the first
+of --cores, and their speed is by processor time, the median of --repeats stretches of --seconds;
+they take turns, --rounds times. "n threads": grain makes batches ahead on all --cores, speed by the
+clock. "peak" is VmHWM of the process.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+INPUTS, TARGETS, WINDOW = 512, 114, 568
+_PIECES, _SENTINELS = 32_000, 100
+_FIRST_PIECE = 3
+
+
+def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens: int) -> None:
+    """Writes one shard and links it until the cache has `tokens`."""
+    import pyarrow as pa
+
+    from pipeline import write
+    from tasks import files
+    from tasks.manifest import (
+        MANIFEST,
+        CacheManifest,
+        Plan,
+        VocabularyRecord,
+        shard_file,
+        shard_from_dict,
+    )  # fmt: skip
+    from tasks.pack import Documents
+
+    count = max(1, round(tokens / shard_tokens))
+    vocabulary = VocabularyRecord("", _PIECES, _SENTINELS, _SENTINELS)
+    plan = Plan("benchmark", {}, vocabulary, "concat", row_tokens, "eos", {"train": count})
+    generator = np.random.default_rng(0)
+    with write.ShardWriter(str(folder), plan, "train", 0) as writer:
+        left = min(tokens, shard_tokens)
+        while left > 0:
+            lengths = generator.integers(1, 1000, 200)
+            # Zipf's law: the logarithm of the rank is uniform.
+            ranks = np.exp(generator.random(lengths.sum()) * math.log(_PIECES - _FIRST_PIECE))
+            ids = pa.array([str(number) for number in range(len(lengths))])
+            writer.add(Documents(ids, ranks.astype(np.int32) - 1 + _FIRST_PIECE, lengths), 0)
+            left -= int(lengths.sum()) + len(lengths)
+    first = shard_from_dict(files.read_json(str(folder / shard_file("train", "receipt", 0, count))))
+    shards = []
+    for number in range(count):
+        entries = {}
+        for kind in ("tfrecord", "rows"):
+            name = shard_file("train", kind, number, count)
+            if number:
+                os.link(folder / shard_file("train", kind, 0, count), folder / name)
+            entries[name] = first.files[shard_file("train", kind, 0, count)]
+        shards.append(dataclasses.replace(first, files=entries))
+    manifest = CacheManifest(plan, {"train": tuple(shards)}, {})
+    files.write_json(str(folder / MANIFEST), dataclasses.asdict(manifest))
+
+
+def ours(folder: str, batch_size: int):
+    """Returns the trainer's batches of a cache."""
+    from tasks.manifest import CacheManifest
+    from tasks.objectives import Lengths, span_corruption
+    from tasks.vocabulary import TokenIds
+    from tasks.windows import Windows
+    from trainer.batches import BatchMaker, Source, TrainingBatches
+    from trainer.features import FeatureConverter
+    from trainer.order import GlobalOrder
+
+    manifest = CacheManifest.load(folder)
+    objective, lengths = span_corruption(), Lengths(INPUTS, TARGETS)
+    windows = Windows(folder, manifest, "train", objective.window_tokens(lengths))
+    vocabulary = manifest.plan.vocabulary
+    ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
+    maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
+    return TrainingBatches([Source("", maker, GlobalOrder(len(windows), 0), 0)], batch_size)
+
+
+def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches by tf.data, in one thread.
+
+    Source: T5 `data/preprocessors.py` (denoise, random_spans_noise_mask,
+    noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel) and seqio's
+    `dataset_providers.py`, `preprocessors.py` (append_eos_after_trim) and `feature_converters.py`
+    (EncDecFeatureConverter), an example at a time as there.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    last_id = _PIECES + _SENTINELS - 1
+
+    def parse(record):
+        schema = {"targets": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
+        return tf.cast(tf.io.parse_single_example(record, schema)["targets"], tf.int32)
+
+    def segments(items, parts, seed):
+        """Lengths of a random split of `items` into `parts`."""
+        flags = tf.cast(tf.range(items - 1) < parts - 1, tf.int32)
+        draws = tf.random.stateless_uniform(tf.shape(flags), seed)
+        first_in_segment = tf.pad(tf.gather(flags, tf.argsort(draws)), [[1, 0]])
+        segment = tf.cumsum(first_in_segment)
+        return tf.math.segment_sum(tf.ones_like(segment), segment)
+
+    def noise_mask(length, seeds):
+        size = tf.cast(length, tf.float32)
+        noise = tf.cast(tf.round(size * 0.15), tf.int32)
+        noise = tf.minimum(tf.maximum(noise, 1), length - 1)
+        spans = tf.maximum(tf.cast(tf.round(tf.cast(noise, tf.float32) / 3.0), tf.int32), 1)
+        noise_lengths = segments(noise, spans, seeds[0])
+        clean_lengths = segments(length - noise, spans, seeds[1])
+        lengths = tf.reshape(tf.stack([clean_lengths, noise_lengths], axis=1), [spans * 2])
+        starts = tf.cumsum(lengths)[:-1]
+        indicator = tf.math.unsorted_segment_sum(tf.ones_like(starts), starts, length)
+        return tf.equal(tf.cumsum(indicator) % 2, 1)
+
+    def sentinels(tokens, mask):
+        before = tf.pad(mask[:-1], [[1, 0]])
+        first = tf.logical_and(mask, tf.logical_not(before))
+        later = tf.logical_and(mask, before)
+        sentinel = last_id + 1 - tf.cumsum(tf.cast(first, tf.int32))
+        return tf.boolean_mask(tf.where(first, sentinel, tokens), tf.logical_not(later))
+
+    def corrupt(tokens, seeds):
+        mask = noise_mask(tf.size(tokens), tf.reshape(tf.cast(seeds, tf.int32), [2, 2]))
+        return {
+            "inputs": sentinels(tokens, mask),
+            "targets": sentinels(tokens, tf.logical_not(mask)),
+        }
+
+    def with_eos(example):
+        most = {"inputs": INPUTS, "targets": TARGETS}
+        return {name: tf.concat([example[name][: most[name] - 1], [1]], 0) for name in example}
+
+    def trim_and_pad(example):
+        def fit(tokens, length):
+            tokens = tokens[:length]
+            return tf.ensure_shape(tf.pad(tokens, [[0, length - tf.size(tokens)]]), [length])
+
+        return {
+            "inputs": fit(example["inputs"], INPUTS), "targets": fit(example["targets"], TARGETS)
+        }  # fmt: skip
+
+    def features(example):
+        targets = example["targets"]
+        return {
+            "encoder_input_tokens": example["inputs"],
+            "decoder_target_tokens": targets,
+            "decoder_input_tokens": tf.concat([[0], targets[:-1]], 0),
+            "decoder_loss_weights": tf.cast(tf.not_equal(targets, 0), tf.int32),
+        }
+
+    paths = sorted(str(path) for path in pathlib.Path(folder).glob("train.tfrecord-*"))
+    rows = tf.data.TFRecordDataset(paths).repeat().map(parse)
+    seeds = tf.data.Dataset.random(seed=0, rerandomize_each_iteration=True).batch(4)
+    examples = tf.data.Dataset.zip((rows, seeds)).map(corrupt).map(with_eos)
+    batches = examples.map(trim_and_pad).map(features).batch(batch_size, drop_remainder=True)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    return batches.with_options(options).as_numpy_iterator()
+
+
+def measure(flags: argparse.Namespace) -> None:
+    """A process of its own: prints tokens a second and peak memory as JSON."""
+    cores = [int(core) for core in flags.cores.split(",")]
+    os.sched_setaffinity(0, cores if flags.threads else cores[:1])
+    clock: Callable[[], float] = time.perf_counter if flags.threads else time.process_time
+    if flags.side == "T5":
+        batches = t5(flags.cache, flags.batch_size)
+    else:
+        made = ours(flags.cache, flags.batch_size)
+        batches = (
+            made.iterate(0, flags.threads, 2 * flags.threads)
+            if flags.threads
+            else map(made.__getitem__, range(1 << 40))
+        )
+    for _ in range(4):
+        batch = next(batches)
+        assert batch["encoder_input_tokens"].all(), "not full"
+        assert batch["decoder_target_tokens"].all(), "not full"
+        assert {len(array) for array in batch.values()} == {flags.batch_size}
+    speeds = []
+    for _ in range(flags.repeats):
+        until, begin, count = time.monotonic() + flags.seconds, clock(), 0
+        while time.monotonic() < until:
+            next(batches)
+            count += 1
+        speeds.append(count * flags.batch_size * WINDOW / (clock() - begin))
+    with open("/proc/self/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    print(json.dumps([statistics.median(speeds), peak << 10]))
+    sys.stdout.flush()
+    # Threads that make batches ahead have nobody to make them for.
+    os._exit(0)
+
+
+def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Prints the table."""
+
+    def child(side: str, row_tokens: int, threads: int = 0) -> tuple[float, int]:
+        command = [
+            sys.executable, "-m", "benchmarks.input_pipeline", f"--side={side}",
+            f"--cache={folder / str(row_tokens)}", f"--threads={threads}",
+            f"--batch_size={flags.batch_size}", f"--seconds={flags.seconds}",
+            f"--repeats={flags.repeats}", f"--cores={flags.cores}",
+        ]  # fmt: skip
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{result.stderr}")
+        speed, peak = json.loads(result.stdout.splitlines()[-1])
+        return speed, peak
+
+    for row_tokens in (WINDOW, flags.long_rows):
+        (folder / str(row_tokens)).mkdir()
+        make_cache(folder / str(row_tokens), row_tokens, int(flags.tokens), int(flags.shard_tokens))
+    cores = len(flags.cores.split(","))
+    runs = {
+        "T5": ("T5", WINDOW),
+        "ours": ("ours", WINDOW),
+        f"ours, rows of {flags.long_rows}": ("ours", flags.long_rows),
+    }
+    found: dict[str, list[tuple[float, int]]] = {}
+    for _ in range(flags.rounds):
+        for name, run in runs.items():
+            found.setdefault(name, []).append(child(*run))
+    for threads in range(1, cores + 2):
+        found[f"ours, {threads} threads, {cores} cores"] = [child("ours", WINDOW, threads)]
+    print(f"{flags.tokens:,.0f} tokens, batches of {flags.batch_size}")
+    print("| route | M tokens/s | examples/s | against T5 | peak, MB |")
+    print("|---|---|---|---|---|")
+    reference = statistics.median(speed for speed, _ in found["T5"])
+    for name, results in found.items():
+        speed = statistics.median(speed for speed, _ in results)
+        peak = max(peak for _, peak in results)
+        print(
+            f"| {name} | {speed / 1e6:.2f} | {speed / WINDOW:,.0f} | {speed / reference:.1f} "
+            f"| {peak / 1e6:.0f} |"
+        )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.input_pipeline", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--tokens", type=float, default=1e9, help="of the cache")
+    parser.add_argument("--shard_tokens", type=float, default=2e7, help="written; others are links")
+    parser.add_argument("--long_rows", type=int, default=2048, help="a row length not the window's")
+    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--cores", default="0,1", help="which the processes may run on")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of a process")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind")
+    for name in ("side", "cache"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=0, help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.side:
+        measure(flags)
+    with tempfile.TemporaryDirectory() as folder:
+        compare(flags, pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main()
