@@ -293,7 +293,7 @@ def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np
     Returns:
       (tokens int32 [W, any] padded with 0, their number int64 [W]).
     """
-    # In two dimensions numpy takes twice as long, to find, to index by a mask, and to count.
+    # Flat, as numpy finds what is True in two dimensions six times more slowly.
     cells = np.flatnonzero(keep_WN)
     ends_W = np.searchsorted(cells, np.arange(len(keep_WN) + 1) * keep_WN.shape[1])
     counts_W = np.diff(ends_W)
