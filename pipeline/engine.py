@@ -237,8 +237,17 @@ def _report(
     print(
         f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
         f"{read_bytes / 1e6 / seconds:.1f} MB/s\nnext: python -m trainer.pretrain "
-        f"--preset=t5_1_1_small --task={plan.task} --cache_dir={options.cache_dir} --model_dir=DIR"
+        f"--preset={_preset(plan.task, options.task_module)} --task={plan.task} "
+        f"--cache_dir={options.cache_dir} --model_dir=DIR"
     )
+
+
+def _preset(task: str, module: str | None) -> str:
+    """A preset of the trainer that fits a task."""
+    spec = registry.get(task, module)
+    if "order" in spec.objective.features:
+        return "bert_base"
+    return "t5_1_1_small" if spec.lengths.inputs else "lm_small"
 
 
 def _print_table(table: dict[str, list[str]]) -> None:

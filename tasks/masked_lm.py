@@ -25,7 +25,7 @@ class MaskedLM:
     `mask`, once by a random piece, and once stays.
 
     Features, all [W, L] but the last: "inputs"; "targets", the inputs before masking; "weights", 1
-    on chosen tokens; "segments", 1 on `classify` A EOS and 2 on B EOS as they stand in the inputs;
+    on chosen tokens; "segments", 1 on `classify` and the segment that stands first, 2 on the other;
     "order" int32 [W, 1], 1 where B comes first.
 
     Source: Devlin et al. 2019, section 3.1; Lan et al. 2020 (arXiv:1909.11942), sections 3.1 and
@@ -101,8 +101,7 @@ class MaskedLM:
             made[name] = out_WL, lengths_W + 3
         positions = np.arange(width + 3)
         second_WL = positions > first_W[:, None] + 1
-        segments_WL = np.where(second_WL ^ swapped_W[:, None], 2, 1)
-        segments_WL[:, 0] = 1
+        segments_WL = 1 + second_WL
         segments_WL *= noise.within(lengths_W + 3, width + 3)
         made["segments"] = segments_WL.astype(np.int32), lengths_W + 3
         made["order"] = swapped_W[:, None].astype(np.int32), np.ones(windows, np.int64)

@@ -107,7 +107,7 @@ def features(trace: Trace) -> list[tuple[str, str]]:
     """Returns what an example's further features say, as facts."""
     said = {
         "prefix": lambda values: f"{int(values.sum()):,} positions seen in both directions",
-        "order": lambda values: "segment 2 comes first" if values[0] else "segment 1 comes first",
+        "order": lambda values: "changed" if values[0] else "as in the text",
         "segments": lambda values: (
             f"{int((values == 1).sum()):,} and {int((values == 2).sum()):,} positions"
         ),

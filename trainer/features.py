@@ -140,13 +140,9 @@ class EncoderConverter:
         inputs_WL, targets_WL, weights_WL, segments_WL = (
             _fit(examples[name][0], self.lengths.inputs) for name in self.features[:4]
         )
-        # By place and not by number: the number of the segment that stands first is the very
-        # answer that `sentence_order` asks for.
-        second_WL = (segments_WL != segments_WL[:, 1:2]) & (segments_WL > 0)
-        second_WL[:, 0] = False
         return {
             "encoder_input_tokens": inputs_WL,
-            "encoder_token_types": second_WL.astype(np.int32),
+            "encoder_token_types": np.maximum(segments_WL - 1, 0),
             "encoder_target_tokens": targets_WL,
             "encoder_loss_weights": weights_WL,
             "sentence_order": examples["order"][0][:, 0].astype(np.int32),
