@@ -60,7 +60,7 @@ chaos: $(VENV)/.demo ## 100 SIGKILLs and other faults; every cache must come out
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --workers=1-4 --seed=7
 
-benchmark: $(VENV)/.dev ## builds and tokenizing beside SentencePiece alone, about 10 minutes
+benchmark: $(VENV)/.dev ## builds beside SentencePiece alone, batches beside T5's, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet
 	$(BIN)/python -m benchmarks.tokenize --text=$(DEMO)/text.parquet --train=unigram:8000 \
 	    --train=unigram:32000 --train=unigram:250000 --train=bpe:32000
@@ -68,6 +68,7 @@ benchmark: $(VENV)/.dev ## builds and tokenizing beside SentencePiece alone, abo
 	    --output=$(DEMO)/text_vocabulary
 	$(BIN)/python -m benchmarks.build --text=$(DEMO)/text.parquet \
 	    --vocabulary=$(DEMO)/text_vocabulary --copies=10
+	$(BIN)/python -m benchmarks.input_pipeline
 
 check: $(VENV)/.dev ## lint, format, types and container files
 	$(BIN)/ruff check .

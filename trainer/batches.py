@@ -160,7 +160,7 @@ class TrainingBatches:
         for number in np.unique(sources_W):
             yield int(number), np.flatnonzero(sources_W == number)
 
-    def iterate(self, first_step: int, threads: int = 2, prefetch: int = 4) -> Iterator[Batch]:
+    def iterate(self, first_step: int, threads: int = 1, prefetch: int = 4) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, made ahead by threads."""
         import grain
 

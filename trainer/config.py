@@ -106,14 +106,15 @@ class DataConfig:
     `shuffle` "global" permutes all windows of an epoch; "block", for a remote cache larger than the
     disk, permutes blocks of whole shards of at most `block_bytes` and the windows inside each.
     Shards of a remote cache are copied to `local_dir` (a temporary folder if None), at most
-    `local_bytes` of them at a time. `threads` make up to `prefetch` batches ahead.
+    `local_bytes` of them at a time. `threads` make up to `prefetch` batches ahead; one is fastest
+    where batches are small, by benchmarks/input_pipeline.py.
     """
 
     shuffle: str = "global"
     block_bytes: int = 16 << 30
     local_bytes: int = 50 << 30
     local_dir: str | None = None
-    threads: int = 2
+    threads: int = 1
     prefetch: int = 4
 
     def __post_init__(self) -> None:

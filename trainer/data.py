@@ -195,6 +195,11 @@ class CachedData:
         reading = self._config.data
         if reading.shuffle == "global":
             return GlobalOrder(len(windows), seed)
+        if 2 * reading.block_bytes > reading.local_bytes:
+            raise UserError(
+                f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
+                f"time, and --data.local_bytes is {reading.local_bytes}"
+            )
         return BlockOrder(windows.blocks(reading.block_bytes), seed)
 
     @functools.cached_property
@@ -267,6 +272,20 @@ class CachedData:
                     f"{len(windows):,} windows, {plan.packing}",
                 ),
             ]
+            reading = self._config.data
+            if (
+                files.is_remote(each.cache)
+                and reading.shuffle == "global"
+                and windows.bytes > reading.local_bytes
+            ):
+                lines.append(
+                    (
+                        "warning",
+                        f"{windows.bytes:,} bytes are read in global order, and copies take "
+                        f"{reading.local_bytes:,} at most, so shards are copied again and again: "
+                        "set --data.local_bytes, or --data.shuffle=block",
+                    )
+                )
             if len(self.tasks) > 1:
                 lines.append(
                     (

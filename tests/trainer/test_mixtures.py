@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.command_line import UserError
+from tasks.windows import Windows
 from trainer.config import override
 from trainer.data import better_lengths
 from trainer.metrics import read_metrics
@@ -135,6 +136,8 @@ def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_pa
     assert not np.array_equal(expected[:8], everywhere)
     with pytest.raises(UserError, match=r"--data\.block_bytes"):
         run_of(text_cache, SPANS, "--data.shuffle=block", "--data.block_bytes=10").data.batches()
+    with pytest.raises(UserError, match="two blocks of"):
+        run_of(text_cache, SPANS, "--data.shuffle=block", "--data.local_bytes=10").data.batches()
     with pytest.raises(UserError, match="global, block"):
         run_of(text_cache, SPANS, "--data.shuffle=blocks")
 
@@ -152,6 +155,22 @@ def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
     for _ in range(3):
         here, there = next(local), next(far)
         assert all(np.array_equal(here[name], there[name]) for name in here)
+
+
+def test_copies_that_do_not_fit_are_warned_of(text_cache, monkeypatch):
+    import fsspec
+
+    remote = fsspec.filesystem("memory")
+    for path in text_cache.iterdir():
+        remote.pipe(f"/large_cache/{path.name}", path.read_bytes())
+    monkeypatch.setattr(Windows, "bytes", 1 << 50)
+    for cache, flags, warned in (
+        ("memory://large_cache", (), True),
+        ("memory://large_cache", ("--data.shuffle=block",), False),
+        (text_cache, (), False),
+    ):
+        lines = run_of(cache, SPANS, *flags).data.consequences()
+        assert any("copied again and again" in text for _, text in lines) == warned
 
 
 def test_fields_of_an_objective_are_flags(text_cache):
