@@ -79,9 +79,6 @@ class Windows:
         self._row_tokens = plan.row_tokens if plan.packing == "concat" else None
         shards = manifest.splits[split]
         self._count = len(shards)
-        self._row_tokens = plan.row_tokens if plan.packing == "concat" else None
-        shards = manifest.splits[split]
-        self._count = len(shards)
         self._files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
         self._shards = Shards(self._files, local_dir, local_bytes)
         self._tokens = np.array([shard.tokens for shard in shards], np.int64)

@@ -9,6 +9,7 @@ Dimensions: W windows, which are rows of a batch.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -79,7 +80,15 @@ class Source:
     def read_ahead(self, epoch: int, rank: int) -> None:
         """Has the shards of a remote cache copied before their block's turn comes."""
         if isinstance(self.order, BlockOrder):
-            self.maker.windows.prefetch(self.order.following(epoch, rank))
+            coming = self.order.following(epoch, rank)
+            if coming not in self._asked_for:
+                self._asked_for[:] = [coming]
+                self.maker.windows.prefetch(coming)
+
+    @functools.cached_property
+    def _asked_for(self) -> list[list[tuple[int, int]]]:
+        """What was asked for last: batches of one block ask once."""
+        return []
 
 
 class Places(NamedTuple):

@@ -157,6 +157,18 @@ def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
         assert all(np.array_equal(here[name], there[name]) for name in here)
 
 
+def test_a_block_is_asked_for_once(text_cache, monkeypatch):
+    run = run_of(text_cache, SPANS, "--data.shuffle=block")
+    asked = []
+    monkeypatch.setattr(Windows, "prefetch", lambda windows, ranges: asked.append(ranges))
+    batches = run.data.batches()
+    count = len(run.data.sources[0].maker.windows)
+    for step in range(2 * count // 8):
+        batches[step]
+    # One block, and again in the next epoch: always the same windows.
+    assert asked == [[(0, count), (0, count)]]
+
+
 def test_copies_that_do_not_fit_are_warned_of(text_cache, monkeypatch):
     import fsspec
 
