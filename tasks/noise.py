@@ -266,14 +266,19 @@ def limit_noise(
 
 
 def substitute_spans(
-    tokens_WN: np.ndarray, mask_WN: np.ndarray, lengths_W: np.ndarray, first_sentinel: int
+    tokens_WN: np.ndarray,
+    mask_WN: np.ndarray,
+    lengths_W: np.ndarray,
+    first_sentinel: int,
+    unique: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces each run of True in `mask_WN` by one sentinel, descending from `first_sentinel`.
+    """Replaces each run of True in `mask_WN` by one sentinel: `first_sentinel` and those below it
+    in turn, or always `first_sentinel` if they are not to be unique.
 
     Returns:
       (tokens int32 [W, any] moved to the left and padded with 0, their number int64 [W]).
 
-    Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel.
+    Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel and noise_span_to_sentinel.
     """
     windows, width = tokens_WN.shape
     valid_WN = None if (lengths_W >= width).all() else within(lengths_W, width)
@@ -282,7 +287,7 @@ def substitute_spans(
     firsts_W = np.searchsorted(cells, np.arange(windows) * width)
     number = np.arange(len(cells)) - firsts_W[cells // width]
     replaced_WN = tokens_WN.copy()
-    replaced_WN.reshape(-1)[cells] = first_sentinel - number
+    replaced_WN.reshape(-1)[cells] = first_sentinel - number * unique
     keep_WN = starts_WN | ~mask_WN
     return compress(replaced_WN, keep_WN if valid_WN is None else keep_WN & valid_WN)
 

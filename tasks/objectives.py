@@ -272,6 +272,20 @@ SIDES: Mapping[str, _Side] = MappingProxyType(
             lambda raw, bounds: bounds.tokens_and_spans + _closing(bounds),
             lambda bounds: bounds.spans + _closing(bounds),
         ),
+        "noise_span_to_sentinel": _Side(
+            lambda tokens, mask, lengths, keys, ids: noise.substitute_spans(
+                tokens, mask, lengths, ids.size - 1, unique=False
+            ),
+            lambda raw, bounds: raw,
+            lambda bounds: 1,
+        ),
+        "nonnoise_span_to_sentinel": _Side(
+            lambda tokens, mask, lengths, keys, ids: noise.substitute_spans(
+                tokens, ~mask, lengths, ids.size - 1, unique=False
+            ),
+            lambda raw, bounds: bounds.tokens_and_spans + _closing(bounds),
+            lambda bounds: 1,
+        ),
         "drop_noise_tokens": _Side(
             lambda tokens, mask, lengths, keys, ids: noise.compress(
                 tokens, ~mask & noise.within(lengths, mask.shape[1])
@@ -383,6 +397,8 @@ class Denoising:
         # One position is EOS's and one, with one sentinel, that of text after the last span.
         if self.targets == "nonnoise_span_to_unique_sentinel":
             return noise.limit_noise(mask_WN, 1, 1, lengths.targets - 2, ids.sentinels - 1)
+        if self.targets == "nonnoise_span_to_sentinel":
+            return noise.limit_noise(mask_WN, 1, 1, lengths.targets - 2, mask_WN.shape[1])
         if self.targets == "drop_nonnoise_tokens":
             return noise.limit_noise(mask_WN, 1, 0, lengths.targets - 1, mask_WN.shape[1])
         return mask_WN

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tasks import noise
@@ -13,6 +14,7 @@ from tasks.objectives import (
     Lengths,
     span_corruption_lengths,
 )
+from tasks.pack import Documents, packer
 from tasks.vocabulary import TokenIds
 from trainer.features import FeatureConverter
 
@@ -95,16 +97,18 @@ def test_t5_s_other_masks_are_among_ours(data, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "side"),
+    "name",
     [
-        ("noise_token_to_sentinel", "noise_token_to_sentinel"),
-        ("drop_noise_tokens", "drop_noise_tokens"),
-        ("drop_nonnoise_tokens", "drop_nonnoise_tokens"),
-        ("noise_span_to_unique_sentinel", "noise_span_to_unique_sentinel"),
-        ("nonnoise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel"),
+        "noise_token_to_sentinel",
+        "noise_span_to_sentinel",
+        "nonnoise_span_to_sentinel",
+        "drop_noise_tokens",
+        "drop_nonnoise_tokens",
+        "noise_span_to_unique_sentinel",
+        "nonnoise_span_to_unique_sentinel",
     ],
 )
-def test_sides_are_t5_s_functions(data, settings, name, side):
+def test_sides_are_t5_s_functions(data, settings, name):
     ids = TokenIds(settings["vocab_size"], 100)
     for tokens, mask, expected in zip(
         ragged(data, "span_fns/tokens"),
@@ -113,8 +117,21 @@ def test_sides_are_t5_s_functions(data, settings, name, side):
         strict=True,
     ):
         lengths = np.array([len(tokens)])
-        ours, count = SIDES[side].make(tokens[None], mask[None] > 0, lengths, lengths, ids)
+        ours, count = SIDES[name].make(tokens[None], mask[None] > 0, lengths, lengths, ids)
         assert ours[0, : count[0]].tolist() == expected.tolist()
+
+
+def test_packed_rows_are_t5_s_joined_documents(data):
+    """reduce_concat_tokens joins documents in their order, sixteen at a time; our rows all."""
+    documents = [document for document in ragged(data, "docs/targets") if len(document)]
+    rows = packer("concat", 100, "none")
+    ids = pa.array([str(number) for number in range(len(documents))])
+    lengths = np.array([len(document) for document in documents])
+    made = [rows.add(Documents(ids, np.concatenate(documents), lengths)), rows.finish()]
+    ours = np.concatenate([part.tokens for part in made])
+    theirs = np.concatenate(ragged(data, "pipeline/reduce_concat_tokens_16/targets"))
+    assert len(theirs) > 10_000
+    assert np.array_equal(ours[: len(theirs)], theirs)
 
 
 def test_full_lm_is_t5_s(data):
