@@ -50,7 +50,7 @@ def equal(one, other):
 
 def test_any_step_is_reached_without_those_before(maker):
     batches = training(maker, 8, seed=3)
-    first = list(itertools.islice(batches.iterate(0), 12))
+    first = list(itertools.islice(batches.iterate(0, threads=3, prefetch=5), 12))
     later = list(itertools.islice(batches.iterate(7, threads=1, prefetch=1), 5))
     assert all(equal(a, b) for a, b in zip(first[7:], later, strict=True))
     assert all(equal(batches[step], first[step]) for step in (11, 0, 5))
