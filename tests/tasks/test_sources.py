@@ -9,7 +9,6 @@ import pathlib
 import pickle
 import subprocess
 import sys
-import time
 
 import fsspec
 import pyarrow as pa
@@ -486,18 +485,9 @@ def test_python_docs_of_another_python_is_refused():
         list(sources.read(corpus, corpus.pieces[0]))
 
 
-def test_importing_sources_is_quick_and_light():
+def test_importing_sources_brings_nothing_heavy():
     command = (
-        "import sys, time; begin = time.perf_counter(); import tasks.sources;"
-        "print(time.perf_counter() - begin);"
+        "import sys, tasks.sources;"
         "assert not {'pyarrow', 'fsspec', 'datasets', 'huggingface_hub'} & set(sys.modules)"
     )
-    seconds = []
-    for _ in range(3):
-        seconds.append(
-            float(subprocess.check_output([sys.executable, "-c", command], cwd=ROOT, text=True))
-        )
-        if seconds[-1] < 0.1:
-            break
-        time.sleep(0.2)
-    assert min(seconds) < 0.1
+    subprocess.check_call([sys.executable, "-c", command], cwd=ROOT)
