@@ -11,8 +11,6 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from tasks import files, progress
 from tasks.command_line import UserError
@@ -21,63 +19,13 @@ from trainer.checkpoint import Checkpoints
 from trainer.cost import flops_per_step, parameter_count
 from trainer.evaluate import Evaluator
 from trainer.metrics import MetricsWriter, means
-from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params
-from trainer.optimizer import learning_rate_schedule, make_optimizer
+from trainer.optimizer import learning_rate_schedule
+from trainer.program import Program
 from trainer.setup import Run
-from trainer.step import (
-    Metrics,
-    TrainState,
-    device_mesh,
-    make_evaluation_step,
-    make_train_step,
-    put_batch,
-    zero_metrics,
-)
+from trainer.step import put_batch
 
 # What SIGTERM ends with, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
-
-
-class Program:
-    """The compiled parts of a run: mesh, initial state, training and evaluation steps."""
-
-    def __init__(self, run: Run):
-        config = run.config
-        _enable_compilation_cache()
-        self.mesh = device_mesh(config.batch_size)
-        self._spec = model_spec(config.model)
-        self._optimizer = make_optimizer(config.optimizer)
-        self._seed = config.seed
-        self._model = build_model(self._spec)
-        self.train_step = make_train_step(self._model, self._optimizer, config, self.mesh)
-        self.evaluation_step = make_evaluation_step(self._model, config.loss, self.mesh)
-
-    def initial_state(self) -> TrainState:
-        """The state of step 0, a function of the configuration alone."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.jit(self._initial_state, out_shardings=everywhere)()
-
-    def zero_metrics(self) -> Metrics:
-        """The metrics of no step."""
-        return zero_metrics(self._model)
-
-    def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of a state, without computing one."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(self._initial_state),
-        )
-
-    def _initial_state(self) -> TrainState:
-        params = init_params(self._spec, jax.random.key(self._seed))
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=self._optimizer.init(params),
-            metrics=self.zero_metrics(),
-        )
 
 
 class StopRequest:
@@ -266,10 +214,3 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _enable_compilation_cache() -> None:
-    """Keeps compiled programs between runs, so that a restart is at its first step in seconds."""
-    default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", default)
