@@ -1,19 +1,27 @@
 """The compiled parts of a run, made once from its configuration."""
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer.mesh_config import check_dimensions
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params
+from trainer.model.transformer import build_model, init_params, logical_axes
 from trainer.optimizer import make_optimizer
 from trainer.setup import Run
+from trainer.sharding import (
+    describe,
+    host_part,
+    like_parameters,
+    make_mesh,
+    parameter_shardings,
+    replicated,
+)
 from trainer.step import (
     Metrics,
     TrainState,
-    device_mesh,
     make_evaluation_step,
     make_train_step,
     zero_metrics,
@@ -21,34 +29,73 @@ from trainer.step import (
 
 
 class Program:
-    """The compiled parts of a run: mesh, initial state, training and evaluation steps."""
+    """The compiled parts of a run: mesh, initial state, training and evaluation steps.
+
+    Attributes:
+      mesh: the devices of all processes.
+      host_part: which part of each batch's rows this process makes.
+      shardings: where each array of a state is, a TrainState of shardings.
+
+    Raises:
+      UserError: the mesh does not fit the devices, or the model or the batch the mesh.
+    """
 
     def __init__(self, run: Run):
         config = run.config
         _enable_compilation_cache()
-        self.mesh = device_mesh(config.batch_size)
+        sizes = config.mesh.sizes(jax.device_count())
+        check_dimensions(
+            sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
+        )
+        self.mesh = make_mesh(config.mesh)
+        self.host_part = host_part(self.mesh)
         self._spec = model_spec(config.model)
-        self._optimizer = make_optimizer(config.optimizer)
-        self._seed = config.seed
+        self._seed, self._rules = config.seed, config.mesh.rules
+        axes = logical_axes(self._spec)
+        self._optimizer = make_optimizer(config.optimizer, axes)
         self._model = build_model(self._spec)
-        self.train_step = make_train_step(self._model, self._optimizer, config, self.mesh)
-        self.evaluation_step = make_evaluation_step(self._model, config.loss, self.mesh)
+        self._shapes = jax.eval_shape(self._initial_state)
+        self.shardings = self._place(axes)
+        self.train_step = make_train_step(
+            self._model, self._optimizer, config, self.mesh, self.shardings
+        )
+        self.evaluation_step = make_evaluation_step(
+            self._model, config.loss, self.mesh, self.shardings.params
+        )
+        # On every device of every process, as the step's own metrics are.
+        self._zero_metrics = jax.jit(
+            lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics
+        )
 
     def initial_state(self) -> TrainState:
-        """The state of step 0, a function of the configuration alone."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.jit(self._initial_state, out_shardings=everywhere)()
+        """The state of step 0, a function of the configuration alone: the same on any mesh."""
+        return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
     def zero_metrics(self) -> Metrics:
         """The metrics of no step."""
-        return zero_metrics(self._model)
+        return self._zero_metrics()
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of a state, without computing one."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(self._initial_state),
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            self._shapes,
+            self.shardings,
+        )
+
+    def describe(self) -> tuple[str, str]:
+        """A (subject, text) line: the mesh, and what a device holds."""
+        return describe(self.mesh, self._rules, self.abstract_state())
+
+    def _place(self, axes: Any) -> TrainState:
+        shapes = self._shapes
+        params = parameter_shardings(self.mesh, self._rules, shapes.params, axes)
+        everywhere = replicated(self.mesh)
+        return TrainState(
+            step=everywhere,
+            params=params,
+            opt_state=like_parameters(self.mesh, shapes.opt_state, shapes.params, params),
+            metrics=jax.tree.map(lambda _: everywhere, shapes.metrics),
         )
 
     def _initial_state(self) -> TrainState:
@@ -57,7 +104,7 @@ class Program:
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=self._optimizer.init(params),
-            metrics=self.zero_metrics(),
+            metrics=zero_metrics(self._model),
         )
 
 
