@@ -81,14 +81,18 @@ def main(argv: list[str]) -> int:
     if arguments.print_config and not config.cache_dir:
         print(configuration.describe(config, origins))
         return 0
-    run = prepare(config, origins)
     if arguments.print_config:
-        print(configuration.describe(run.config, origins))
+        print(configuration.describe(prepare(config, origins).config, origins))
         return 0
 
-    from trainer.loop import train
+    from trainer import processes
 
-    return train(run, origins)
+    with processes.joined(config.processes):
+        run = prepare(config, origins)
+
+        from trainer.loop import train
+
+        return train(run, origins)
 
 
 def _fields() -> str:

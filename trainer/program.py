@@ -54,7 +54,7 @@ class Program:
         axes = logical_axes(self._spec)
         self._optimizer = make_optimizer(config.optimizer, axes)
         self._model = build_model(self._spec)
-        self._shapes = jax.eval_shape(self._initial_state)
+        self._shapes: TrainState = jax.eval_shape(self._initial_state)
         self.shardings = self._place(axes)
         self.train_step = make_train_step(
             self._model, self._optimizer, config, self.mesh, self.shardings
@@ -90,7 +90,7 @@ class Program:
     def _place(self, axes: Any) -> TrainState:
         shapes = self._shapes
         params = parameter_shardings(self.mesh, self._rules, shapes.params, axes)
-        everywhere = replicated(self.mesh)
+        everywhere: Any = replicated(self.mesh)
         return TrainState(
             step=everywhere,
             params=params,

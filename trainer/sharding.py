@@ -49,7 +49,7 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
     """
 
     def of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
-        spec = nn.logical_to_mesh_axes(tuple(names), RULES[rules])
+        spec = nn.logical_to_mesh_axes(tuple(names), RULES[rules]) or PartitionSpec()
         sharding = NamedSharding(mesh, spec)
         for size, axis in zip(param.shape, spec, strict=True):
             if axis and size % mesh.shape[axis]:
