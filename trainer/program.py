@@ -96,6 +96,7 @@ class Program:
             params=params,
             opt_state=like_parameters(self.mesh, shapes.opt_state, shapes.params, params),
             metrics=jax.tree.map(lambda _: everywhere, shapes.metrics),
+            guard=jax.tree.map(lambda _: everywhere, shapes.guard),
         )
 
     def _initial_state(self) -> TrainState:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from trainer.config import Config, LossConfig
 from trainer.features import FILLING
+from trainer.guard import Guard, checked, new_guard
 from trainer.loss import Scale, model_loss
 from trainer.model.transformer import Encoder, Transformer
 from trainer.sharding import put_batch as put_batch
@@ -26,13 +27,15 @@ class TrainState:
     """Everything a checkpoint holds.
 
     `step` int32 scalar: updates made. `metrics`: (sum, weight) float32 scalars summed since they
-    were last written out, part of the state so that a resumed run writes the same numbers.
+    were last written out, part of the state so that a resumed run writes the same numbers. `guard`:
+    what is remembered of updates that must not be made.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
     metrics: Metrics
+    guard: Guard = flax.struct.field(default_factory=new_guard)
 
 
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
@@ -76,7 +79,7 @@ def make_train_step(
                 if feature in batch
             },
         }
-        return TrainState(
+        after = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -85,6 +88,7 @@ def make_train_step(
                 for name, (total, weight) in metrics.items()
             },
         )
+        return checked(state, after, gradients, metrics["loss"], config)
 
     return train_step
 
