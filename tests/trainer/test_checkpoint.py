@@ -65,6 +65,8 @@ def test_a_resumed_run_knows_the_best(tmp_path):
     # Another metric has another best.
     other = CheckpointConfig(keep=1, best_metric="accuracy")
     assert train(tmp_path, other, [0.1, 0.05], first=7) == [8, 9]
+    # Without one, none is kept for it.
+    assert train(tmp_path, CheckpointConfig(keep=1), [0.0], first=9) == [10]
 
 
 def test_a_metric_that_is_not_there_is_named(tmp_path):
