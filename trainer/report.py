@@ -94,15 +94,13 @@ def summary(config, lines: list[dict]) -> str:
 
 def _blocked(lines: list[dict]) -> str:
     """How long training stood still for checkpoints, and what share of the time that is."""
-    blocked = steps = 0.0
-    seconds, before = 0.0, None
+    blocked, seconds, before = 0.0, 0.0, None
     for line in lines:
         if line["split"] != "train":
             continue
         speed = line.get("speed", {})
         if before is not None and "steps_per_second" in speed:
-            steps = line["step"] - before
-            seconds += steps / speed["steps_per_second"]
+            seconds += (line["step"] - before) / speed["steps_per_second"]
             blocked += speed.get("checkpoint_blocking_seconds", 0.0)
         before = line["step"]
     if not blocked:
