@@ -20,7 +20,7 @@ DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --l
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo test test-slow chaos benchmark check format clean
+.PHONY: help install demo test test-slow chaos chaos-train benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,11 @@ chaos: $(VENV)/.demo ## 100 SIGKILLs and other faults; every cache must come out
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --workers=1-4 --seed=7
+
+chaos-train: $(VENV)/.demo ## a run killed 10 times; it must end in the same bits (after make demo)
+	@rm -rf $(DEMO)/chaos
+	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
+	    --kills=10 --steps=200 --seed=7
 
 benchmark: $(VENV)/.dev ## builds beside SentencePiece alone, batches beside T5's, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet

@@ -1,7 +1,8 @@
 """Checkpoints by Orbax: `model_dir/checkpoint_STEP`, written asynchronously, whole or not at all.
 
-Each holds `state` (step, parameters, optimizer state, metrics not yet written) and `run` (the
-configuration and the cache's fingerprint), against which a resuming run is checked.
+Each holds `state` (step, parameters, optimizer state, metrics not yet written; the step is also
+the place in the data) and `run` (the configuration, the caches' fingerprints, the vocabulary's
+sha256, the best checkpoint so far), against which a resuming run is checked.
 """
 
 import contextlib
@@ -10,27 +11,47 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import (
+    PolicyCheckpointInfo,
+    PreservationContext,
+    PreservationPolicy,
+)
 
 from tasks import files
 from tasks.command_line import UserError
 from trainer import config as configuration
-from trainer.config import Config
+from trainer.config import CheckpointConfig, Config
+from trainer.data import CachedData
 from trainer.setup import Run
 from trainer.step import TrainState
 
 _PREFIX = "checkpoint"
+# The only metric of config.BEST_METRICS that is best high.
+_BEST_HIGH = "accuracy"
+
+
+class Best(NamedTuple):
+    """The best evaluation so far."""
+
+    metric: str
+    value: float
+    step: int
 
 
 class Checkpoints:
-    """The checkpoints of one model directory."""
+    """The checkpoints of one model directory; `policy` says which stay, all if there is none."""
 
-    def __init__(self, model_dir: str, keep: int | None = None, writable: bool = True):
+    def __init__(
+        self, model_dir: str, policy: CheckpointConfig | None = None, writable: bool = True
+    ):
         self._model_dir = model_dir
+        self._policy = policy or CheckpointConfig(keep=None)
+        self._best: Best | None = None
         # Orbax logs a traceback, in a thread of its own, of every error that it then raises.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         folder = (
@@ -42,7 +63,7 @@ class Checkpoints:
             folder,
             options=ocp.CheckpointManagerOptions(
                 step_prefix=_PREFIX,
-                max_to_keep=keep,
+                preservation_policy=_Kept(self),
                 create=writable,
                 read_only=not writable,
                 cleanup_tmp_directories=writable,
@@ -52,6 +73,39 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
         return sorted(self._manager.all_steps())
+
+    def improved(self, step: int, result: dict[str, float]) -> bool:
+        """Whether this evaluation is better than all before it, which makes it the best.
+
+        Raises:
+          UserError: it lacks the metric.
+        """
+        metric, best = self._policy.best_metric, self._best
+        if metric is None:
+            return False
+        if metric not in result:
+            raise UserError(
+                f"--checkpoint.best_metric={metric}: these tasks have no such metric, but "
+                f"{', '.join(name for name in result if name in configuration.BEST_METRICS)}"
+            )
+        value = result[metric]
+        if best and best.metric == metric:
+            better = value > best.value if metric == _BEST_HIGH else value < best.value
+            if not better:
+                return False
+        self._best = Best(metric, value, step)
+        return True
+
+    def kept(self, steps: Sequence[int]) -> list[bool]:
+        """Which of the checkpoints of these ascending steps stay."""
+        keep, every = self._policy.keep, self._policy.keep_every_steps
+        return [
+            keep is None
+            or place >= len(steps) - keep
+            or bool(every and step % every == 0)
+            or bool(self._best and step == self._best.step)
+            for place, step in enumerate(steps)
+        ]
 
     def save(self, step: int, state: TrainState, run: Run) -> None:
         """Begins to write a checkpoint; returns once the state may be changed.
@@ -64,6 +118,8 @@ class Checkpoints:
         description = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
+            "vocabulary_sha256": _vocabulary_sha256(run),
+            "best": self._best and self._best._asdict(),
         }
         with self._full_disk_named():
             self._manager.save(
@@ -90,7 +146,8 @@ class Checkpoints:
             ) from error
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Refuses to resume with settings under which the run would not be the same.
+        """Refuses to resume with settings under which the run would not be the same; knows the best
+        checkpoint from then on.
 
         Raises:
           UserError: names the settings that differ.
@@ -106,11 +163,17 @@ class Checkpoints:
             for task, fingerprint in stored["cache_fingerprints"].items()
             if now.get(task, fingerprint) != fingerprint
         ]
+        vocabulary = stored.get("vocabulary_sha256")
+        if vocabulary and vocabulary != _vocabulary_sha256(run):
+            differences.append("the vocabulary is another one")
         if differences:
             raise UserError(
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
                 "use the same ones, or another --model_dir"
             )
+        best = stored.get("best")
+        if best and best["metric"] == self._policy.best_metric:
+            self._best = Best(**best)
 
     def close(self) -> None:
         """Returns when every checkpoint begun is on disk; frees what the manager holds."""
@@ -140,3 +203,22 @@ class Checkpoints:
                 code = errno.ENOSPC
                 raise OSError(code, os.strerror(code), self._model_dir) from error
             raise
+
+
+class _Kept(PreservationPolicy):
+    """Tells Orbax which checkpoints stay."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        return self._checkpoints.kept([info.step for info in checkpoints])
+
+
+def _vocabulary_sha256(run: Run) -> str | None:
+    """That of the caches' vocabulary; None of a task of seqio's, whose files only it knows."""
+    if not isinstance(run.data, CachedData):
+        return None
+    return run.data.tasks[0].manifest.plan.vocabulary.sha256

@@ -6,6 +6,7 @@ No heavy import: `python -m trainer.pretrain --help` needs none.
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -13,13 +14,18 @@ from typing import Any
 
 from tasks import files, mixture
 from tasks.command_line import UserError, nearest
+from trainer.mesh_config import MeshConfig as MeshConfig
 from trainer.model.config import ModelConfig
 from trainer.optimizer_config import SCHEDULE_FACTORS as SCHEDULE_FACTORS
 from trainer.optimizer_config import OptimizerConfig as OptimizerConfig
+from trainer.processes import ProcessesConfig as ProcessesConfig
 
 CONFIG_FILE = "config.json"
 
 SHUFFLES = ("global", "block")
+ON_NAN = ("stop", "skip")
+# Of `Evaluator`'s metrics those that can say which checkpoint is best; accuracy is best high.
+BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
 NORMALIZERS = (
     "sum",
@@ -129,12 +135,40 @@ class DataConfig:
                 )
 
 
+def _at_least(config: Any, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(
+                f"{type(config).__name__}.{name} is {value}; it must be {least} or more"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """A checkpoint every so many steps, and at the last; the newest `keep` stay (None: all)."""
+    """A checkpoint every so many steps (0: only where the run ends), and at the last.
+
+    The newest `keep` stay (None: all), those of multiples of `keep_every_steps` for ever, and, with
+    `best_metric`, one of BEST_METRICS, the one that was best on the validation split: every
+    evaluation better than all before it is followed by a checkpoint.
+
+    Raises:
+        ValueError: at construction, naming the field, if a value makes no sense.
+    """
 
     every_steps: int = 1000
     keep: int | None = 3
+    keep_every_steps: int | None = None
+    best_metric: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "every_steps")
+        _at_least(self, 1, "keep", "keep_every_steps")
+        if self.best_metric is not None and self.best_metric not in BEST_METRICS:
+            raise ValueError(
+                f"CheckpointConfig.best_metric is {self.best_metric!r}; it must be one of "
+                f"{', '.join(BEST_METRICS)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +181,24 @@ class EvaluationConfig:
     every_steps: int = 1000
     batch_size: int | None = None
 
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "every_steps")
+        _at_least(self, 1, "batch_size")
+
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Training metrics, summed over so many steps, go to JSON lines and TensorBoard."""
+    """Training metrics, summed over so many steps, go to JSON lines and TensorBoard.
+
+    `wandb` is a project of Weights & Biases that they go to besides.
+    """
 
     every_steps: int = 100
     tensorboard: bool = True
+    wandb: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "every_steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +208,14 @@ class Config:
     `task` is a task, a mixture, tasks with rates as "a=0.7,b=0.3", or "seqio:NAME" for any task or
     mixture registered with seqio. `objective` sets fields of the task's objective, as
     "mask.noise_density=0.5,mask.mean_noise_span_length=8". `batch_size` counts rows of the global
-    batch. `seed` determines initial parameters, dropout, the order of windows and their noise.
+    batch; gradients are summed over `microbatches` equal parts of it, one after the other, which
+    takes less memory. `seed` determines initial parameters, dropout, the order of windows and their
+    noise.
+
+    `on_nan` says what becomes of an update whose loss or gradients are no finite numbers, or whose
+    loss is above `spike_factor` times the mean loss of about the last hundred steps: "stop" saves
+    the state before it and ends the run, "skip" leaves the update out and counts it.
+    `profile_steps`, "10:20", has the updates 10 to 20 of a run traced into `model_dir/profile`.
     """
 
     preset: str
@@ -175,7 +227,11 @@ class Config:
     model_dir: str = ""
     train_steps: int = 10_000
     batch_size: int = 128
+    microbatches: int = 1
     seed: int = 0
+    on_nan: str = "stop"
+    spike_factor: float | None = None
+    profile_steps: str | None = None
     lengths: LengthsConfig = LengthsConfig()
     mixing: MixingConfig = MixingConfig()
     data: DataConfig = DataConfig()
@@ -184,16 +240,42 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     metrics: MetricsConfig = MetricsConfig()
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
+
+    def __post_init__(self) -> None:
+        if self.on_nan not in ON_NAN:
+            raise ValueError(f"--on_nan={self.on_nan}: it must be {' or '.join(ON_NAN)}")
+        if self.spike_factor is not None and not self.spike_factor > 1:
+            raise ValueError(f"--spike_factor={self.spike_factor}: it must be above 1")
+        if self.profile_steps is not None and not self.profiled:
+            raise ValueError(
+                f"--profile_steps={self.profile_steps}: give the first and the last update to "
+                "trace, as 10:20"
+            )
+        if self.checkpoint.best_metric and not self.evaluation.every_steps:
+            raise ValueError("--checkpoint.best_metric needs evaluations: set every_steps of them")
+
+    @property
+    def profiled(self) -> range:
+        """The updates to trace, counted from 1; empty if there are none."""
+        found = re.fullmatch(r"(\d+):(\d+)", self.profile_steps or "")
+        return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
 
 
 # What may differ between a checkpoint's run and the one that resumes it: nothing that changes a
-# parameter of an earlier step. The schedule of rates is compared up to the checkpoint.
+# parameter of an earlier step. The schedule of rates is compared up to the checkpoint. `on_nan` and
+# `spike_factor` may, so that a run that stopped can go on: updates already skipped stay skipped.
+# Another mesh or number of microbatches takes the same sums in another order.
 RESUMABLE_CHANGES = (
     "preset",
     "cache_dir",
     "model_dir",
     "task_module",
     "train_steps",
+    "on_nan",
+    "spike_factor",
+    "profile_steps",
     "mixing.schedule",
     "data.local_",
     "data.threads",
@@ -201,6 +283,9 @@ RESUMABLE_CHANGES = (
     "checkpoint.",
     "evaluation.",
     "metrics.",
+    "mesh.",
+    "microbatches",
+    "processes.",
 )
 
 
@@ -233,6 +318,27 @@ def replace(config: Any, path: str, value: Any) -> Any:
             return (*config[:place], replace(config[place], rest, value), *config[place + 1 :])
         new = replace(getattr(config, name), rest, value) if rest else value
         return dataclasses.replace(config, **{name: new})
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def replace_all(config: Any, values: dict[str, Any]) -> Any:
+    """Returns a copy of `config` with the fields at all paths set, those of a dataclass at once:
+    what it checks is the whole, in whatever order they are given.
+
+    Raises:
+      UserError: a dataclass refuses the values.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        groups.setdefault(name, {})[rest] = value
+    new = {
+        name: group[""] if "" in group else replace_all(getattr(config, name), group)
+        for name, group in groups.items()
+    }
+    try:
+        return dataclasses.replace(config, **new)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -273,6 +379,7 @@ def override(config: Config, origins: dict[str, str], arguments: list[str]) -> C
       UserError: an unknown field, or a value of the wrong type.
     """
     known = {path for path, _ in leaves(config)}
+    values: dict[str, Any] = {}
     pending = list(arguments)
     while pending:
         flag = pending.pop(0)
@@ -286,13 +393,12 @@ def override(config: Config, origins: dict[str, str], arguments: list[str]) -> C
             text = pending.pop(0)
         declared = field_type(config, path)
         try:
-            value = parse_value(text, declared)
+            values[path] = parse_value(text, declared)
         except ValueError as error:
             name = getattr(declared, "__name__", str(declared))
             raise UserError(f"--{path}={text}: not a value of type {name}") from error
-        config = replace(config, path, value)
         origins[path] = "command line"
-    return config
+    return replace_all(config, values)
 
 
 def describe(config: Config, origins: dict[str, str]) -> str:

@@ -47,8 +47,9 @@ class Data(Protocol):
     def fingerprints(self) -> dict[str, str]:
         """What must not change under a run, by task."""
 
-    def training(self, first_step: int) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, … without end."""
+    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, … without end: part `host` of
+        `hosts` equal parts of the rows of each."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """The rows of a split, each once and always with the same noise, task by task.
@@ -219,10 +220,11 @@ class CachedData:
         schedule = Schedule([(step * size, rates) for step, rates in self.rates])
         return TrainingBatches(self.sources, size, schedule, host, hosts)
 
-    def training(self, first_step: int) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, … without end."""
+    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, … without end, or a host's rows
+        of them."""
         reading = self._config.data
-        return self.batches().iterate(first_step, reading.threads, reading.prefetch)
+        return self.batches(host, hosts).iterate(first_step, reading.threads, reading.prefetch)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Every window of the split, the tails of shards included, by task.

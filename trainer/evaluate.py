@@ -31,11 +31,13 @@ class Evaluator:
     def __init__(self, run: "Run", split: str, evaluation_step: Callable, mesh: Any):
         self._split, self._step, self._mesh = split, evaluation_step, mesh
         self._vocab_size = run.data.vocab_size
+        self._texts = _texts(run, split)
         batch_size = run.config.evaluation.batch_size or run.config.batch_size
-        if batch_size % mesh.size:
+        parts = mesh.shape["data"] * mesh.shape["fsdp"]
+        if batch_size % parts:
             raise UserError(
-                f"the evaluation's batch_size {batch_size} does not divide among "
-                f"{mesh.size} devices"
+                f"the evaluation's batch_size {batch_size} does not divide among the {parts} "
+                "devices of data and fsdp"
             )
         self._sets = run.data.evaluation(split, batch_size)
 
@@ -44,11 +46,17 @@ class Evaluator:
         tokens: of all rows under the split's name and, of a mixture, of each task under SPLIT/TASK.
         Of an encoder alone, also order_loss in nats a row, and order_accuracy.
 
+        Of language models also `bits_per_byte`: what coding the split's documents takes, by a byte
+        of their UTF-8. The EOS after windows or documents is coded too, but has no bytes. Of a
+        prefix LM, which codes the rest of each window alone, the bytes of what it codes are taken
+        to be its share of the split's tokens. Unknown tokens (`<unk>`) are coded as such: compare
+        vocabularies that have them by their unknown rate too. Other objectives code no text.
+
         `unigram_entropy` is what a model would pay that knew only how often each target id occurs
         in this split: the line to be beaten. The same rows and noise are used every time.
         """
         each = {one.name: self._sums(params, one) for one in self._sets}
-        everything = _Sums(np.zeros(self._vocab_size, np.int64))
+        everything = _Sums(np.zeros(self._vocab_size, np.int64), text_bytes=0.0)
         for sums in each.values():
             everything.add(sums)
         results = {self._split: everything.result()}
@@ -68,15 +76,61 @@ class Evaluator:
                 sums.add_metrics(ready)
                 bar.update(number + 1)
         sums.add_metrics(pending)
+        if rows.name in self._texts:
+            sums.text_bytes = self._texts[rows.name].bytes_behind(sums)
         return sums
+
+
+@dataclasses.dataclass(frozen=True)
+class _Text:
+    """Of a task whose targets are tokens of the corpus: what they weigh in the split, and whether
+    every window's have an EOS more."""
+
+    bytes_per_token: float
+    eos: bool
+
+    def bytes_behind(self, sums: "_Sums") -> float:
+        """UTF-8 bytes of the documents that the targets are tokens of."""
+        return (sums.tokens - self.eos * sums.rows) * self.bytes_per_token
+
+
+def _texts(run: "Run", split: str) -> dict[str, _Text]:
+    """By task, for those of the run's whose targets are tokens of the corpus."""
+    from tasks.objectives import AutoregressiveLM, DecoderPrefixLM, Denoising, RandomPrefix
+    from trainer.data import CachedData
+
+    texts: dict[str, _Text] = {}
+    for each in run.data.tasks if isinstance(run.data, CachedData) else ():
+        objective, manifest = each.task.objective, each.manifest
+        if isinstance(objective, AutoregressiveLM):
+            eos = objective.eos == "window"
+        elif isinstance(objective, DecoderPrefixLM):
+            eos = False
+        elif (
+            isinstance(objective, Denoising)
+            and isinstance(objective.mask, RandomPrefix)
+            and objective.targets == "drop_noise_tokens"
+        ):
+            eos = True
+        else:
+            continue
+        tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
+        if tokens:
+            texts[each.task.name] = _Text(manifest.total(split, "text_bytes") / tokens, eos)
+    return texts
 
 
 @dataclasses.dataclass
 class _Sums:
-    """Sums over rows: of metrics, of target tokens, and how often each id is a target."""
+    """Sums over rows: of metrics, of target tokens, and how often each id is a target.
+
+    `rows` are those with targets; `text_bytes` what they are of the corpus, None if they are not.
+    """
 
     counts: np.ndarray
     tokens: float = 0.0
+    rows: int = 0
+    text_bytes: float | None = None
     metrics: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def add_targets(self, batch: dict[str, np.ndarray]) -> None:
@@ -87,6 +141,7 @@ class _Sums:
         targets = batch[f"{side}_target_tokens"][weights > 0]
         self.counts += np.bincount(targets, minlength=len(self.counts))
         self.tokens += float(weights.sum())
+        self.rows += int(np.count_nonzero(weights.any(axis=1)))
 
     def add_metrics(self, metrics: Any) -> None:
         for name, (total, weight) in (metrics or {}).items():
@@ -95,6 +150,11 @@ class _Sums:
     def add(self, other: "_Sums") -> None:
         self.counts += other.counts
         self.tokens += other.tokens
+        self.rows += other.rows
+        if self.text_bytes is not None and other.text_bytes is not None:
+            self.text_bytes += other.text_bytes
+        else:
+            self.text_bytes = None
         for name, (total, weight) in other.metrics.items():
             self._add(name, total, weight)
 
@@ -113,9 +173,13 @@ class _Sums:
             "perplexity": perplexity(loss),
             "accuracy": values["accuracy"],
             "unigram_entropy": float(-(share * np.log(share)).sum()),
+            **({"bits_per_byte": self._bits(loss) / self.text_bytes} if self.text_bytes else {}),
             "tokens": self.tokens,
             **{name: value for name, value in values.items() if name.startswith("order_")},
         }
+
+    def _bits(self, loss: float) -> float:
+        return loss * self.tokens / math.log(2)
 
 
 def _chosen(text: str, steps: list[int], model_dir: str) -> list[int]:
@@ -160,7 +224,7 @@ def main(argv: list[str]) -> None:
             config = configuration.replace(config, path, value)
 
     from trainer.checkpoint import Checkpoints
-    from trainer.loop import Program
+    from trainer.program import Program
     from trainer.setup import prepare
 
     run = prepare(config, origins)
@@ -180,18 +244,24 @@ def main(argv: list[str]) -> None:
 
 
 def table(results: dict[int, dict[str, dict[str, float]]]) -> str:
-    """A line a checkpoint: step, loss, perplexity, accuracy, nats below the unigram entropy; of a
-    mixture, a line more for each of its tasks."""
-    lines = [f"{'step':>9} {'loss':>8} {'perplexity':>11} {'accuracy':>9} {'below unigram':>14}"]
+    """A line a checkpoint: step, loss, perplexity, accuracy, nats below the unigram entropy,
+    and bits a byte where there are any; of a mixture, a line more for each of its tasks."""
+    headings = f"{'step':>9} {'loss':>8} {'perplexity':>11} {'accuracy':>9} {'below unigram':>14}"
+    coded = any(
+        "bits_per_byte" in one for by_split in results.values() for one in by_split.values()
+    )
+    lines = [headings + f" {'bits/byte':>10}" * coded]
     for step, by_split in results.items():
         for split, result in by_split.items():
             gain = result["unigram_entropy"] - result["loss"]
             shown = result["perplexity"]
-            lines.append(
+            bits = f" {result.get('bits_per_byte', math.nan):>10.4f}" * coded
+            line = (
                 f"{step:>9} {result['loss']:>8.4f} "
                 f"{shown if math.isfinite(shown) else math.inf:>11.2f} "
-                f"{result['accuracy']:>9.4f} {gain:>9.3f} nats {split.partition('/')[2]}".rstrip()
+                f"{result['accuracy']:>9.4f} {gain:>9.3f} nats{bits} {split.partition('/')[2]}"
             )
+            lines.append(line.rstrip())
     return "\n".join(lines)
 
 

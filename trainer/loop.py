@@ -1,97 +1,59 @@
 """The training loop, read from top to bottom."""
 
 import dataclasses
-import math
 import os
 import platform
 import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from tasks import files, progress
 from tasks.command_line import UserError
 from trainer import config as configuration
+from trainer import guard, processes
 from trainer.checkpoint import Checkpoints
+from trainer.chips import peak_flops
+from trainer.config import CheckpointConfig, Config
 from trainer.cost import flops_per_step, parameter_count
 from trainer.evaluate import Evaluator
+from trainer.guard import Guard
 from trainer.metrics import MetricsWriter, means
-from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params
-from trainer.optimizer import learning_rate_schedule, make_optimizer
+from trainer.optimizer import learning_rate_schedule
+from trainer.program import Program
 from trainer.setup import Run
-from trainer.step import (
-    Metrics,
-    TrainState,
-    device_mesh,
-    make_evaluation_step,
-    make_train_step,
-    put_batch,
-    zero_metrics,
-)
+from trainer.step import Metrics, TrainState, put_batch
 
 # What SIGTERM ends with, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
 
 
-class Program:
-    """The compiled parts of a run: mesh, initial state, training and evaluation steps."""
-
-    def __init__(self, run: Run):
-        config = run.config
-        _enable_compilation_cache()
-        self.mesh = device_mesh(config.batch_size)
-        self._spec = model_spec(config.model)
-        self._optimizer = make_optimizer(config.optimizer)
-        self._seed = config.seed
-        self._model = build_model(self._spec)
-        self.train_step = make_train_step(self._model, self._optimizer, config, self.mesh)
-        self.evaluation_step = make_evaluation_step(self._model, config.loss, self.mesh)
-
-    def initial_state(self) -> TrainState:
-        """The state of step 0, a function of the configuration alone."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.jit(self._initial_state, out_shardings=everywhere)()
-
-    def zero_metrics(self) -> Metrics:
-        """The metrics of no step."""
-        return zero_metrics(self._model)
-
-    def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of a state, without computing one."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(self._initial_state),
-        )
-
-    def _initial_state(self) -> TrainState:
-        params = init_params(self._spec, jax.random.key(self._seed))
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=self._optimizer.init(params),
-            metrics=self.zero_metrics(),
-        )
-
-
 class StopRequest:
-    """Becomes true at SIGTERM, which is how clouds and job queues announce a preemption."""
+    """Becomes true at SIGTERM, which is how clouds and job queues announce a preemption.
+
+    Of several processes JAX hears it, for all of them.
+    """
 
     def __init__(self) -> None:
         self.received = False
+        self._alone = jax.process_count() == 1
+
+    def after(self, step: int) -> bool:
+        """Whether the run stops after `step`; every process has to ask."""
+        return processes.stop_agreed(step, self.received)
 
     def __enter__(self) -> "StopRequest":
-        self._before = signal.signal(signal.SIGTERM, self._handle)
+        if self._alone:
+            self._before = signal.signal(signal.SIGTERM, self._handle)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        if self._alone:
+            signal.signal(signal.SIGTERM, self._before)
 
     def _handle(self, *_: Any) -> None:
         self.received = True
@@ -109,10 +71,10 @@ def train(run: Run, origins: dict[str, str]) -> int:
       The exit code: 0 when finished, EXIT_PREEMPTED when SIGTERM came and the state is saved.
 
     Raises:
-      UserError: the run in model_dir has other settings, or the loss is not a number.
+      UserError: the run in model_dir has other settings, or an update must not be made.
     """
     config, last = run.config, run.config.train_steps
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint.keep)
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint)
     first = checkpoints.steps()[-1] if checkpoints.steps() else 0
     if first:
         checkpoints.check_resumable(first, run)
@@ -120,107 +82,221 @@ def train(run: Run, origins: dict[str, str]) -> int:
         print(f"training is finished: checkpoint of step {first} in {config.model_dir}")
         checkpoints.close()
         return 0
-    configuration.save(config, origins)
-    _save_versions(config.model_dir)
+    writer = MetricsWriter(config, first, processes.is_first())
+    if processes.is_first():
+        configuration.save(config, origins)
+        _save_versions(config.model_dir)
 
     program = Program(run)
-    print(consequences(run, len(jax.devices()), first), flush=True)
+    print(consequences(run, program, first), flush=True)
     state = (
         checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
     )
-    batches = run.data.training(first)
+    batches = run.data.training(first, *program.host_part)
     evaluator = (
         Evaluator(run, "validation", program.evaluation_step, program.mesh)
         if config.evaluation.every_steps
         else None
     )
     learning_rate = learning_rate_schedule(config.optimizer)
-    writer = MetricsWriter(config.model_dir, first, config.metrics.tensorboard)
-    speed = Speed(config.batch_size * _positions(run))
+    speed = Speed.of(run)
 
-    def finite(step: int, metrics: Any) -> dict[str, float]:
-        values = means(metrics)
-        if not math.isfinite(values["loss"]):
+    def report(taken: Taken) -> str:
+        _stop_if_refused(taken, state, run, checkpoints)
+        values = means(taken.metrics)
+        skipped = int(taken.guard.skipped)
+        if skipped and not float(taken.metrics["loss"][1]):
             raise UserError(
-                f"the loss is {values['loss']} in the steps up to {step}; the newest checkpoint "
-                f"in {config.model_dir} is from before. Lower --optimizer.learning_rate, or train "
-                "in float32"
+                f"--on_nan=skip left out every update since the last metrics, up to {taken.step}; "
+                f"the newest checkpoint in {config.model_dir} is from before, and --on_nan=stop "
+                "says why"
             )
-        return values
+        if config.on_nan == "skip":
+            values["skipped_updates"] = skipped
+        # Updates left out do not move the schedule.
+        values["learning_rate"] = float(learning_rate(max(0, taken.step - 1 - skipped)))
+        rates = speed.since_last(taken.step)
+        writer.write(taken.step, "train", values, rates)
+        return "  ".join([f"loss {values['loss']:.3f}", *_shown(rates)])
 
-    def report(step: int, metrics: Any) -> str:
-        values = finite(step, metrics)
-        values["learning_rate"] = float(learning_rate(step - 1))
-        writer.write(step, "train", values, speed.since_last(step))
-        return f"loss {values['loss']:.3f}"
-
-    note = ""
+    note, stopping = "", False
     pending = None
-    with StopRequest() as stop, progress.shown("training", last, first) as bar:
+    with (
+        StopRequest() as stop,
+        Profile(config) as profile,
+        progress.shown("training", last, first) as bar,
+    ):
         for step in range(first + 1, last + 1):
-            state = program.train_step(state, put_batch(next(batches), program.mesh))
+            profile.before(step)
+            batch = put_batch(next(batches), program.mesh, config.batch_size)
+            state = program.train_step(state, batch)
+            profile.after(step, state)
             # Metrics are read one step late, when the device already works on the next step.
             if pending:
-                note, pending = report(*pending), None
+                note, pending = report(pending), None
             if due(step, config.metrics.every_steps, last):
-                pending, state = (
-                    (step, state.metrics),
-                    dataclasses.replace(state, metrics=program.zero_metrics()),
-                )
+                pending = Taken(step, state.metrics, jax.tree.map(jnp.copy, state.guard))
+                state = dataclasses.replace(state, metrics=program.zero_metrics())
             evaluating = evaluator and due(step, config.evaluation.every_steps, last)
-            saving = due(step, config.checkpoint.every_steps, last) or stop.received or step == last
-            if pending and (evaluating or saving):
-                note, pending = report(*pending), None
+            stopping = stop.after(step)
+            saving = due(step, config.checkpoint.every_steps, last) or stopping or step == last
+            if evaluating or saving:
+                if pending:
+                    note, pending = report(pending), None
+                _stop_if_refused(Taken(step, state.metrics, state.guard), state, run, checkpoints)
             if evaluating and evaluator:
                 for split, result in evaluator(state.params).items():
                     writer.write(step, split, result)
                     print(
-                        f"step {step}: {note}, {split} loss {result['loss']:.3f} "
+                        f"step {step}: {note.split('  ')[0]}, {split} loss {result['loss']:.3f} "
                         f"(unigram {result['unigram_entropy']:.3f})",
                         flush=True,
                     )
+                    if split == "validation":
+                        saving |= checkpoints.improved(step, result)
                 speed.restart(step)
             if saving:
-                finite(step, state.metrics)
+                begin = time.monotonic()
                 checkpoints.save(step, state, run)
+                speed.blocked += time.monotonic() - begin
             bar.update(step, note)
-            if stop.received:
+            if stopping:
                 break
     checkpoints.close()
     writer.close()
-    if stop.received and step < last:
+    if stopping and step < last:
         print(f"SIGTERM: saved step {step}; run the same command to go on", file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
 
 
+class Taken(NamedTuple):
+    """What is taken out of the state after `step`, to be read later."""
+
+    step: int
+    metrics: Metrics
+    guard: Guard
+
+
+def _stop_if_refused(taken: Taken, state: TrainState, run: Run, checkpoints: Checkpoints) -> None:
+    """Ends the run where an update must not be made; `taken` are metrics that `state` lacks.
+
+    Raises:
+      UserError: the next update must not be made; the state before it is saved.
+    """
+    config = run.config
+    if int(taken.guard.cause) != guard.NONE:
+        held = dataclasses.replace(state, metrics=taken.metrics, guard=guard.released(taken.guard))
+        step = int(held.step)
+        if step and step not in checkpoints.steps():
+            checkpoints.save(step, held, run)
+        checkpoints.close()
+        why = guard.explained(taken.guard, held.params, config.spike_factor)
+        there = f"checkpoint_{step} in {config.model_dir} is" if step else "nothing is saved of"
+        raise UserError(
+            f"update {step + 1} was not made: {why}; {there} the state before it. Lower "
+            "--optimizer.learning_rate, train in float32, or leave such updates out with "
+            "--on_nan=skip"
+        )
+
+
 @dataclasses.dataclass
 class Speed:
-    """Steps and tokens a second since the last report; compilation and evaluation not counted."""
+    """How fast it goes since the last report; compilation and evaluation not counted.
+
+    `peak_flops` is that of all devices, None if nobody knows. `blocked` adds up the seconds that
+    training stood still for checkpoints.
+    """
 
     tokens_per_step: int
+    flops_per_step: int
+    peak_flops: float | None
+    blocked: float = 0.0
     _time: float | None = None
     _step: int = 0
+
+    @classmethod
+    def of(cls, run: Run) -> "Speed":
+        """Of a run on all devices there are."""
+        lengths = run.converter.encoder_length, run.converter.decoder_length
+        peak = peak_flops(jax.devices()[0].device_kind)
+        return cls(
+            run.config.batch_size * sum(lengths),
+            flops_per_step(run.config.model, run.config.batch_size, *lengths),
+            peak and peak * jax.device_count(),
+        )
 
     def restart(self, step: int) -> None:
         """Begins to count at `step`."""
         self._time, self._step = time.monotonic(), step
 
     def since_last(self, step: int) -> dict[str, float]:
-        """Returns the rates since the last call, nothing at the first."""
+        """Returns the rates since the last call, nothing at the first: `steps_per_second`,
+        `tokens_per_second` (positions, of both sides), `mfu`, the share of the peak that
+        `cost.flops_per_step` takes, and `checkpoint_blocking_seconds` if a checkpoint was begun.
+        """
+        blocked, self.blocked = self.blocked, 0.0
+        rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}
         before, self._time = self._time, time.monotonic()
         steps, self._step = step - self._step, step
         if before is None or not steps:
-            return {}
+            return rates
         rate = steps / (self._time - before)
-        return {"steps_per_second": rate, "tokens_per_second": rate * self.tokens_per_step}
+        rates |= {"steps_per_second": rate, "tokens_per_second": rate * self.tokens_per_step}
+        if self.peak_flops:
+            rates["mfu"] = rate * self.flops_per_step / self.peak_flops
+        return rates
 
 
-def _positions(run: Run) -> int:
-    return run.converter.encoder_length + run.converter.decoder_length
+def _shown(rates: dict[str, float]) -> list[str]:
+    """The rates that a progress bar shows."""
+    shown = []
+    if "tokens_per_second" in rates:
+        shown.append(f"{rates['tokens_per_second']:,.0f} tokens/s")
+    if "mfu" in rates:
+        shown.append(f"MFU {rates['mfu']:.1%}")
+    return shown
 
 
-def consequences(run: Run, devices: int, first_step: int) -> str:
+class Profile:
+    """Traces the updates `config.profile_steps` into `model_dir/profile`, for XProf and Perfetto.
+
+    Raises:
+      UserError: at construction, if model_dir is remote, where the profiler cannot write.
+    """
+
+    def __init__(self, config: Config):
+        self._updates = config.profiled
+        self._folder = files.join(config.model_dir, "profile")
+        self._tracing = False
+        if self._updates and files.is_remote(config.model_dir):
+            raise UserError("--profile_steps writes to a local --model_dir only")
+
+    def before(self, step: int) -> None:
+        """Begins at the first of the updates."""
+        if not self._tracing and step in self._updates:
+            jax.profiler.start_trace(files.local_path(self._folder), create_perfetto_trace=True)
+            self._tracing = True
+
+    def after(self, step: int, state: TrainState) -> None:
+        """Ends when the last one is done."""
+        if self._tracing and step == self._updates[-1]:
+            jax.block_until_ready(state)
+            self._end()
+
+    def _end(self) -> None:
+        self._tracing = False
+        jax.profiler.stop_trace()
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._tracing:
+            self._end()
+
+
+def consequences(run: Run, program: Program, first_step: int) -> str:
     """What the configuration means, in a few lines, before the first step."""
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
@@ -233,17 +309,38 @@ def consequences(run: Run, devices: int, first_step: int) -> str:
         (
             "model",
             f"{config.preset}: {parameter_count(config.model):,} parameters, "
-            f"{flops / 1e9:,.1f} GFLOP a step, {config.model.dtype} on {devices} "
-            f"{jax.devices()[0].platform} device(s)",
+            f"{flops / 1e9:,.1f} GFLOP a step, {config.model.dtype}",
         ),
+        program.describe(),
         (
             "this run",
-            f"{restart}, to step {config.train_steps}; a checkpoint every "
-            f"{config.checkpoint.every_steps} steps; killed at any moment, the same command "
-            "goes on from the newest with the same bits",
+            f"{restart}, to step {config.train_steps}; {_saving(config.checkpoint)}; killed at any "
+            "moment, the same command goes on from the newest with the same bits",
         ),
+        ("", _refusing(config)),
     ]
     return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
+
+
+def _saving(policy: CheckpointConfig) -> str:
+    every = f"every {policy.every_steps} steps" if policy.every_steps else "at the end"
+    kept = []
+    if policy.keep:
+        kept.append(f"the newest {policy.keep}")
+    if policy.keep and policy.keep_every_steps:
+        kept.append(f"those of each {policy.keep_every_steps} steps")
+    if policy.keep and policy.best_metric:
+        kept.append(f"the one of the best {policy.best_metric}")
+    return f"a checkpoint {every}, kept are {' and '.join(kept) or 'all'}"
+
+
+def _refusing(config: Config) -> str:
+    what = "an update that is not finite"
+    if config.spike_factor:
+        what += f" or whose loss is above {config.spike_factor:g} times the mean"
+    if config.on_nan == "skip":
+        return f"{what} is left out and counted"
+    return f"{what} is not made: the run stops and saves the state before it"
 
 
 def _save_versions(model_dir: str) -> None:
@@ -266,10 +363,3 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _enable_compilation_cache() -> None:
-    """Keeps compiled programs between runs, so that a restart is at its first step in seconds."""
-    default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", default)

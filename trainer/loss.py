@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,26 +19,52 @@ from trainer.model.transformer import Batch, Encoder, Predictions, Transformer
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
+class Scale(NamedTuple):
+    """What sums over a batch are divided by: scalars that depend on no parameter.
+
+    `divisor` is the normaliser's, of the sum over tokens. `weight` is the sum of the tokens'
+    weights and `rows` the number of rows with tokens; only the loss of rows needs them.
+    """
+
+    divisor: jax.Array | float
+    weight: jax.Array | float
+    rows: jax.Array | float
+
+
 class ModelLoss(NamedTuple):
     """The loss of a kind of model.
 
     `of_batch` maps (output of the model, batch, LossConfig) to (the scalar to differentiate,
-    metrics), `metrics` are the names of the latter.
+    metrics), `metrics` are the names of the latter. `scale` maps (batch, LossConfig) to a Scale,
+    which may be given to `of_batch`, last: with the scale of a whole batch, the losses of the parts
+    that its rows are divided into add up to its loss.
     """
 
-    of_batch: Callable[[Any, Batch, LossConfig], tuple[jax.Array, Metrics]]
+    of_batch: Callable[..., tuple[jax.Array, Metrics]]
     metrics: tuple[str, ...]
+    scale: Callable[[Batch, LossConfig], Scale]
+
+
+def decoder_scale(batch: Batch, config: LossConfig) -> Scale:
+    """The scale of `decoder_loss`."""
+    return _side_scale(batch, "decoder", config)
 
 
 def decoder_loss(
-    logits_BLV: jax.Array, batch: Batch, config: LossConfig
+    logits_BLV: jax.Array, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """`loss_and_metrics` of the decoder's features."""
-    return _side_loss(logits_BLV, batch, "decoder", config)
+    """`loss_and_metrics` of the decoder's features; `scale` None is the batch's own."""
+    scale = scale or decoder_scale(batch, config)
+    return _side_loss(logits_BLV, batch, "decoder", config, scale)
+
+
+def encoder_scale(batch: Batch, config: LossConfig) -> Scale:
+    """The scale of `encoder_loss`."""
+    return _side_scale(batch, "encoder", config)
 
 
 def encoder_loss(
-    predictions: Predictions, batch: Batch, config: LossConfig
+    predictions: Predictions, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
     """`loss_and_metrics` of the encoder's features, plus the loss of the order of sentences.
 
@@ -48,26 +74,24 @@ def encoder_loss(
     batch no row has one.
 
     Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows; the others are of tokens
-    alone.
+    alone. `scale` None is the batch's own.
 
     Source: google-research/bert, `run_pretraining.py`.
     """
-    loss, metrics = _side_loss(predictions.logits_BLV, batch, "encoder", config)
+    scale = scale or encoder_scale(batch, config)
+    loss, metrics = _side_loss(predictions.logits_BLV, batch, "encoder", config, scale)
     order_B = batch.get("sentence_order")
     if order_B is None:
         none = jnp.zeros((), jnp.float32)
         return loss, {**metrics, "order_loss": (none, none), "order_accuracy": (none, none)}
-    has_tokens_B = jnp.any(batch["encoder_input_tokens"] > 0, axis=-1).astype(jnp.float32)
+    has_tokens_B = _has_tokens(batch)
     log_probabilities_BC = jax.nn.log_softmax(predictions.row_logits_BC)
     picked_B = jnp.arange(log_probabilities_BC.shape[-1]) == order_B[:, None]
     order_loss_B = -jnp.sum(jnp.where(picked_B, log_probabilities_BC, 0.0), axis=-1)
     correct_B = jnp.argmax(log_probabilities_BC, axis=-1) == order_B
     rows, total = jnp.sum(has_tokens_B), jnp.sum(order_loss_B * has_tokens_B)
 
-    weights_BL, divisor = _normalise(
-        batch["encoder_loss_weights"].astype(jnp.float32), config, batch.get("encoder_segment_ids")
-    )
-    loss += jnp.sum(weights_BL) / divisor * total / jnp.maximum(rows, 1.0)
+    loss += scale.weight / scale.divisor * total / jnp.maximum(scale.rows, 1.0)
     order_metrics = {
         "order_loss": (total, rows),
         "order_accuracy": (jnp.sum(correct_B * has_tokens_B), rows),
@@ -75,8 +99,20 @@ def encoder_loss(
     return loss, {**metrics, **jax.lax.stop_gradient(order_metrics)}
 
 
+def _has_tokens(batch: Batch) -> jax.Array:
+    return jnp.any(batch["encoder_input_tokens"] > 0, axis=-1).astype(jnp.float32)
+
+
+def _side_scale(batch: Batch, side: str, config: LossConfig) -> Scale:
+    weights_BL, divisor = _normalise(
+        batch[f"{side}_loss_weights"].astype(jnp.float32), config, batch.get(f"{side}_segment_ids")
+    )
+    rows = jnp.sum(_has_tokens(batch)) if side == "encoder" else 0.0
+    return Scale(divisor, jnp.sum(weights_BL), rows)
+
+
 def _side_loss(
-    logits_BLV: jax.Array, batch: Batch, side: str, config: LossConfig
+    logits_BLV: jax.Array, batch: Batch, side: str, config: LossConfig, scale: Scale
 ) -> tuple[jax.Array, Metrics]:
     return loss_and_metrics(
         logits_BLV,
@@ -84,6 +120,7 @@ def _side_loss(
         batch[f"{side}_loss_weights"],
         config,
         batch.get(f"{side}_segment_ids"),
+        scale.divisor,
     )
 
 
@@ -91,8 +128,9 @@ def model_loss(model: Transformer | Encoder) -> ModelLoss:
     """The loss that goes with what `model` puts out."""
     token_metrics = ("loss", "z_loss", "accuracy")
     if isinstance(model, Encoder):
-        return ModelLoss(encoder_loss, (*token_metrics, "order_loss", "order_accuracy"))
-    return ModelLoss(decoder_loss, token_metrics)
+        names = (*token_metrics, "order_loss", "order_accuracy")
+        return ModelLoss(encoder_loss, names, encoder_scale)
+    return ModelLoss(decoder_loss, token_metrics, decoder_scale)
 
 
 def loss_and_metrics(
@@ -101,12 +139,14 @@ def loss_and_metrics(
     weights_BL: jax.Array,
     config: LossConfig,
     segment_ids_BL: jax.Array | None = None,
+    divisor: jax.Array | float | None = None,
 ) -> tuple[jax.Array, Metrics]:
     """The scalar to differentiate, and metrics as float32 (sum, weight) pairs.
 
     `targets_BL` are int token ids, `weights_BL` what each position counts for (0: not at all).
     `segment_ids_BL` says which sequences share a row, 0 none; only "average_per_sequence" reads
-    it, and takes a row for one sequence without it.
+    it, and takes a row for one sequence without it. `divisor` None is what the normaliser makes of
+    these weights; of a part of a batch it is that of the whole.
 
     Metrics, all weighted by `weights_BL` and none touched by the normaliser:
     `loss`, cross entropy in nats, without z-loss; `z_loss`; `accuracy`, targets ranked first.
@@ -130,7 +170,8 @@ def loss_and_metrics(
         # The entropy of the smoothed target: subtracted, a perfect model's loss is 0.
         loss_BL -= -confidence * math.log(confidence) - config.label_smoothing * math.log(rest)
 
-    loss_weights_BL, divisor = _normalise(weights_BL, config, segment_ids_BL)
+    loss_weights_BL, own_divisor = _normalise(weights_BL, config, segment_ids_BL)
+    divisor = own_divisor if divisor is None else divisor
     loss = jnp.sum((loss_BL + z_loss_BL) * loss_weights_BL) / divisor
 
     weight = jnp.sum(weights_BL)

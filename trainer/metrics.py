@@ -1,31 +1,47 @@
-"""Where numbers go: JSON lines and TensorBoard."""
+"""Where numbers go: JSON lines, TensorBoard and, when asked, Weights & Biases."""
 
+import dataclasses
 import json
 import math
+import uuid
 from typing import Any
 
 from tasks import files
+from tasks.command_line import UserError
+from trainer.config import Config
 
 METRICS_FILE = "metrics.jsonl"
+WANDB_FILE = "wandb.json"
 
 
 class MetricsWriter:
-    """Writes `metrics.jsonl`, one object a line, and TensorBoard events beside it.
+    """Writes `metrics.jsonl`, one object a line, TensorBoard events beside it, and more if asked.
 
     A line is {"step", "split", "metrics": {...}} and, for training, "speed": {...}; everything but
     "speed" is a function of the configuration. Lines of steps after `resume_step`, left by a run
-    that was killed, are removed first.
+    that was killed, are removed first. Unless it is `writing`, it does nothing at all: of several
+    processes one writes.
+
+    Raises:
+      UserError: Weights & Biases is asked for and does not start.
     """
 
-    def __init__(self, model_dir: str, resume_step: int, tensorboard: bool):
+    def __init__(self, config: Config, resume_step: int, writing: bool = True):
+        model_dir = config.model_dir
+        self._writing = writing
+        self._wandb: Any = None
+        self._boards: dict[str, Any] = {}
+        if not writing:
+            return
+        if config.metrics.wandb:
+            self._wandb = _start_wandb(config)
         self._path = files.join(model_dir, METRICS_FILE)
         self._lines = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
         self._local = not files.is_remote(model_dir)
         self._rewrite()
-        self._boards: dict[str, Any] = {}
         self._board_folder = (
             files.join(files.local_path(model_dir), "tensorboard")
-            if tensorboard and self._local
+            if config.metrics.tensorboard and self._local
             else None
         )
         self._resume_step = resume_step
@@ -38,6 +54,8 @@ class MetricsWriter:
         speed: dict[str, float] | None = None,
     ) -> None:
         """Appends the metrics of a split after `step` updates."""
+        if not self._writing:
+            return
         line: dict[str, Any] = {"step": step, "split": split, "metrics": metrics}
         if speed is not None:
             line["speed"] = speed
@@ -47,16 +65,23 @@ class MetricsWriter:
                 file.write(json.dumps(line) + "\n")
         else:
             self._rewrite()
+        values = {**metrics, **(speed or {})}
         if self._board_folder:
             board = self._board(split)
-            for name, value in {**metrics, **(speed or {})}.items():
+            for name, value in values.items():
                 board.add_scalar(name, value, step)
             board.flush()
+        if self._wandb:
+            self._wandb.log(
+                {"step": step, **{f"{split}/{name}": value for name, value in values.items()}}
+            )
 
     def close(self) -> None:
-        """Closes the TensorBoard files."""
+        """Closes the TensorBoard files and hands the last numbers to Weights & Biases."""
         for board in self._boards.values():
             board.close()
+        if self._wandb:
+            self._wandb.finish()
 
     def _rewrite(self) -> None:
         text = "".join(json.dumps(line) + "\n" for line in self._lines)
@@ -70,6 +95,32 @@ class MetricsWriter:
                 f"{self._board_folder}/{split}", purge_step=self._resume_step + 1
             )
         return self._boards[split]
+
+
+def _start_wandb(config: Config) -> Any:
+    """The run of Weights & Biases that belongs to the model directory, the same when resumed."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError(
+            f"--metrics.wandb={config.metrics.wandb} needs Weights & Biases: pip install wandb"
+        ) from error
+    path = files.join(config.model_dir, WANDB_FILE)
+    if not files.exists(path):
+        files.write_json(path, {"id": uuid.uuid4().hex[:16]})
+    try:
+        run = wandb.init(
+            project=config.metrics.wandb,
+            id=files.read_json(path)["id"],
+            resume="allow",
+            dir=None if files.is_remote(config.model_dir) else files.local_path(config.model_dir),
+            config=dataclasses.asdict(config),
+        )
+    except wandb.Error as error:
+        raise UserError(f"Weights & Biases does not start: {error}") from error
+    # Their own count of steps refuses those that a resumed run writes once more.
+    run.define_metric("*", step_metric="step")
+    return run
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def summary(config, lines: list[dict]) -> str:
     """The run in a few lines."""
     train, validation = _last(lines, "train"), _last(lines, "validation")
     result = validation["metrics"]
-    rate = train.get("speed", {}).get("tokens_per_second")
+    speed = train.get("speed", {})
     rows = [
         ("preset", config.preset),
         ("task", config.task),
@@ -74,10 +74,38 @@ def summary(config, lines: list[dict]) -> str:
             f"{result['unigram_entropy'] - result['loss']:.3f} above the loss",
         ),
     ]
-    if rate:
-        rows.append(("speed", f"{rate:,.0f} positions/s"))
+    if "bits_per_byte" in result:
+        rows.append(("bits a byte", f"{result['bits_per_byte']:.4f} of the validation text"))
+    if "skipped_updates" in train["metrics"]:
+        rows.append(
+            ("left out", f"{train['metrics']['skipped_updates']:,} updates (--on_nan=skip)")
+        )
+    if "tokens_per_second" in speed:
+        rate = f"{speed['tokens_per_second']:,.0f} positions/s"
+        if "mfu" in speed:
+            rate += f", {speed['mfu']:.1%} of the peak (MFU)"
+        rows.append(("speed", rate))
+    blocked = _blocked(lines)
+    if blocked:
+        rows.append(("checkpoints", blocked))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _blocked(lines: list[dict]) -> str:
+    """How long training stood still for checkpoints, and what share of the time that is."""
+    blocked, seconds, before = 0.0, 0.0, None
+    for line in lines:
+        if line["split"] != "train":
+            continue
+        speed = line.get("speed", {})
+        if before is not None and "steps_per_second" in speed:
+            seconds += (line["step"] - before) / speed["steps_per_second"]
+            blocked += speed.get("checkpoint_blocking_seconds", 0.0)
+        before = line["step"]
+    if not blocked:
+        return ""
+    return f"training stood still for {blocked:.2f} s, {blocked / seconds:.2%} of its time"
 
 
 def main(argv: list[str]) -> None:

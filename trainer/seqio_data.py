@@ -73,11 +73,15 @@ class SeqioData:
             tasks = getattr(self._mixture, "tasks", [self._mixture])
             self._cached = all(task.cache_dir for task in tasks)
 
-    def training(self, first_step: int) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, … without end."""
+    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, … without end, or a host's rows
+        of them; every host reads them whole, which alone keeps them what one host would read."""
         dataset = self._dataset("train", shuffle=True, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
-        return batches.prefetch(self._config.data.prefetch).as_numpy_iterator()
+        size = self._config.batch_size // hosts
+        part = slice(host * size, (host + 1) * size)
+        for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
+            yield {name: array[part] for name, array in batch.items()}
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """The rows of a split once, in order, the last batch filled up with padding.

@@ -10,6 +10,7 @@ from trainer import features
 from trainer.config import Config
 from trainer.data import CachedData, Data, mixtures_of, open_cache
 from trainer.features import Converter
+from trainer.mesh_config import check_dimensions
 
 SEQIO = "seqio:"
 
@@ -41,7 +42,7 @@ def prepare(config: Config, origins: dict[str, str]) -> Run:
     for name in ("task", "model_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
-    for name, least in (("train_steps", 1), ("batch_size", 1)):
+    for name, least in (("train_steps", 1), ("batch_size", 1), ("microbatches", 1)):
         if getattr(config, name) < least:
             raise UserError(f"--{name}={getattr(config, name)}: must be at least {least}")
     data = _seqio_data if config.task.startswith(SEQIO) else _cached_data
@@ -61,6 +62,7 @@ def _cached_data(config: Config, origins: dict[str, str]) -> Run:
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     _check_positions(config, lengths.inputs)
     converter = features.converter(config.model, lengths)
+    _check_mesh(config)
     return Run(config, CachedData(config, tasks, converter), converter)
 
 
@@ -80,6 +82,7 @@ def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
     data = SeqioData(config, config.task.removeprefix(SEQIO))
     where = f"the vocabulary of {config.task}"
     config = _imply_vocabulary(config, origins, data.vocab_size, "vocabulary of the task", where)
+    _check_mesh(config)
     return Run(config, data, features.converter(config.model, data.lengths))
 
 
@@ -99,6 +102,12 @@ def _check_task(task: TaskSpec, config: Config) -> None:
         f"preset {config.preset} cannot train on task {task.name}, whose examples are {made_of}: "
         f"choose {fitting} or another task"
     )
+
+
+def _check_mesh(config: Config) -> None:
+    """What can be known without counting devices."""
+    sizes, rules = config.mesh.planned(), config.mesh.rules
+    check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
 
 
 def _check_positions(config: Config, inputs: int) -> None:

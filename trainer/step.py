@@ -7,15 +7,16 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from tasks.command_line import UserError
 from trainer.config import Config, LossConfig
 from trainer.features import FILLING
-from trainer.loss import model_loss
+from trainer.guard import Guard, checked, new_guard
+from trainer.loss import Scale, model_loss
 from trainer.model.transformer import Encoder, Transformer
+from trainer.sharding import put_batch as put_batch
+from trainer.sharding import replicated, rows
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 Batch = dict[str, Any]
@@ -26,13 +27,15 @@ class TrainState:
     """Everything a checkpoint holds.
 
     `step` int32 scalar: updates made. `metrics`: (sum, weight) float32 scalars summed since they
-    were last written out, part of the state so that a resumed run writes the same numbers.
+    were last written out, part of the state so that a resumed run writes the same numbers. `guard`:
+    what is remembered of updates that must not be made.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
     metrics: Metrics
+    guard: Guard = flax.struct.field(default_factory=new_guard)
 
 
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
@@ -43,50 +46,29 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
 
-def device_mesh(batch_size: int) -> Mesh:
-    """All devices on one axis, "data".
-
-    Raises:
-      UserError: the batch does not divide among them.
-    """
-    devices = jax.devices()
-    if batch_size % len(devices):
-        raise UserError(f"batch_size {batch_size} does not divide among {len(devices)} devices")
-    return Mesh(np.array(devices), ("data",))
-
-
-def put_batch(batch: Batch, mesh: Mesh) -> Batch:
-    """Moves a batch to the devices, its rows divided among them."""
-    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
-
-
 def make_train_step(
     model: Transformer | Encoder,
     optimizer: optax.GradientTransformation,
     config: Config,
     mesh: Mesh,
+    state_shardings: TrainState,
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """Returns the jitted update; it takes over the memory of the state it is given."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    rows = NamedSharding(mesh, PartitionSpec("data"))
-    of_batch = model_loss(model).of_batch
+    """Returns the jitted update; it takes over the memory of the state it is given.
 
-    def loss_of(params, batch: Batch, dropout_key):
-        output = model.apply(
-            {"params": params},
-            batch,
-            deterministic=config.model.dropout_rate == 0.0,
-            rngs={"dropout": dropout_key},
-        )
-        return of_batch(output, batch, config.loss)
+    `state_shardings` says where each array of the state is, before and after.
+    """
+    gradients_of = make_gradients(model, config)
 
-    @partial(jax.jit, donate_argnums=0, in_shardings=(replicated, rows), out_shardings=replicated)
+    @partial(
+        jax.jit,
+        donate_argnums=0,
+        in_shardings=(state_shardings, rows(mesh)),
+        out_shardings=state_shardings,
+    )
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         # Keyed by the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        (_, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(
-            state.params, batch, dropout_key
-        )
+        gradients, metrics = gradients_of(state.params, batch, dropout_key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
             **metrics,
@@ -97,7 +79,7 @@ def make_train_step(
                 if feature in batch
             },
         }
-        return TrainState(
+        after = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -106,19 +88,62 @@ def make_train_step(
                 for name, (total, weight) in metrics.items()
             },
         )
+        return checked(state, after, gradients, metrics["loss"], config)
 
     return train_step
 
 
+def make_gradients(
+    model: Transformer | Encoder, config: Config
+) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
+    """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
+
+    With `config.microbatches` above 1 the model sees that many parts of the batch, one after the
+    other, and gradients and metrics are float32 sums over them. What the loss divides by is taken
+    over the whole batch beforehand, so that the parts' losses add up to the batch's, however their
+    tokens are spread. Part i has the dropout key `fold_in(key, i)`.
+    """
+    loss, count = model_loss(model), config.microbatches
+
+    def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
+        output = model.apply(
+            {"params": params},
+            batch,
+            deterministic=config.model.dropout_rate == 0.0,
+            rngs={"dropout": dropout_key},
+        )
+        return loss.of_batch(output, batch, config.loss, scale)
+
+    gradient = jax.grad(loss_of, has_aux=True)
+
+    def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:
+        scale = loss.scale(batch, config.loss)
+        if count == 1:
+            return gradient(params, batch, scale, dropout_key)
+
+        def add(sums: tuple[Any, Metrics], part: tuple[jax.Array, Batch]):
+            number, rows_of_part = part
+            key = jax.random.fold_in(dropout_key, number)
+            return jax.tree.map(jnp.add, sums, gradient(params, rows_of_part, scale, key)), None
+
+        # Part i is each `count`-th row from i on: every device keeps the rows that it has.
+        parts = jax.tree.map(
+            lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+        zeros = {name: (jnp.zeros(()), jnp.zeros(())) for name in loss.metrics}
+        start = (jax.tree.map(jnp.zeros_like, params), zeros)
+        return jax.lax.scan(add, start, (jnp.arange(count), parts))[0]
+
+    return gradients_of
+
+
 def make_evaluation_step(
-    model: Transformer | Encoder, loss: LossConfig, mesh: Mesh
+    model: Transformer | Encoder, loss: LossConfig, mesh: Mesh, params_shardings: Any
 ) -> Callable[[Any, Batch], Metrics]:
     """Returns the jitted (params, batch) -> metrics, without dropout."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    rows = NamedSharding(mesh, PartitionSpec("data"))
     of_batch = model_loss(model).of_batch
 
-    @partial(jax.jit, in_shardings=(replicated, rows), out_shardings=replicated)
+    @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
         output = model.apply({"params": params}, batch, deterministic=True)
         return of_batch(output, batch, loss)[1]

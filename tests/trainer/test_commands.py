@@ -1,5 +1,7 @@
 """The trainer's commands as a user runs them: real processes, SIGKILL, SIGTERM, wrong flags."""
 
+import gzip
+import importlib.util
 import json
 import os
 import pathlib
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -56,8 +59,6 @@ def state(model_dir, step=STEPS):
 
 
 def assert_same_state(one, other):
-    import jax
-
     left, right = jax.tree.leaves(one), jax.tree.leaves(other)
     assert len(left) == len(right) > 100
     assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
@@ -73,7 +74,7 @@ def curve(model_dir):
 def finished(text_cache, tmp_path_factory):
     """The model directory of a run that nothing disturbed."""
     model_dir = tmp_path_factory.mktemp("finished") / "model"
-    result = run(pretrain(text_cache, model_dir))
+    result = run(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
     assert result.returncode == 0, result.stderr
     return model_dir
 
@@ -99,6 +100,12 @@ def test_a_run_writes_what_it_should(finished):
     origins = json.loads((finished / "config.json").read_text())["origins"]
     assert origins["model.vocab_size"] == "vocabulary of the cache"
     assert list((finished / "tensorboard" / "train").iterdir())
+    (trace,) = (finished / "profile").rglob("perfetto_trace.json.gz")
+    with gzip.open(trace) as file:
+        assert json.load(file)["traceEvents"]
+    speeds = [line["speed"] for line in lines if line["split"] == "train"]
+    assert all("tokens_per_second" in speed for speed in speeds[1:])
+    assert all(speed["checkpoint_blocking_seconds"] > 0 for speed in speeds[:-1])
 
 
 def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, tmp_path):
@@ -164,6 +171,7 @@ def test_the_report_draws_the_curve(finished):
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000
     assert "validation loss" in result.stdout
+    assert "training stood still for" in result.stdout
 
 
 def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
@@ -172,6 +180,21 @@ def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
     assert "# preset t5_1_1_tiny" in result.stdout
     assert "# vocabulary of the cache" in result.stdout
     assert not (tmp_path / "model").exists()
+
+
+def test_a_run_of_no_numbers_stops_with_the_state_before(text_cache, tmp_path):
+    model_dir = tmp_path / "model"
+    result = run(pretrain(text_cache, model_dir, "--optimizer.learning_rate=1e36"))
+    assert_one_line(result, "update 2 was not made", "gradients/", "checkpoint_1", "--on_nan=skip")
+    assert (model_dir / "checkpoint_1").exists()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state(model_dir, 1)["params"]))
+
+
+def test_weights_and_biases_are_asked_for_by_name(text_cache, tmp_path):
+    if importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed")
+    result = run(pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"))
+    assert_one_line(result, "pip install wandb")
 
 
 def test_a_full_disk_is_named(text_cache, tmp_path):
@@ -209,6 +232,11 @@ WRONG = {
     "vocabulary too small": (["--model.vocab_size=128"], "700 ids"),
     "no step": (["--train_steps=0"], "at least 1"),
     "another seed": (["--seed=5"], "seed was 0, is 5"),
+    "best of no evaluation": (
+        ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"],
+        "needs evaluations",
+    ),
+    "neither stop nor skip": (["--on_nan=go"], "stop or skip"),
     "a file in the way": (["--model_dir=setup.py/model"], "file"),
 }
 

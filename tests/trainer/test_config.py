@@ -1,17 +1,19 @@
 """Typed configuration: overrides, origins, and what may change between resumes."""
 
 import dataclasses
+import itertools
 
 import pytest
 
 from tasks.command_line import UserError
 from trainer import config as configuration
+from trainer.optimizer_config import OPTIMIZER_PRESETS, OptimizerConfig
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
 
-def build(*flags):
-    return build_config("t5_1_1_small", list(flags))
+def build(*flags, **kwargs):
+    return build_config("t5_1_1_small", list(flags), **kwargs)
 
 
 def test_flags_set_typed_fields_and_their_origin():
@@ -51,6 +53,14 @@ def test_flags_set_typed_fields_and_their_origin():
         ("--optimizer.schedule=constnat", "constnat"),
         ("--batch_size", "needs a value"),
         ("train_steps=7", "unknown flag"),
+        ("--on_nan=go", "stop or skip"),
+        ("--spike_factor=0.5", "above 1"),
+        ("--profile_steps=20", "as 10:20"),
+        ("--profile_steps=20:10", "as 10:20"),
+        ("--checkpoint.best_metric=los", "one of loss, perplexity"),
+        ("--checkpoint.keep=0", "1 or more"),
+        ("--evaluation.every_steps=-1", "0 or more"),
+        ("--metrics.every_steps=0", "1 or more"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(flag, says):
@@ -58,9 +68,48 @@ def test_wrong_flags_are_refused_by_name(flag, says):
         build(flag)
 
 
+def test_flags_are_checked_together_in_any_order():
+    flags = ["--optimizer.learning_rate=0.01", "--optimizer.name=adamw", "--optimizer.beta2=0.95"]
+    for ordered in itertools.permutations(flags):
+        config, _ = build(*ordered)
+        assert config.optimizer == OptimizerConfig("adamw", learning_rate=0.01, beta2=0.95)
+    with pytest.raises(UserError, match="beta2"):
+        build("--optimizer.beta2=0.95")
+    both = ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"]
+    for ordered in itertools.permutations(both):
+        with pytest.raises(UserError, match="needs evaluations"):
+            build(*ordered)
+    assert build("--seed=1", "--seed=2")[0].seed == 2
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
+def test_recipes_of_optimizers_say_where_they_come_from(name):
+    config, origins = build(optimizer_preset=name)
+    assert config.optimizer == OPTIMIZER_PRESETS[name]
+    assert origins["optimizer.learning_rate"] == f"optimizer preset {name}"
+    longer, origins = build("--optimizer.warmup_steps=7", optimizer_preset=name)
+    assert longer.optimizer == dataclasses.replace(OPTIMIZER_PRESETS[name], warmup_steps=7)
+    assert origins["optimizer.warmup_steps"] == "command line"
+
+
+def test_nanot5_clips_the_gradient_of_the_mean_loss():
+    config, origins = build(optimizer_preset="nanot5")
+    assert config.loss.normalizer == "num_real_target_tokens"
+    assert origins["loss.normalizer"] == "optimizer preset nanot5"
+    own, _ = build("--loss.normalizer=sum", optimizer_preset="nanot5")
+    assert own.loss.normalizer == "sum"
+
+
+def test_updates_to_trace_are_both_named():
+    assert build("--profile_steps=10:20")[0].profiled == range(10, 21)
+    assert not build()[0].profiled
+
+
 def test_unknown_presets_suggest_the_nearest():
     with pytest.raises(UserError, match="t5_1_1_small"):
         build_config("t5_1_1_smal", [])
+    with pytest.raises(UserError, match="did you mean nanot5"):
+        build(optimizer_preset="nanot")
 
 
 def test_config_survives_its_file(tmp_path):
@@ -79,9 +128,15 @@ def test_fields_of_another_version_are_refused(tmp_path):
 
 
 def test_only_what_changes_no_parameter_may_change_on_resume():
-    before, _ = build()
+    before, _ = build("--optimizer.learning_rate=0.5")
     harmless, _ = build(
+        "--optimizer.learning_rate=0.5",
         "--train_steps=9",
+        "--on_nan=skip",
+        "--spike_factor=3",
+        "--profile_steps=1:2",
+        "--checkpoint.best_metric=loss",
+        "--metrics.wandb=project",
         "--model_dir=x",
         "--cache_dir=y",
         "--checkpoint.keep=1",
@@ -89,15 +144,19 @@ def test_only_what_changes_no_parameter_may_change_on_resume():
         "--metrics.every_steps=3",
     )
     assert configuration.changes(before, harmless, 5) == []
-    for path, value in configuration.leaves(before):
-        if path.startswith(configuration.RESUMABLE_CHANGES):
-            continue
-        if isinstance(value, float) and path == "optimizer.learning_rate":
-            changed = configuration.replace(before, path, value + 1)
-            says = f"{path} was {value}, is {value + 1}"
-            assert configuration.changes(before, changed, 5) == [says]
-    seeded = dataclasses.replace(before, seed=5)
-    assert configuration.changes(before, seeded, 5) == ["seed was 0, is 5"]
+    for path, value in {
+        "seed": 5,
+        "batch_size": 4,
+        "optimizer.learning_rate": 1.5,
+        "optimizer.warmup_steps": 7,
+        "loss.z_loss": 0.5,
+        "model.dropout_rate": 0.5,
+        "data.shuffle": "block",
+        "lengths.inputs": 64,
+    }.items():
+        was = dict(configuration.leaves(before))[path]
+        changed = configuration.replace(before, path, value)
+        assert configuration.changes(before, changed, 5) == [f"{path} was {was}, is {value}"]
 
 
 def test_only_the_schedule_that_lies_ahead_may_change_on_resume():

@@ -10,6 +10,7 @@ ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu")
 # The keys of `spec.POSITIONS`.
 POSITION_NAMES = ("absolute", "relative", "rotary")
 DTYPES = ("float32", "bfloat16")
+REMATS = ("none", "dots", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,15 @@ class ModelConfig:
 
     `position`, one of POSITION_NAMES, is a choice of the encoder-only families alone, "absolute"
     if None; T5's is relative. `max_positions` is the size of its table if "absolute".
+
+    `scan_layers`: one layer is compiled and run for all, so that compiling takes the same time
+    however many there are. Initial parameters and results are those of the model without, under
+    the names and shapes of `trainer.model.layers.stack_layers`; dropout draws other units.
+
+    `remat` says what is kept of a layer's forward pass for the backward pass, which computes the
+    rest once more; results are the same. "none": all is kept. "dots": outputs of products with
+    kernels; attention, norms and activations are computed again. "full": the layer's input alone,
+    for a third more operations.
 
     Raises:
         ValueError: at construction, naming the field, if a value makes no sense.
@@ -42,6 +52,8 @@ class ModelConfig:
     mlp_activations: tuple[str, ...] | None = None
     position: str | None = None
     max_positions: int = 512
+    scan_layers: bool = False
+    remat: str = "none"
 
     @property
     def architecture(self) -> str:
@@ -53,6 +65,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _require(self.family in FAMILY_NAMES, "family", self.family, _one_of(FAMILY_NAMES))
         _require(self.dtype in DTYPES, "dtype", self.dtype, _one_of(DTYPES))
+        _require(self.remat in REMATS, "remat", self.remat, _one_of(REMATS))
         for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for stack, alone in (("encoder", "decoder"), ("decoder", "encoder")):

@@ -22,7 +22,7 @@ class Shared:
 
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
     products; parameters are float32 always. `dense_bias`: projections inside layers and heads
-    add a bias.
+    add a bias. `scan_layers` and `remat` are `ModelConfig`'s.
     """
 
     emb_dim: int
@@ -32,6 +32,8 @@ class Shared:
     parametrisation: Parametrisation
     dense_bias: bool = False
     broadcast_dropout: bool = True
+    scan_layers: bool = False
+    remat: str = "none"
 
     def dense(
         self,

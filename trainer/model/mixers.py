@@ -21,6 +21,33 @@ from trainer.model.positions import Positions, rotate
 MASKED_LOGIT = -1e10
 
 
+@jax.custom_vjp
+def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
+    """The sum. On a CPU the gradient of the bias is a product with ones.
+
+    XLA's own sum over the leading axis of [B, H, L, S] takes 5 ns an element there: 7 % of the
+    forward and backward pass of T5 1.1 small at 512 positions, the product 2 %.
+    """
+    return logits_BHLS + bias_HLS
+
+
+def _add_bias_forward(logits_BHLS, bias_HLS):
+    return logits_BHLS + bias_HLS, None
+
+
+def _add_bias_backward(_, gradient_BHLS):
+    ones_B = jnp.ones(gradient_BHLS.shape[0], gradient_BHLS.dtype)
+    bias_gradient_HLS = jax.lax.platform_dependent(
+        gradient_BHLS,
+        cpu=lambda x_BHLS: jnp.einsum("b,bhls->hls", ones_B, x_BHLS),
+        default=lambda x_BHLS: jnp.sum(x_BHLS, axis=0),
+    )
+    return gradient_BHLS, bias_gradient_HLS
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
 class Mixer(Protocol):
     """The mixer slot. Its module maps (x_BLD, source_BSD, mask_BLS, positions) to [B, L, D]."""
 
@@ -79,7 +106,7 @@ class _DotProductAttention(nn.Module):
 
         logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
         if positions.bias_HLS is not None:
-            logits_BHLS += positions.bias_HLS
+            logits_BHLS = add_bias(logits_BHLS, positions.bias_HLS)
         logits_BHLS *= parametrisation.attention_scale(head_dim)
         logits_BHLS = jnp.where(mask_BLS[:, None], logits_BHLS, MASKED_LOGIT)
         weights_BHLS = jax.nn.softmax(logits_BHLS).astype(dtype)

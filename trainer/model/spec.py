@@ -58,7 +58,8 @@ class StackSpec:
     """A stack of layers and what they share.
 
     `cross_mask` is set where layers have a `cross_mixer`; `logits` is None in an encoder.
-    `output_dropout`: units of the last states are dropped too, as in T5.
+    `output_dropout`: units of the last states are dropped too, as in T5. Layers must be equal
+    where a scan runs them.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -207,6 +208,8 @@ def _shared(config: ModelConfig) -> Shared:
         dtype=config.dtype,
         dropout_rate=config.dropout_rate,
         parametrisation=StandardParametrisation(),
+        scan_layers=config.scan_layers,
+        remat=config.remat,
     )
 
 

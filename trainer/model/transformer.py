@@ -6,6 +6,7 @@ Dimensions: B batch, L query length, S key length, D model, H heads, V vocabular
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from flax import linen as nn
 
 from trainer.model.dense import Shared
 from trainer.model.embedding import RowClassifier, TokenEmbedder
+from trainer.model.layers import rematerialised, scan, stack_axes_names, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows
 from trainer.model.norms import Sublayer
 from trainer.model.positions import Positions
@@ -118,7 +120,7 @@ class Stack(nn.Module):
         cross_mask_BLS = None
         if spec.cross_mask is not None and memory_rows is not None:
             cross_mask_BLS = spec.cross_mask(rows, memory_rows)
-        num_heads = spec.layers[0].mixer.num_heads
+        num_heads = max((layer.mixer.num_heads for layer in spec.layers), default=1)
         position = spec.position.build(shared, num_heads, spec.position.name)
         positions = position(length, length, rows.position_BL)
 
@@ -126,9 +128,20 @@ class Stack(nn.Module):
         if positions.embedding_BLD is not None:
             x_BLD += positions.embedding_BLD
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
-        for index, layer_spec in enumerate(spec.layers):
-            layer = Layer(layer_spec, shared, _NAMES[self.role], name=f"layers_{index}")
-            x_BLD = layer(x_BLD, memory_BSD, mask_BLL, cross_mask_BLS, positions, deterministic)
+
+        def run_layer(layer: Layer, x_BLD: jax.Array) -> jax.Array:
+            return layer(x_BLD, memory_BSD, mask_BLL, cross_mask_BLS, positions, deterministic)
+
+        run = rematerialised(run_layer, shared.remat, shared.scan_layers)
+        if shared.scan_layers:
+            if len(set(spec.layers)) > 1:
+                raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
+            layer = Layer(spec.layers[0], shared, _NAMES[self.role], name=self.role)
+            x_BLD = scan(run, layer, x_BLD, len(spec.layers))
+        else:
+            for index, layer_spec in enumerate(spec.layers):
+                layer = Layer(layer_spec, shared, _NAMES[self.role], name=f"layers_{index}")
+                x_BLD = run(layer, x_BLD)
         y_BLD = spec.norm.build(shared, f"{self.role}_norm")(x_BLD)
         # T5X draws for every element of an encoder's output, but for whole rows before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
@@ -238,18 +251,25 @@ def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
     """Initial parameters: a plain nested dict of float32 arrays under T5X's names.
 
     They are a pure function of `spec` and `key`, and can be traced (`jax.jit` with
-    `out_shardings`).
+    `out_shardings`). Those of a scanned model are those of the unscanned one, stacked.
     """
-    return nn.unbox(_init(spec, key))
+    params = nn.unbox(_init(_unscanned(spec), key))
+    return stack_layers(params) if spec.shared.scan_layers else params
 
 
 def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
     """The tree of `init_params` with a `PartitionSpec` of T5X's logical axis names at each leaf.
 
-    For instance `PartitionSpec('embed', 'mlp')`; `flax.linen.logical_to_mesh` maps it to a mesh.
+    For instance `PartitionSpec('embed', 'mlp')`, or `PartitionSpec('embed', 'layers', 'mlp')` in a
+    scanned model; `flax.linen.logical_to_mesh` maps it to a mesh.
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    return nn.get_partition_spec(jax.eval_shape(lambda key: _init(spec, key), key))
+    axes = nn.get_partition_spec(jax.eval_shape(lambda key: _init(_unscanned(spec), key), key))
+    return stack_axes_names(axes) if spec.shared.scan_layers else axes
+
+
+def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
+    return replace(spec, shared=replace(spec.shared, scan_layers=False, remat="none"))
 
 
 # Jitted, so that initialising does not run the model: its output is not asked for. No parameter

@@ -49,6 +49,7 @@ def test_families_fill_the_slots(make_config):
         ("num_encoder_layers", 0),
         ("num_decoder_layers", 0),
         ("dropout_rate", 1.0),
+        ("remat", "some"),
         ("mlp_activations", ("gleu",)),
         ("mlp_activations", ()),
     ],

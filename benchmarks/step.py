@@ -1,0 +1,362 @@
+"""The training step: seconds, tokens, MFU, memory, where the time goes; upstream T5X beside it.
+
+    python -m benchmarks.step --preset=t5_1_1_small --batch_size=8 --inputs=512 --targets=114 \\
+        --dtype=float32 [--rounds=5] [--steps=1] [--model.remat=dots] [--field.path=value] \\
+        [--t5x=T5X_CHECKOUT[:AIRIO:JESTIMATOR]] [--t5x_python=VENV/bin/python]
+
+The step is the trainer's own, on full rows of random tokens. A round is `--steps` steps, sent one
+after the other as in a run, and the time of one is a sample; more steps a round hide more of what
+sending costs on an accelerator. Any field of the configuration is a flag.
+
+With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only example, Adafactor,
+the same shapes and dtypes) in a process of its own, round by round in turn with ours. Its
+dependencies are that interpreter's; nothing of the project needs them.
+
+MFU is `trainer.cost.flops_per_step`, forward and backward and nothing computed twice, by the time
+of a step, by the peak: of bfloat16 on a chip that `trainer.chips` knows, otherwise that of a
+product of two matrices, measured here. The roofline takes the higher of two bounds: those FLOPs at
+the peak, and the step's bytes at the bandwidth of memory. Of the parts, "no layers" is forward and
+backward of embedding, logits and loss alone, which the first two contain.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tasks.command_line import UserError, run
+from tasks.objectives import Lengths
+from trainer.chips import peak_flops
+from trainer.config import Config
+from trainer.cost import flops_per_step, parameter_count
+from trainer.features import converter
+from trainer.loss import model_loss
+from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model, init_params, logical_axes
+from trainer.optimizer import make_optimizer
+from trainer.pretrain import build_config
+from trainer.program import Program
+from trainer.sharding import put_batch
+from trainer.step import make_gradients
+
+# Bytes a second of a device's memory, by a part of JAX's `device_kind`. Sources: as of
+# `trainer.chips`; A100 is that of 80 GB.
+_BANDWIDTH = {
+    "TPU v4": 1.228e12,
+    "TPU v5 lite": 0.819e12,
+    "TPU v5": 2.765e12,
+    "TPU v6 lite": 1.640e12,
+    "A100": 2.039e12,
+    "H100": 3.35e12,
+    "H200": 4.8e12,
+}
+Batch = dict[str, Any]
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.step", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--preset", default="t5_1_1_small")
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--inputs", type=int, default=512)
+    parser.add_argument("--targets", type=int, default=114)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1, help="a round")
+    parser.add_argument("--parts", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--t5x", help="folders of sources, separated by colons")
+    parser.add_argument("--t5x_python", default=sys.executable, help="with T5X's dependencies")
+    arguments, overrides = parser.parse_known_args(argv)
+    config, _ = build_config(
+        arguments.preset,
+        [
+            *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
+            # As in pretraining; presets that drop units do so in fine-tuning's papers.
+            "--model.dropout_rate=0",
+            *overrides,
+        ],
+    )
+    # Compiling is measured, so no program may come from an earlier run.
+    jax.config.update("jax_enable_compilation_cache", False)
+    features = converter(config.model, Lengths(arguments.inputs, arguments.targets))
+    lengths = features.encoder_length, features.decoder_length
+
+    ours = Ours(config, *lengths)
+    steps = {"ours": ours.seconds}
+    if arguments.t5x:
+        theirs = T5X(config, *lengths, arguments.t5x, arguments.t5x_python)
+        steps["T5X"] = theirs.seconds
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    processor: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(arguments.rounds):
+        for name, seconds in steps.items():
+            wall, core = seconds(arguments.steps)
+            samples[name].append(wall / arguments.steps)
+            processor[name].append(core / arguments.steps)
+
+    def show(subject: str, text: str) -> None:
+        print(f"{subject:<12} {text}", flush=True)
+
+    step = statistics.median(samples["ours"])
+    positions = config.batch_size * sum(lengths)
+    flops = flops_per_step(config.model, config.batch_size, *lengths)
+    kind, devices = jax.devices()[0].device_kind, jax.device_count()
+    peak, bandwidth, origin = _limits(config.model.dtype)
+    moved, counted = ours.bytes_moved()
+    by_compute, by_memory = flops / devices / peak, moved / devices / bandwidth
+    bound = "computing" if by_compute > by_memory else "memory"
+    show(
+        "model",
+        f"{config.preset}: {parameter_count(config.model):,} parameters, {config.model.dtype}, "
+        f"{config.batch_size} x {lengths}, {config.optimizer.name}, remat {config.model.remat}"
+        + ", layers scanned"
+        * config.model.scan_layers,
+    )
+    show("device", f"{devices} x {kind} ({jax.devices()[0].platform}), {os.cpu_count()} CPU cores")
+    show("step", _statistics(samples["ours"]) + f"; {arguments.rounds} x {arguments.steps} steps")
+    show("tokens", f"{positions / step:,.0f} positions/s, of encoder and decoder")
+    show("MFU", f"{flops / devices / step / peak:.1%} of {peak / 1e12:,.2f} TFLOP/s, {origin}")
+    show(
+        "operations", f"{flops / 1e9:,.1f} GFLOP a step: 6 a kernel element and position, attention"
+    )
+    show("roofline", f"computing {_time(by_compute)}, memory {_time(by_memory)}: bound by {bound}")
+    show("bytes", f"{moved / 1e9:,.2f} GB a step, {counted}; {bandwidth / 1e9:,.0f} GB/s")
+    show("memory", ours.memory())
+    show("compiling", f"{ours.compile_seconds:.1f} s, tracing included")
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu:
+        show("processor", _statistics(processor["ours"]) + " a step, of all cores together")
+    if arguments.t5x:
+        show("T5X", f"{_statistics(samples['T5X'])}; compiling {theirs.compile_seconds:.1f} s")
+        show("T5X / ours", _ratios(samples))
+        if on_cpu:
+            show("processor", f"{_statistics(processor['T5X'])}; T5X / ours {_ratios(processor)}")
+        theirs.close()
+    if arguments.parts:
+        for name, seconds in ours.parts(arguments.rounds).items():
+            show(name, f"{_time(seconds)}, {seconds / step:.0%} of a step")
+
+
+class Ours:
+    """The trainer's step, compiled, on one batch."""
+
+    def __init__(self, config: Config, inputs: int, targets: int) -> None:
+        self.config = config
+        # The configuration is all that Program reads of a run.
+        program = Program(SimpleNamespace(config=config))
+        self.state = program.initial_state()
+        self.batch = put_batch(make_batch(config, inputs, targets), program.mesh)
+        started = time.perf_counter()
+        self.step = program.train_step.lower(self.state, self.batch).compile()
+        self.compile_seconds = time.perf_counter() - started
+        self.seconds(1)
+
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Of that many steps: by the clock, and of the processor's cores together."""
+        jax.block_until_ready(self.state)
+        started, core = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self.state = self.step(self.state, self.batch)
+        jax.block_until_ready(self.state)
+        return time.perf_counter() - started, time.process_time() - core
+
+    def bytes_moved(self) -> tuple[float, str]:
+        """Bytes of memory that a step reads and writes, on all devices; how they were counted."""
+        if self.config.model.scan_layers or self.config.microbatches > 1:
+            # XLA counts the body of a loop once. Parameters are read forward and backward and
+            # updated, gradients written and read, the optimizer's state read and written.
+            sizes = [
+                sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+                for tree in (self.state.params, self.state.opt_state)
+            ]
+            return 6.0 * sizes[0] + 2.0 * sizes[1], "parameters and optimizer alone"
+        analysis = self.step.cost_analysis()
+        return analysis["bytes accessed"] * jax.device_count(), "what XLA's kernels read and write"
+
+    def memory(self) -> str:
+        """The peak of a device, in words."""
+        plan = self.step.memory_analysis()
+        planned = (
+            plan.argument_size_in_bytes
+            + plan.output_size_in_bytes
+            - plan.alias_size_in_bytes
+            + plan.temp_size_in_bytes
+        )
+        text = f"{planned / 1e9:.2f} GB planned by the compiler"
+        seen = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        return text + (f", {seen / 1e9:.2f} GB seen at most" if seen else "")
+
+    def parts(self, rounds: int) -> dict[str, float]:
+        """Seconds of the step's parts, each compiled by itself: the least of `rounds`."""
+        config, params, batch = self.config, self.state.params, self.batch
+        spec = model_spec(config.model)
+        model, key = build_model(spec), jax.random.key(0)
+        of_batch = model_loss(model).of_batch
+
+        def loss(params: Any) -> jax.Array:
+            return of_batch(model.apply({"params": params}, batch), batch, config.loss)[0]
+
+        forward = _least(jax.jit(loss), (params,), rounds)
+        gradient = jax.jit(make_gradients(model, config))
+        both = _least(gradient, (params, batch, key), rounds)
+        gradients, _ = gradient(params, batch, key)
+        optimizer = make_optimizer(config.optimizer, logical_axes(spec))
+
+        @jax.jit
+        def update(gradients: Any, state: Any, params: Any) -> Any:
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        updating = _least(update, (gradients, self.state.opt_state, params), rounds)
+        empty = _without_layers(spec)
+        ends = jax.jit(make_gradients(build_model(empty), config))
+        return {
+            "forward": forward,
+            "backward": both - forward,
+            "optimizer": updating,
+            "no layers": _least(ends, (init_params(empty, key), batch, key), rounds),
+        }
+
+
+class T5X:
+    """T5X's step in a process of its own."""
+
+    def __init__(
+        self, config: Config, inputs: int, targets: int, sources: str, python: str
+    ) -> None:
+        model = config.model
+        if model.architecture == "encoder" or config.optimizer.name != "adafactor":
+            raise UserError("--t5x: it has no encoder alone, and is compared with its Adafactor")
+        sizes = {
+            "decoder_only": model.architecture == "decoder",
+            "network": {
+                "vocab_size": model.vocab_size,
+                "dtype": model.dtype,
+                "emb_dim": model.emb_dim,
+                "num_heads": model.num_heads,
+                "head_dim": model.head_dim,
+                "mlp_dim": model.mlp_dim,
+                "num_encoder_layers": model.num_encoder_layers,
+                "num_decoder_layers": model.num_decoder_layers,
+                "mlp_activations": model_spec(model).decoder.layers[0].feed_forward.activations,
+                "logits_via_embedding": _tied(config),
+                "dropout_rate": model.dropout_rate,
+            },
+            "microbatches": config.microbatches,
+            "batch_size": config.batch_size,
+            "inputs": inputs,
+            "targets": targets,
+        }
+        paths = [*sources.split(":"), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.t5x_step", json.dumps(sizes)],
+            env={**os.environ, "PYTHONPATH": ":".join(os.path.abspath(path) for path in paths)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.compile_seconds, _ = self._answer()
+
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """As of `Ours`."""
+        print(steps, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> tuple[float, float]:
+        for line in self._process.stdout:
+            if line.startswith("seconds "):
+                _, wall, core = line.split()
+                return float(wall), float(core)
+        raise UserError("--t5x: its process ended, see above")
+
+
+def make_batch(config: Config, inputs: int, targets: int) -> Batch:
+    """Full rows of random tokens, under T5X's names; int32."""
+    rows, random = config.batch_size, np.random.default_rng(0)
+
+    def tokens(length: int) -> np.ndarray:
+        return random.integers(1, config.model.vocab_size, (rows, length), np.int32)
+
+    batch = {"encoder_input_tokens": tokens(inputs)} if inputs else {}
+    side, length = ("decoder", targets) if targets else ("encoder", inputs)
+    batch[f"{side}_target_tokens"] = tokens(length)
+    batch[f"{side}_loss_weights"] = np.ones((rows, length), np.int32)
+    if targets:
+        shifted = np.roll(batch["decoder_target_tokens"], 1, axis=1)
+        shifted[:, 0] = 0
+        batch["decoder_input_tokens"] = shifted
+    return batch
+
+
+def _without_layers(spec: Any) -> Any:
+    """The model from embedding straight to logits."""
+    stacks = {name: getattr(spec, name, None) for name in ("encoder", "decoder")}
+    empty = {name: replace(stack, layers=()) for name, stack in stacks.items() if stack}
+    return replace(spec, **empty, shared=replace(spec.shared, scan_layers=False))
+
+
+def _tied(config: Config) -> bool:
+    return "logits_dense" not in logical_axes(model_spec(config.model))["decoder"]
+
+
+def _limits(dtype: str) -> tuple[float, float, str]:
+    """FLOP and bytes a second of a device, and where the former is from."""
+    kind = jax.devices()[0].device_kind
+    bandwidth = next((value for part, value in _BANDWIDTH.items() if part in kind), None)
+    known = peak_flops(kind)
+    if known and bandwidth:
+        return known, bandwidth, "its data sheet's dense bfloat16"
+    side = 2048
+    matrix = jnp.ones((side, side), dtype)
+    product = _least(jax.jit(jnp.matmul), (matrix, matrix), 10)
+    array = jnp.ones(2**26, jnp.float32)
+    copy = _least(jax.jit(lambda x: x + 1), (array,), 5)
+    origin = f"measured: a product of two {dtype} matrices of {side}²"
+    return 2 * side**3 / product, 2 * array.nbytes / copy, origin
+
+
+def _least(function: Callable[..., Any], arguments: tuple, rounds: int) -> float:
+    """The least seconds of a call, after one that compiles."""
+    jax.block_until_ready(function(*arguments))
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _statistics(samples: list[float]) -> str:
+    return f"median {_time(statistics.median(samples))}, least {_time(min(samples))}"
+
+
+def _ratios(samples: dict[str, list[float]]) -> str:
+    each = [b / a for a, b in zip(samples["ours"], samples["T5X"], strict=True)]
+    return (
+        f"{statistics.median(each):.2f} ({len(each)} rounds: {min(each):.2f} to {max(each):.2f}), "
+        f"of the least {min(samples['T5X']) / min(samples['ours']):.2f}"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+if __name__ == "__main__":
+    run(main, sys.argv[1:])

@@ -1,0 +1,99 @@
+"""The harness that kills runs: it finds them equal, and would notice if they were not."""
+
+import json
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tasks.command_line import UserError
+from trainer import chaos
+
+SHORT = ("--steps=20", "--evaluation.every_steps=10")
+
+
+def kill(cache, folder, capsys, *flags):
+    code = chaos.main([f"--model_dir={folder}", f"--cache_dir={cache}", *flags])
+    out, err = capsys.readouterr()
+    return code, [line for line in out.splitlines() if re.match(r"\| \d", line)], out + err
+
+
+def test_a_few_kills(text_cache, tmp_path, capsys):
+    code, kills, said = kill(text_cache, tmp_path / "lab", capsys, "--kills=2", *SHORT)
+    assert code == 0, said
+    assert len(kills) == 2
+    assert "equal, bit for bit" in said
+    # What is equal is not kept.
+    assert not [path for path in (tmp_path / "lab").glob("killed-*") if path.is_dir()]
+
+
+@pytest.mark.slow
+def test_ten_kills_of_two_hundred_updates(text_cache, tmp_path, capsys):
+    code, kills, said = kill(text_cache, tmp_path / "lab", capsys, "--kills=10", "--seed=1")
+    assert code == 0, said
+    assert len(kills) == 10
+    assert len({line.split("|")[3] for line in kills}) > 2
+
+
+def subject(folder, name, state, lines):
+    flags = chaos.command().parse_args([f"--model_dir={folder}", "--steps=20"])
+    made = chaos.Subject(flags, [], folder / name)
+    made.folder.mkdir()
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(made.folder.absolute() / "checkpoint_20" / "state", state)
+    checkpointer.wait_until_finished()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (made.folder / "metrics.jsonl").write_text(text)
+    return made
+
+
+LINES = [
+    {"step": step, "split": "train", "metrics": {"loss": 1 / step}, "speed": {"x": step}}
+    for step in (1, 2)
+]
+STATE = {"w": jnp.arange(3.0), "b": jnp.full(2, jnp.nan)}
+
+
+def test_every_difference_is_noticed(tmp_path):
+    one = subject(tmp_path, "one", STATE, LINES)
+    slower = [{**line, "speed": {"x": 7}} for line in LINES]
+    assert chaos.differences(one, subject(tmp_path, "same", STATE, slower), 20) == []
+
+    last_bit = {**STATE, "w": jnp.nextafter(STATE["w"], jnp.float32(9))}
+    assert chaos.differences(one, subject(tmp_path, "bit", last_bit, LINES), 20) == ["tensor w"]
+    signed = {**STATE, "w": STATE["w"] * jnp.array([-1.0, 1.0, 1.0])}
+    assert chaos.differences(one, subject(tmp_path, "sign", signed, LINES), 20) == ["tensor w"]
+    more = {**STATE, "c": jnp.zeros(1)}
+    assert chaos.differences(one, subject(tmp_path, "more", more, LINES), 20) == ["tensor c"]
+
+    other = [LINES[0], {**LINES[1], "metrics": {"loss": float(np.nextafter(0.5, 1))}}]
+    (found,) = chaos.differences(one, subject(tmp_path, "curve", STATE, other), 20)
+    assert "0.5}" in found
+    (found,) = chaos.differences(one, subject(tmp_path, "short", STATE, LINES[:1]), 20)
+    assert "2 and 1 lines" in found
+
+
+def test_a_run_that_fails_is_told(text_cache, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"a run ended with 2: .*batch_sise"):
+        kill(text_cache, tmp_path / "lab", capsys, "--batch_sise=4")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--steps=5"], "at least 20"),
+        (["--kills=-1"], "at least 0"),
+        (["--cache_dir=nowhere"], "make demo"),
+    ],
+)
+def test_wrong_flags_are_one_line(flags, says, tmp_path):
+    with pytest.raises(UserError, match=says):
+        chaos.main([f"--model_dir={tmp_path}", *flags])
+
+
+def test_the_folder_must_be_new(tmp_path):
+    (tmp_path / "something").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        chaos.main([f"--model_dir={tmp_path}"])

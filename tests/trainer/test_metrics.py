@@ -1,0 +1,215 @@
+"""Where numbers go, what they are of, and what a resumed run does to those of one killed."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from tasks.command_line import UserError
+from trainer import loop
+from trainer.chips import peak_flops
+from trainer.evaluate import Evaluator
+from trainer.metrics import MetricsWriter, means, perplexity, read_metrics
+from trainer.pretrain import build_config
+from trainer.program import Program
+from trainer.setup import prepare
+
+
+def config_of(model_dir, *flags):
+    return build_config("t5_1_1_tiny", [f"--model_dir={model_dir}", *flags])[0]
+
+
+def test_lines_after_the_checkpoint_are_written_anew(tmp_path):
+    writer = MetricsWriter(config_of(tmp_path), 0)
+    for step in (5, 10, 15):
+        writer.write(step, "train", {"loss": 1.0 / step}, {"steps_per_second": 2.0})
+    writer.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "spl')  # cut short by a kill
+    writer = MetricsWriter(config_of(tmp_path), 10)
+    writer.write(15, "validation", {"loss": 7.0})
+    writer.close()
+    lines = read_metrics(str(tmp_path))
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (5, "train"),
+        (10, "train"),
+        (15, "validation"),
+    ]
+    assert lines[0]["speed"] == {"steps_per_second": 2.0}
+    assert "speed" not in lines[2]
+
+
+def test_of_several_processes_one_writes(tmp_path):
+    writer = MetricsWriter(config_of(tmp_path, "--metrics.wandb=project"), 0, writing=False)
+    writer.write(5, "train", {"loss": 1.0})
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+class FakeWandb:
+    """Stands for the package: it remembers what it is given."""
+
+    Error = type("Error", (Exception,), {})
+
+    def __init__(self, fails=False):
+        self.started, self.logged, self.axes, self.finished = [], [], [], 0
+        self._fails = fails
+
+    def init(self, **settings):
+        if self._fails:
+            raise self.Error("no API key:\nlog in first")
+        self.started.append(settings)
+        return SimpleNamespace(
+            log=self.logged.append,
+            define_metric=lambda name, **kwargs: self.axes.append((name, kwargs)),
+            finish=lambda: setattr(self, "finished", self.finished + 1),
+        )
+
+
+def test_weights_and_biases_gets_the_same_numbers(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for first in (0, 5):  # and the same run when resumed
+        writer = MetricsWriter(config_of(tmp_path, "--metrics.wandb=project"), first)
+        writer.write(first + 5, "train", {"loss": 2.0}, {"steps_per_second": 3.0})
+        writer.close()
+    assert wandb.logged[0] == {"step": 5, "train/loss": 2.0, "train/steps_per_second": 3.0}
+    assert wandb.finished == 2
+    assert wandb.axes[0] == ("*", {"step_metric": "step"})
+    one, two = wandb.started
+    assert one["project"] == "project"
+    assert one["id"] == two["id"]
+    assert one["config"]["train_steps"] == 10_000
+    other = FakeWandb()
+    (tmp_path / "other").mkdir()
+    monkeypatch.setitem(sys.modules, "wandb", other)
+    MetricsWriter(config_of(tmp_path / "other", "--metrics.wandb=project"), 0).close()
+    assert other.started[0]["id"] != one["id"]
+
+
+def test_weights_and_biases_missing_or_refusing_is_one_clear_line(tmp_path, monkeypatch):
+    config = config_of(tmp_path, "--metrics.wandb=project")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        MetricsWriter(config, 0)
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails=True))
+    with pytest.raises(UserError, match="does not start: no API key"):
+        MetricsWriter(config, 0)
+    assert MetricsWriter(config_of(tmp_path), 0).close() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("TPU v4", 275),
+        ("TPU v5 lite", 197),
+        ("TPU v5p", 459),
+        ("TPU v6 lite", 918),
+        ("cpu", None),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_peaks_are_those_of_the_device(kind, teraflops):
+    assert peak_flops(kind) == (teraflops and teraflops * 1e12)
+
+
+def test_speed_is_of_the_steps_since_the_last_report(monkeypatch):
+    now = iter([100.0, 110.0, 115.0])
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(now))
+    speed = loop.Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
+    assert speed.since_last(5) == {}
+    speed.blocked += 0.25
+    rates = speed.since_last(10)
+    assert rates == {
+        "checkpoint_blocking_seconds": 0.25,
+        "steps_per_second": 0.5,
+        "tokens_per_second": 500.0,
+        "mfu": 0.15,
+    }
+    assert loop._shown(rates) == ["500 tokens/s", "MFU 15.0%"]
+    speed.peak_flops = None
+    assert speed.since_last(20) == {"steps_per_second": 2.0, "tokens_per_second": 2000.0}
+
+
+def test_means_and_perplexity():
+    assert means({"loss": (6.0, 4.0), "none": (0.0, 0.0)}) == {"loss": 1.5, "none": 0.0}
+    assert perplexity(1000.0) == float("inf")
+
+
+def evaluated(cache, preset, task, *flags):
+    """What the untrained model pays on the validation split, and the split's manifest."""
+    config, origins = build_config(
+        preset, [f"--task={task}", f"--cache_dir={cache}", "--model_dir=unused", *flags]
+    )
+    run = prepare(config, origins)
+    program = Program(run)
+    evaluator = Evaluator(run, "validation", program.evaluation_step, program.mesh)
+    return evaluator(program.initial_state().params)["validation"], run.data.tasks[0].manifest
+
+
+def test_bits_per_byte_is_what_coding_the_documents_takes(text_cache):
+    flags = ["--lengths.targets=64", "--batch_size=8"]
+    found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_autoregressive_lm", *flags)
+    bits = found["loss"] * found["tokens"] / np.log(2)
+    text = manifest.total("validation", "text_bytes")
+    # Every token of the split is coded, and an EOS a window besides.
+    assert found["tokens"] > manifest.total("validation", "tokens")
+    assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
+
+
+def test_bits_per_byte_of_a_prefix_lm_are_of_what_it_codes(text_cache):
+    found, manifest = evaluated(
+        text_cache,
+        "lm_tiny",
+        "python_docs_decoder_prefix_lm",
+        "--lengths.targets=64",
+        "--batch_size=8",
+    )
+    tokens = manifest.total("validation", "tokens")
+    assert 0.3 * tokens < found["tokens"] < 0.7 * tokens
+    share = found["tokens"] / tokens
+    bits = found["loss"] * found["tokens"] / np.log(2)
+    text = share * manifest.total("validation", "text_bytes")
+    assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
+
+
+def test_noise_has_no_bytes(text_cache):
+    flags = ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=8"]
+    found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *flags)
+    assert "bits_per_byte" not in found
+
+
+def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: calls.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    with loop.Profile(config_of(tmp_path, "--profile_steps=3:4")) as profile:
+        for step in range(1, 7):
+            profile.before(step)
+            calls.append(step)
+            profile.after(step, {})
+    assert calls == [1, 2, "start", 3, 4, "stop", 5, 6]
+    calls.clear()
+    # A run that ends inside still writes its trace.
+    with loop.Profile(config_of(tmp_path, "--profile_steps=3:9")) as profile:
+        profile.before(4)
+        profile.after(4, {})
+    assert calls == ["start", "stop"]
+    with pytest.raises(UserError, match="local"):
+        loop.Profile(config_of("gs://bucket/model", "--profile_steps=3:4"))
+
+
+def test_a_speed_line_is_json(tmp_path):
+    writer = MetricsWriter(config_of(tmp_path, "--metrics.tensorboard=false"), 0)
+    writer.write(1, "train", {"loss": 1.5}, {})
+    writer.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["speed"] == {}

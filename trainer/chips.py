@@ -1,0 +1,34 @@
+"""What accelerators can do at most."""
+
+import re
+
+# JAX's `device_kind`, as a pattern, to dense bfloat16 floating-point operations a second of one
+# device, float32 accumulation; the first that matches. A v2 or v3 device is one of a chip's two
+# cores. Sources: NVIDIA's data sheets of V100, A100, L4, L40S, H100, H200 and B200 (where they
+# give figures with sparsity, half of that); cloud.google.com/tpu/docs, system architecture.
+_PEAK_FLOPS = (
+    (r"TPU v2", 23e12),
+    (r"TPU v3", 61.5e12),
+    (r"TPU v4 lite", 137e12),
+    (r"TPU v4", 275e12),
+    (r"TPU v5 ?(lite|e)", 197e12),
+    (r"TPU v5", 459e12),
+    (r"TPU v6 ?(lite|e)", 918e12),
+    (r"V100", 125e12),
+    (r"A100", 312e12),
+    (r"\bL4\b", 121e12),
+    (r"\bL40S\b", 362e12),
+    (r"H100 PCIe", 756e12),
+    (r"H100 NVL", 835e12),
+    (r"H100|H200|GH200", 989e12),
+    (r"\bB200\b", 2250e12),
+)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """The most bfloat16 floating-point operations a second of a device of this kind, dense; None
+    where nobody told us. Whatever the dtype of a run, its utilisation is a share of this."""
+    for pattern, flops in _PEAK_FLOPS:
+        if re.search(pattern, device_kind):
+            return flops
+    return None
