@@ -14,6 +14,7 @@ import pytest
 
 from tasks.command_line import UserError
 from trainer.config import override
+from trainer.loop import EXIT_PREEMPTED
 from trainer.pretrain import build_config
 from trainer.processes import EXIT_LOST
 
@@ -131,12 +132,30 @@ def assert_told(process, victim):
     return errors
 
 
+def start_endless(cache, model_dir):
+    """Two processes that have made their first checkpoint."""
+    both = start_two(cache, model_dir, "--train_steps=1000000")
+    while not (model_dir / f"checkpoint_{EVERY}").exists():
+        assert both[0].poll() is both[1].poll() is None, both[0].communicate()
+        time.sleep(0.05)
+    return both
+
+
+def test_sigterm_to_one_stops_both_after_the_same_step(text_cache, tmp_path):
+    both = start_endless(text_cache, tmp_path / "model")
+    both[1].send_signal(signal.SIGTERM)
+    saved = []
+    for process in both:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == EXIT_PREEMPTED, errors
+        saved += [line for line in errors.splitlines() if line.startswith("SIGTERM: saved step")]
+    assert len(saved) == 2
+    assert len(set(saved)) == 1
+
+
 def test_one_is_killed_and_both_go_on_to_the_same_bits(text_cache, together, tmp_path):
     model_dir = tmp_path / "model"
-    endless = start_two(text_cache, model_dir, "--train_steps=1000000")
-    while not (model_dir / f"checkpoint_{EVERY}").exists():
-        assert endless[0].poll() is endless[1].poll() is None, endless[0].communicate()
-        time.sleep(0.05)
+    endless = start_endless(text_cache, model_dir)
     endless[1].send_signal(signal.SIGKILL)
     errors = assert_told(endless[0], victim=1)
     assert len([line for line in errors.splitlines() if "error" in line]) == 1

@@ -32,7 +32,7 @@ class ModelConfig:
     `remat` says what is kept of a layer's forward pass for the backward pass, which computes the
     rest once more; results are the same. "none": all is kept. "dots": outputs of products with
     kernels; attention, norms and activations are computed again. "full": the layer's input alone,
-    for a third more operations.
+    for a third more operations. On a CPU it saves memory only together with `scan_layers`.
 
     Raises:
         ValueError: at construction, naming the field, if a value makes no sense.
