@@ -50,7 +50,7 @@ demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, 
 	$(BIN)/python -m trainer.report --model_dir=$(DEMO)/model
 
 test: $(VENV)/.dev ## all tests, under 12 minutes on 2 cores
-	$(BIN)/python -m pytest -m 'not slow' --durations=15
+	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
 
 test-slow: $(VENV)/.dev ## what the test suite leaves out for its length
 	$(BIN)/python -m pytest -m slow --durations=15

@@ -15,6 +15,7 @@ from tasks import command_line, files, progress
 from tasks.command_line import Parser, UserError
 
 if TYPE_CHECKING:
+    from trainer.config import Config
     from trainer.data import EvaluationSet
     from trainer.setup import Run
 
@@ -202,6 +203,22 @@ def _chosen(text: str, steps: list[int], model_dir: str) -> list[int]:
     return wanted
 
 
+def _on_this_machine(config: "Config") -> "Config":
+    """The run's configuration for this process alone: on its mesh if that fits the devices here,
+    else on all of them, rows divided."""
+    import jax
+
+    from trainer.mesh_config import MeshConfig
+    from trainer.processes import ProcessesConfig
+
+    config = dataclasses.replace(config, processes=ProcessesConfig())
+    try:
+        config.mesh.sizes(jax.device_count())
+    except UserError:
+        config = dataclasses.replace(config, mesh=MeshConfig(), microbatches=1)
+    return config
+
+
 def main(argv: list[str]) -> None:
     parser = Parser(prog="python -m trainer.evaluate", description="Evaluates checkpoints.")
     parser.add_argument("--model_dir", required=True, help="where trainer.pretrain wrote")
@@ -222,6 +239,7 @@ def main(argv: list[str]) -> None:
     for path, value in overrides.items():
         if value is not None:
             config = configuration.replace(config, path, value)
+    config = _on_this_machine(config)
 
     from trainer.checkpoint import Checkpoints
     from trainer.program import Program

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,6 +163,19 @@ def test_every_checkpoint_is_evaluated(finished):
         for name, value in during[step].items():
             assert written[str(step)]["validation"][name] == pytest.approx(value, rel=1e-5)
         assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
+
+
+def test_a_run_of_many_devices_is_evaluated_on_one(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    written = json.loads(file.read_text())
+    written["config"]["mesh"]["tensor"] = 4
+    written["config"]["processes"] |= {"coordinator": "host:1", "count": 2, "index": 1}
+    file.write_text(json.dumps(written))
+    result = run(command("trainer.evaluate", f"--model_dir={tmp_path}/model"))
+    assert result.returncode == 0, result.stderr
+    during = [line for line in read_metrics(str(finished)) if line["split"] == "validation"]
+    assert f"{during[-1]['metrics']['loss']:.4f}" in result.stdout
 
 
 def test_the_report_draws_the_curve(finished):
