@@ -20,6 +20,7 @@ def kill(cache, folder, capsys, *flags):
     return code, [line for line in out.splitlines() if re.match(r"\| \d", line)], out + err
 
 
+@pytest.mark.slow
 def test_a_few_kills(text_cache, tmp_path, capsys):
     code, kills, said = kill(text_cache, tmp_path / "lab", capsys, "--kills=2", *SHORT)
     assert code == 0, said
