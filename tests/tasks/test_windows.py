@@ -352,8 +352,8 @@ def copied(remote):
         # A copy in the making has another name by the time it is looked at.
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
-                sizes[path.name] = path.stat().st_size
-    return sum(sizes.values()), set(sizes)
+                sizes[path] = path.stat().st_size
+    return sum(sizes.values()), {path.name for path in sizes}
 
 
 def test_a_remote_shard_is_copied_once_however_many_read_it(remote, monkeypatch):
