@@ -86,15 +86,25 @@ def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
 
 @pytest.fixture
 def data(folder, monkeypatch):
-    """Returns SeqioData of a task, from flags."""
+    """Returns SeqioData of a task, from flags; seqio's registries are empty before and after."""
+    import seqio
+
+    def forget():
+        seqio.TaskRegistry.reset()
+        seqio.MixtureRegistry.reset()
+        seqio.set_global_cache_dirs([])
+        sys.modules.pop("our_tasks", None)
+
     monkeypatch.chdir(folder)
+    forget()
 
     def of(task, *flags, preset="lm_tiny"):
         arguments = [f"--task=seqio:{task}", "--task_module=our_tasks", "--batch_size=4"]
         arguments += ["--model_dir=nowhere", "--lengths.targets=64", *flags]
         return prepare(*build_config(preset, arguments)).data
 
-    return of
+    yield of
+    forget()
 
 
 def test_a_restart_goes_on_where_it_was(data):
