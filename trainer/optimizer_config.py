@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+# Fields of several optimizers, at the same values.
+_SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
+_DECAY = {
+    "weight_decay_rate_exponent": 1.0,
+    "no_weight_decay": ("bias$", "scale$", "embedding$"),
+}
+
 # The keys of `optimizer.OPTIMIZERS`: for each the fields it reads, at the values they have when
 # left at None. Sources: adafactor T5X, `adafactor.py`; adamw and lion optax 0.2.8; adamw_rms
 # nanoT5, `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
@@ -22,8 +29,7 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "weight_decay_rate_exponent": 0.0,
             "no_weight_decay": (),
             "multiply_by_parameter_scale": True,
-            "minimum_parameter_scale": 1e-3,
-            "maximum_parameter_scale": math.inf,
+            **_SCALE,
             "decay_rate": 0.8,
             "step_offset": 0,
             "clipping_threshold": 1.0,
@@ -34,32 +40,26 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "beta2": 0.999,
             "epsilon": 1e-8,
             "weight_decay": 1e-4,
-            "weight_decay_rate_exponent": 1.0,
-            "no_weight_decay": ("bias$", "scale$", "embedding$"),
+            **_DECAY,
             "multiply_by_parameter_scale": False,
-            "minimum_parameter_scale": 1e-3,
-            "maximum_parameter_scale": math.inf,
+            **_SCALE,
         },
         "adamw_rms": {
             "beta1": 0.9,
             "beta2": 0.999,
             "epsilon": 1e-6,
             "weight_decay": 0.0,
-            "weight_decay_rate_exponent": 1.0,
-            "no_weight_decay": ("bias$", "scale$", "embedding$"),
+            **_DECAY,
             "multiply_by_parameter_scale": True,
-            "minimum_parameter_scale": 1e-3,
-            "maximum_parameter_scale": math.inf,
+            **_SCALE,
         },
         "lion": {
             "beta1": 0.9,
             "beta2": 0.99,
             "weight_decay": 1e-3,
-            "weight_decay_rate_exponent": 1.0,
-            "no_weight_decay": ("bias$", "scale$", "embedding$"),
+            **_DECAY,
             "multiply_by_parameter_scale": False,
-            "minimum_parameter_scale": 1e-3,
-            "maximum_parameter_scale": math.inf,
+            **_SCALE,
         },
         "muon": {
             "momentum": 0.95,
@@ -67,11 +67,9 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "beta2": 0.95,
             "epsilon": 1e-8,
             "weight_decay": 0.0,
-            "weight_decay_rate_exponent": 1.0,
-            "no_weight_decay": ("bias$", "scale$", "embedding$"),
+            **_DECAY,
             "multiply_by_parameter_scale": True,
-            "minimum_parameter_scale": 1e-3,
-            "maximum_parameter_scale": math.inf,
+            **_SCALE,
         },
     }
 )

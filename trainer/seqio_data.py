@@ -13,8 +13,9 @@ from tasks.command_line import UserError, nearest
 from tasks.objectives import Lengths
 from trainer.batches import pad_rows
 from trainer.config import Config
-from trainer.data import EvaluationSet, packing
+from trainer.data import EvaluationSet
 from trainer.features import Batch
+from trainer.padding import packing
 
 _LIMITS = (
     "seqio makes these batches: their order depends on its version, TensorFlow's and a shuffle "

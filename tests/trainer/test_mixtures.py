@@ -12,9 +12,9 @@ import pytest
 from tasks.command_line import UserError
 from tasks.windows import Windows
 from trainer.config import override
-from trainer.data import better_lengths
 from trainer.metrics import read_metrics
 from trainer.order import BlockOrder
+from trainer.padding import better_lengths
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
