@@ -266,7 +266,7 @@ class Config:
 # What may differ between a checkpoint's run and the one that resumes it: nothing that changes a
 # parameter of an earlier step. The schedule of rates is compared up to the checkpoint. `on_nan` and
 # `spike_factor` may, so that a run that stopped can go on: updates already skipped stay skipped.
-# Another mesh or number of microbatches takes the same sums in another order.
+# Another mesh, number of microbatches or attention takes the same sums in another order.
 RESUMABLE_CHANGES = (
     "preset",
     "cache_dir",
@@ -285,6 +285,8 @@ RESUMABLE_CHANGES = (
     "metrics.",
     "mesh.",
     "microbatches",
+    "model.attention",
+    "model.remat",
     "processes.",
 )
 

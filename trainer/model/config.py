@@ -11,6 +11,7 @@ ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu")
 POSITION_NAMES = ("absolute", "relative", "rotary")
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "dots", "full")
+ATTENTIONS = ("einsum", "dot_product", "cudnn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,11 @@ class ModelConfig:
     kernels; attention, norms and activations are computed again. "full": the layer's input alone,
     for a third more operations. On a CPU it saves memory only together with `scan_layers`.
 
+    `attention` says what computes it, results being the same up to rounding. "einsum": products
+    written out, the fastest on a CPU. "dot_product": `jax.nn.dot_product_attention`, whatever XLA
+    makes of it. "cudnn": the same by cuDNN's fused kernel, which keeps no table of weights; NVIDIA
+    GPUs and bfloat16 only. The last two cannot drop weights.
+
     Raises:
         ValueError: at construction, naming the field, if a value makes no sense.
     """
@@ -54,6 +60,7 @@ class ModelConfig:
     max_positions: int = 512
     scan_layers: bool = False
     remat: str = "none"
+    attention: str = "einsum"
 
     @property
     def architecture(self) -> str:
@@ -66,6 +73,13 @@ class ModelConfig:
         _require(self.family in FAMILY_NAMES, "family", self.family, _one_of(FAMILY_NAMES))
         _require(self.dtype in DTYPES, "dtype", self.dtype, _one_of(DTYPES))
         _require(self.remat in REMATS, "remat", self.remat, _one_of(REMATS))
+        _require(self.attention in ATTENTIONS, "attention", self.attention, _one_of(ATTENTIONS))
+        if self.attention != "einsum":
+            rule = f"0 with attention {self.attention!r}, which drops no weights"
+            _require(self.dropout_rate == 0, "dropout_rate", self.dropout_rate, rule)
+        if self.attention == "cudnn":
+            rule = "'bfloat16' with attention 'cudnn'"
+            _require(self.dtype == "bfloat16", "dtype", self.dtype, rule)
         for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for stack, alone in (("encoder", "decoder"), ("decoder", "encoder")):

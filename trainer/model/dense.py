@@ -22,7 +22,7 @@ class Shared:
 
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
     products; parameters are float32 always. `dense_bias`: projections inside layers and heads
-    add a bias. `scan_layers` and `remat` are `ModelConfig`'s.
+    add a bias. `scan_layers`, `remat` and `attention` are `ModelConfig`'s.
     """
 
     emb_dim: int
@@ -34,6 +34,7 @@ class Shared:
     broadcast_dropout: bool = True
     scan_layers: bool = False
     remat: str = "none"
+    attention: str = "einsum"
 
     def dense(
         self,

@@ -104,14 +104,27 @@ class _DotProductAttention(nn.Module):
             q_BLHK = rotate(q_BLHK, positions.angle_BLC)
             k_BSHK = rotate(k_BSHK, positions.angle_BLC)
 
-        logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
-        if positions.bias_HLS is not None:
-            logits_BHLS = add_bias(logits_BHLS, positions.bias_HLS)
-        logits_BHLS *= parametrisation.attention_scale(head_dim)
-        logits_BHLS = jnp.where(mask_BLS[:, None], logits_BHLS, MASKED_LOGIT)
-        weights_BHLS = jax.nn.softmax(logits_BHLS).astype(dtype)
-        weights_BHLS = self.shared.dropout()(weights_BHLS, deterministic)
-        mixed_BLHK = jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK)
+        scale = parametrisation.attention_scale(head_dim)
+        if self.shared.attention == "einsum":
+            logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
+            if positions.bias_HLS is not None:
+                logits_BHLS = add_bias(logits_BHLS, positions.bias_HLS)
+            logits_BHLS = jnp.where(mask_BLS[:, None], logits_BHLS * scale, MASKED_LOGIT)
+            weights_BHLS = jax.nn.softmax(logits_BHLS).astype(dtype)
+            weights_BHLS = self.shared.dropout()(weights_BHLS, deterministic)
+            mixed_BLHK = jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK)
+        else:
+            # There the bias is added to logits that are scaled already.
+            bias_HLS = positions.bias_HLS
+            mixed_BLHK = jax.nn.dot_product_attention(
+                q_BLHK,
+                k_BSHK,
+                v_BSHK,
+                bias=None if bias_HLS is None else (bias_HLS * scale)[None].astype(dtype),
+                mask=mask_BLS[:, None],
+                scale=scale,
+                implementation="cudnn" if self.shared.attention == "cudnn" else "xla",
+            )
 
         axes, initializer = ("joined_kv", "embed"), parametrisation.attention_out()
         out = self.shared.dense(self.shared.emb_dim, axes, initializer, "out")

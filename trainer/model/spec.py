@@ -210,6 +210,7 @@ def _shared(config: ModelConfig) -> Shared:
         parametrisation=StandardParametrisation(),
         scan_layers=config.scan_layers,
         remat=config.remat,
+        attention=config.attention,
     )
 
 

@@ -1,4 +1,4 @@
-"""Scans and rematerialisation change how layers are run, not what comes out."""
+"""Scans, rematerialisation and the kind of attention change how layers are run, not what comes out."""
 
 from functools import cache
 
@@ -56,10 +56,9 @@ def result(make_config, packed):
     """Loss and gradients, under the unscanned names."""
 
     @cache
-    def of(family, scanned, remat, dropout_rate=0.0):
-        config = make_config(
-            family, **LAYERS[family], scan_layers=scanned, remat=remat, dropout_rate=dropout_rate
-        )
+    def of(family, scanned, remat, dropout_rate=0.0, **changes):
+        ways = {"scan_layers": scanned, "remat": remat, "dropout_rate": dropout_rate}
+        config = make_config(family, **LAYERS[family], **ways, **changes)
         spec = model_spec(config)
         model = build_model(spec)
 
@@ -90,6 +89,19 @@ def test_losses_and_gradients_are_those_of_the_plain_model(result, family, scann
     actual = result(family, scanned, remat)
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("t5_1_1", {}), ("lm", {}), ("bert", {}), ("bert", {"position": "relative"})],
+)
+def test_jaxs_attention_comes_to_the_same(result, family, changes):
+    # BERT's biases of keys have gradient 0, up to rounding.
+    expected = result(family, False, "none", **changes)
+    actual = result(family, False, "none", attention="dot_product", **changes)
+    floor = 1e-6 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + floor)
 
 
 @pytest.mark.parametrize("scanned", [False, True])

@@ -50,6 +50,7 @@ def test_families_fill_the_slots(make_config):
         ("num_decoder_layers", 0),
         ("dropout_rate", 1.0),
         ("remat", "some"),
+        ("attention", "flash"),
         ("mlp_activations", ("gleu",)),
         ("mlp_activations", ()),
     ],
@@ -57,6 +58,18 @@ def test_families_fill_the_slots(make_config):
 def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
     with pytest.raises(ValueError, match=rf"ModelConfig\.{field} is .*must be"):
         replace(make_config("t5_1_1"), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"attention": "dot_product", "dropout_rate": 0.1}, "dropout_rate"),
+        ({"attention": "cudnn"}, "dtype"),
+    ],
+)
+def test_an_attention_that_cannot_is_refused(make_config, changes, field):
+    with pytest.raises(ValueError, match=rf"ModelConfig\.{field} .*with attention"):
+        make_config("t5_1_1", **changes)
 
 
 def test_bert_s_families_differ_in_two_slots(make_config):
