@@ -1,10 +1,12 @@
 """What each optimizer learns in the same steps on the same batches, at its best learning rate.
 
-    python -m benchmarks.optimizers --cache_dir=demo/cache [--steps=600] [--only=muon,lion]
+    python -m benchmarks.optimizers --cache_dir=demo/cache [--steps=600] [--seeds=0,1,2] \\
+        [--only=muon,lion]
 
 The demo's model, lengths and batch; a cosine after 50 steps of warm-up. Every line is a run of
-trainer.pretrain: the loss of the whole validation split at the end, in nats a target token, and a
-table of the best at the end. Steps are counted, not seconds.
+trainer.pretrain: the loss of the whole validation split at the end, in nats a target token; then a
+table of the means over the seeds, with the least and the greatest. A seed determines initial
+parameters, order and noise, the same for every row. Steps are counted, not seconds.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -54,33 +57,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache_dir", required=True, help="with a cache of the demo's task")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", default="0", help="separated by commas")
     parser.add_argument("--only", help="labels of rows, separated by commas")
     parser.add_argument("--rates", help="learning rates in place of the rows' own")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     arguments = parser.parse_args()
     labels = arguments.only.split(",") if arguments.only else [row.label for row in ROWS]
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
     runs = [
-        (row, rate) for row in ROWS if row.label in labels for rate in _rates(row, arguments.rates)
+        (row, rate, seed)
+        for row in ROWS
+        if row.label in labels
+        for rate in _rates(row, arguments.rates)
+        for seed in seeds
     ]
 
-    def loss(run: tuple[Row, float]) -> float:
+    def loss(run: tuple[Row, float, int]) -> float:
         result = train(*run, arguments)
-        print(f"{run[0].label:<20} learning rate {run[1]:<8g} {result:.4f}", flush=True)
+        label, rate, seed = run[0].label, *run[1:]
+        print(f"{label:<20} learning rate {rate:<8g} seed {seed} {result:.4f}", flush=True)
         return result
 
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
         losses = dict(zip(runs, pool.map(loss, runs), strict=True))
     print("\n| optimizer | best rate | validation loss | all rates |\n|---|---|---|---|")
     for row in ROWS:
-        found = {rate: value for (its_row, rate), value in losses.items() if its_row is row}
+        found = {
+            rate: [losses[row, rate, seed] for seed in seeds]
+            for its_row, rate, _ in runs
+            if its_row is row
+        }
         if found:
-            best = min(found, key=found.__getitem__)
-            shown = ", ".join(f"{rate:g}: {value:.3f}" for rate, value in found.items())
-            print(f"| {row.label} | {best:g} | {found[best]:.3f} | {shown} |")
+            means = {rate: statistics.fmean(values) for rate, values in found.items()}
+            best = min(means, key=means.__getitem__)
+            shown = ", ".join(f"{rate:g}: {mean:.3f}" for rate, mean in means.items())
+            between = f"{min(found[best]):.3f} to {max(found[best]):.3f}"
+            print(f"| {row.label} | {best:g} | {means[best]:.3f} ({between}) | {shown} |")
 
 
-def train(row: Row, rate: float, arguments: argparse.Namespace) -> float:
+def train(row: Row, rate: float, seed: int, arguments: argparse.Namespace) -> float:
     """Returns the final validation loss, nats a target token; infinite where the run broke off."""
     fields = {
         "learning_rate": rate,
@@ -93,7 +108,7 @@ def train(row: Row, rate: float, arguments: argparse.Namespace) -> float:
         command = [
             *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_mini", f"--task={TASK}"),
             *(f"--cache_dir={arguments.cache_dir}", f"--model_dir={folder}"),
-            *(f"--train_steps={arguments.steps}", f"--seed={arguments.seed}", "--batch_size=8"),
+            *(f"--train_steps={arguments.steps}", f"--seed={seed}", "--batch_size=8"),
             *("--lengths.inputs=128", "--lengths.targets=29", "--metrics.tensorboard=false"),
             *("--checkpoint.every_steps=1000000", "--evaluation.every_steps=1000000"),
             "--loss.normalizer=num_real_target_tokens",

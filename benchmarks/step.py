@@ -16,7 +16,8 @@ MFU is `trainer.cost.flops_per_step`, forward and backward and nothing computed 
 of a step, by the peak: of bfloat16 on a chip that `trainer.chips` knows, otherwise that of a
 product of two matrices, measured here. The roofline takes the higher of two bounds: those FLOPs at
 the peak, and the step's bytes at the bandwidth of memory. Of the parts, "no layers" is forward and
-backward of embedding, logits and loss alone, which the first two contain.
+backward of embedding, logits and loss alone, which the first two contain. On a CPU, parts and their
+shares are seconds of all cores together, which other work on the machine hardly changes.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,18 +138,18 @@ def main(argv: list[str]) -> None:
     show("bytes", f"{moved / 1e9:,.2f} GB a step, {counted}; {bandwidth / 1e9:,.0f} GB/s")
     show("memory", ours.memory())
     show("compiling", f"{ours.compile_seconds:.1f} s, tracing included")
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu:
+    if _on_cpu():
         show("processor", _statistics(processor["ours"]) + " a step, of all cores together")
     if arguments.t5x:
         show("T5X", f"{_statistics(samples['T5X'])}; compiling {theirs.compile_seconds:.1f} s")
         show("T5X / ours", _ratios(samples))
-        if on_cpu:
+        if _on_cpu():
             show("processor", f"{_statistics(processor['T5X'])}; T5X / ours {_ratios(processor)}")
         theirs.close()
     if arguments.parts:
+        whole = min((processor if _on_cpu() else samples)["ours"])
         for name, seconds in ours.parts(arguments.rounds).items():
-            show(name, f"{_time(seconds)}, {seconds / step:.0%} of a step")
+            show(name, f"{_time(seconds)}, {seconds / whole:.0%} of a step")
 
 
 class Ours:
@@ -200,18 +202,21 @@ class Ours:
         return text + (f", {seen / 1e9:.2f} GB seen at most" if seen else "")
 
     def parts(self, rounds: int) -> dict[str, float]:
-        """Seconds of the step's parts, each compiled by itself: the least of `rounds`."""
+        """Seconds of the step's parts, each compiled by itself: the least of `rounds`; on a CPU
+        those of all cores together."""
         config, params, batch = self.config, self.state.params, self.batch
         spec = model_spec(config.model)
         model, key = build_model(spec), jax.random.key(0)
         of_batch = model_loss(model).of_batch
+        clock = time.process_time if _on_cpu() else time.perf_counter
+        least = partial(_least, rounds=rounds, clock=clock)
 
         def loss(params: Any) -> jax.Array:
             return of_batch(model.apply({"params": params}, batch), batch, config.loss)[0]
 
-        forward = _least(jax.jit(loss), (params,), rounds)
+        forward = least(jax.jit(loss), (params,))
         gradient = jax.jit(make_gradients(model, config))
-        both = _least(gradient, (params, batch, key), rounds)
+        both = least(gradient, (params, batch, key))
         gradients, _ = gradient(params, batch, key)
         optimizer = make_optimizer(config.optimizer, logical_axes(spec))
 
@@ -220,14 +225,14 @@ class Ours:
             updates, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, updates), state
 
-        updating = _least(update, (gradients, self.state.opt_state, params), rounds)
+        updating = least(update, (gradients, self.state.opt_state, params))
         empty = _without_layers(spec)
         ends = jax.jit(make_gradients(build_model(empty), config))
         return {
             "forward": forward,
             "backward": both - forward,
             "optimizer": updating,
-            "no layers": _least(ends, (init_params(empty, key), batch, key), rounds),
+            "no layers": least(ends, (init_params(empty, key), batch, key)),
         }
 
 
@@ -331,15 +336,24 @@ def _limits(dtype: str) -> tuple[float, float, str]:
     return 2 * side**3 / product, 2 * array.nbytes / copy, origin
 
 
-def _least(function: Callable[..., Any], arguments: tuple, rounds: int) -> float:
-    """The least seconds of a call, after one that compiles."""
+def _least(
+    function: Callable[..., Any],
+    arguments: tuple,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """The least seconds of a call by the clock, after one that compiles."""
     jax.block_until_ready(function(*arguments))
     times = []
     for _ in range(rounds):
-        started = time.perf_counter()
+        started = clock()
         jax.block_until_ready(function(*arguments))
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return min(times)
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 def _statistics(samples: list[float]) -> str:

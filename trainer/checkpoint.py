@@ -25,6 +25,7 @@ from orbax.checkpoint.checkpoint_managers import (
 from tasks import files
 from tasks.command_line import UserError
 from trainer import config as configuration
+from trainer import processes
 from trainer.config import CheckpointConfig, Config
 from trainer.data import CachedData
 from trainer.setup import Run
@@ -182,7 +183,7 @@ class Checkpoints:
 
     def _check_room(self, state: TrainState) -> None:
         """Asks before writing: TensorStore's threads litter the terminal when a disk fills up."""
-        if files.is_remote(self._model_dir):
+        if files.is_remote(self._model_dir) or not processes.is_first():
             return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(files.local_path(self._model_dir)).free

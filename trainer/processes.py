@@ -30,6 +30,8 @@ AUTO = "auto"
 
 # How long processes wait for one another at the start: JAX's own default.
 _START_SECONDS = 300
+# How long one waits, when another has ended with an error, for the same error of its own.
+_GRACE_SECONDS = 2
 # Keys of the coordinator's store; a process is heard of when its value changes.
 _FOLDER = "palimpsest/alive/"
 _DONE, _ENDED = "done", "ended: "
@@ -215,7 +217,7 @@ class _Watch:
                         heard[index] = value, time.monotonic()
             for index, (value, since) in heard.items():
                 silent = time.monotonic() - since
-                if value.startswith(_ENDED):
+                if value.startswith(_ENDED) and not self._stop.wait(_GRACE_SECONDS):
                     self._lose(f"process {index} {value}")
                 if value != _DONE and silent > self._timeout:
                     self._lose(f"process {index} has not been heard of for {silent:.0f} seconds")

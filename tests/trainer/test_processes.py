@@ -1,6 +1,7 @@
 """Two processes on loopback: the same run as one, a clear end together, the same bits after it."""
 
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -36,8 +37,8 @@ def pretrain(cache, model_dir, *flags):
     ]
 
 
-def start(cache, model_dir, index, port, *flags):
-    """Process `index` of two, with one device each."""
+def start(cache, model_dir, index, port, *flags, devices=1):
+    """Process `index` of two, with one device each unless `devices` says more."""
     return subprocess.Popen(
         pretrain(
             cache,
@@ -49,6 +50,7 @@ def start(cache, model_dir, index, port, *flags):
             *flags,
         ),
         cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,13 +63,13 @@ def free_port():
         return found.getsockname()[1]
 
 
-def start_two(cache, model_dir, *flags):
+def start_two(cache, model_dir, *flags, devices=1):
     port = free_port()
-    return [start(cache, model_dir, index, port, *flags) for index in range(2)]
+    return [start(cache, model_dir, index, port, *flags, devices=devices) for index in range(2)]
 
 
 def finish(processes):
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=400) for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors
     return [output for output, _ in outputs]
@@ -117,6 +119,18 @@ def test_two_processes_make_the_run_of_one(text_cache, together, tmp_path):
         assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
     for one, two in zip(state(alone), state(together), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [["--mesh.num_partitions=2"], ["--mesh.data=1", "--mesh.fsdp=4"]])
+def test_several_devices_a_process(text_cache, together, tmp_path, mesh):
+    flags = [f"--train_steps={STEPS}", *mesh]
+    first, _ = finish(start_two(text_cache, tmp_path / "model", *flags, devices=2))
+    assert "4 cpu device(s) of 2 processes" in first
+    expected, found = losses(together), losses(tmp_path / "model")
+    assert found.keys() == expected.keys()
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
 
 
 def assert_told(process, victim):
@@ -171,7 +185,7 @@ def test_one_is_killed_and_both_go_on_to_the_same_bits(text_cache, together, tmp
         np.testing.assert_array_equal(one, two)
 
 
-# Two processes that add up numbers for ever; process 1 may end with a mistake of its user.
+# Two processes that add up numbers for ever; one or both may end with a mistake of their user.
 ADDING = """
 import sys, time
 import numpy as np
@@ -189,14 +203,14 @@ def main(argv):
         while True:
             add(put_batch({"x": np.ones(2)}, mesh)["x"]).block_until_ready()
             print("added", file=sys.stderr, flush=True)
-            if end == "error" and index == "1":
+            if end == "both" or end == "error" and index == "1":
                 raise command_line.UserError("its disk is full")
             time.sleep(0.1)
 command_line.run(main)
 """.replace("TIMEOUT", str(TIMEOUT))
 
 
-@pytest.mark.parametrize("end", ["kill", "error"])
+@pytest.mark.parametrize("end", ["kill", "error", "both"])
 def test_the_coordinator_or_a_failing_process_ends_the_other(end):
     port = free_port()
     both = [
@@ -214,6 +228,11 @@ def test_the_coordinator_or_a_failing_process_ends_the_other(end):
         both[0].kill()
         assert_told(both[1], victim=0)
         both[0].communicate()
+    elif end == "both":
+        for process in both:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 2, errors
+            assert "error: its disk is full" in errors
     else:
         errors = assert_told(both[0], victim=1)
         assert "ended: its disk is full" in errors

@@ -32,11 +32,14 @@ SMALL = [
     *("--model.num_decoder_layers=1", "--model.tied_logits=false"),
     *("--model.dropout_rate=0.1", f"--batch_size={B}"),
 ]
+# Layers of a scan, whose parameters have an axis more.
+SCANNED = ["--model.scan_layers=true", "--model.remat=full", "--model.num_decoder_layers=2"]
 MESHES = {
     "data": [],
     "fsdp": ["--mesh.data=2", "--mesh.fsdp=-1"],
     "tensor": ["--mesh.num_partitions=4"],
     "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
+    "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
 }
 
 
@@ -140,6 +143,8 @@ def alone():
 
 @pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_make_the_run_of_one(name, meshes, alone):
+    if name == "scanned":
+        alone = run(program_of(*SCANNED))
     assert meshes[name]["initial"] == alone["initial"]
     assert alone["final"] != alone["initial"]
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
@@ -158,6 +163,14 @@ PLACES = {
         "decoder/relpos_bias/rel_embedding": ["tensor", None],
     },
     # Source: mu-transformer, its X our fsdp and its Y our tensor.
+    "scanned": {
+        "decoder/token_embedder/embedding": ["tensor", "fsdp"],
+        "decoder/decoder/self_attention/query/kernel": ["fsdp", None, "tensor"],
+        "decoder/decoder/self_attention/out/kernel": ["tensor", None, "fsdp"],
+        "decoder/decoder/mlp/wi_0/kernel": ["fsdp", None, "tensor"],
+        "decoder/decoder/mlp/wo/kernel": ["tensor", None, "fsdp"],
+        "decoder/decoder/pre_mlp_layer_norm/scale": ["fsdp", None],
+    },
     "2d": {
         "decoder/token_embedder/embedding": [None, "tensor"],
         f"{ATTENTION}/query/kernel": ["fsdp", "tensor"],
@@ -174,7 +187,7 @@ PLACES = {
 @pytest.mark.parametrize("name", MESHES)
 def test_every_parameter_is_where_the_rules_say(name, meshes):
     found = meshes[name]["params"]
-    for path, place in PLACES["2d" if name == "2d" else "standard"].items():
+    for path, place in PLACES.get(name, PLACES["standard"]).items():
         assert found[path] == place, path
     assert all(any(axis for axis in place) for place in found.values())
     # Moments that are kept whole, as all of this size are, lie with their parameters.

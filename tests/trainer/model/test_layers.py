@@ -1,4 +1,4 @@
-"""Scans, rematerialisation and the kind of attention change how layers are run, not what comes out."""
+"""Scans, rematerialisation and the kind of attention change how layers run, not what comes out."""
 
 from functools import cache
 
