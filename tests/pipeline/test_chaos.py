@@ -36,6 +36,7 @@ def check(code, table, err, kills, others):
             assert cells[3:5] == ["0", "0"]
 
 
+@pytest.mark.slow
 def test_a_few_faults_of_every_kind(run, tmp_path):
     code, table, err = run("--kills=3", "--others=1", "--workers=1", f"--output={tmp_path}/lab")
     check(code, table, err, 3, 1)

@@ -61,7 +61,7 @@ def assert_text_is_the_documents(samples, loaded, documents, ends):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_every_window_s_text_is_its_documents(cache, documents, split):
     _, loaded = open_cache(cache)
-    for task, lengths, number in ((SPANS, Lengths(64, 30), 200), (None, Lengths(0, 0), 1 << 30)):
+    for task, lengths, number in ((SPANS, Lengths(64, 30), 80), (None, Lengths(0, 0), 1 << 30)):
         samples = shown(cache, task, lengths, number, split)
         assert len(samples) > 5
         inside = assert_text_is_the_documents(samples, loaded, documents, [])

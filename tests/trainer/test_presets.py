@@ -40,7 +40,14 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+# Tracing them takes seconds each; what they add to the smaller ones is numbers in a table.
+_LONG = ("3b", "11b", "xl", "xxl")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.endswith(_LONG)) for name in PUBLISHED],
+)
 def test_published_totals(name):
     dimensions, total = PUBLISHED[name]
     assert t5_parameters(*dimensions) == total

@@ -155,6 +155,7 @@ def start_endless(cache, model_dir):
     return both
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_stops_both_after_the_same_step(text_cache, tmp_path):
     both = start_endless(text_cache, tmp_path / "model")
     both[1].send_signal(signal.SIGTERM)

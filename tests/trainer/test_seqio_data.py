@@ -73,6 +73,7 @@ def pretrain(folder, model_dir, task, *flags):
     )
 
 
+@pytest.mark.slow
 def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
     flags = (f"--cache_dir={text_cache.parent}", "--train_steps=2", "--evaluation.every_steps=2")
     result = pretrain(folder, tmp_path, "seqio:both", *flags)

@@ -67,13 +67,21 @@ def test_all_words_are_counted(corpus, tmp_path):
     }
 
 
+@pytest.fixture(scope="module")
+def differently_cut(corpus, tmp_path_factory):
+    """The same words counted in pieces and batches of other sizes."""
+    jobs = []
+    for piece, batch in [(1 << 16, 1 << 20), (1 << 30, 5000), (3 << 16, 1)]:
+        jobs.append(job(corpus, tmp_path_factory.mktemp("counts"), piece, batch))
+        count.run(jobs[-1], None, False)
+    return jobs
+
+
 @pytest.mark.parametrize("limit_words", [10**9, 6000, 3000, 40])
-def test_pieces_and_batches_do_not_matter(corpus, tmp_path, limit_words):
+def test_pieces_and_batches_do_not_matter(differently_cut, limit_words):
     found = []
-    for number, (piece, batch) in enumerate([(1 << 16, 1 << 20), (1 << 30, 5000), (3 << 16, 1)]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        counts = counted(job(corpus, folder, piece, batch), limit_words=limit_words)
+    for each in differently_cut:
+        counts = count.add_up(each, 10**9, limit_words)
         found.append((as_dict(counts), counts.threshold, counts.statistics))
         assert len(counts.words) <= limit_words
         # What is left out is made up for by what is kept.
