@@ -88,7 +88,8 @@ def train(run: Run, origins: dict[str, str]) -> int:
         _save_versions(config.model_dir)
 
     program = Program(run)
-    print(consequences(run, program, first), flush=True)
+    if processes.is_first():  # it reads a batch of all hosts' rows
+        print(consequences(run, program, first), flush=True)
     state = (
         checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
     )
