@@ -1,6 +1,6 @@
 """How long steps wait for rows of a cache in a bucket, by bandwidth, latency and order.
 
-    python -m benchmarks.remote_input [--step_seconds=0.05] [--steps=150] [--bandwidths=…]
+    python -m benchmarks.remote_input [--step_seconds=0.25] [--steps=60] [--bandwidths=…]
 
 A server of tests/gcs_server.py on this machine sends so many bytes a second, all connections
 together, each answer after a latency. A process takes batches of 128 x (512 -> 114) from the
@@ -62,8 +62,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--batch_size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--step_seconds", type=float, default=0.05)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--step_seconds", type=float, default=0.25)
     parser.add_argument("--shards", type=int, default=64)
     parser.add_argument("--bandwidths", default="1.5,3,10", help="times what the run reads")
     parser.add_argument("--latencies", default="0,0.05", help="seconds")

@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from tasks import vocabulary
 from tests.gcs_server import GcsServer
 from tests.trainer.conftest import ROOT, command
 from tests.trainer.test_processes import losses, state
@@ -71,7 +70,9 @@ def run(gcs, *arguments, expected=0, **environment):
 
 
 def assert_equal(model_dir, alone):
-    assert losses(model_dir) == losses(alone)
+    expected, found = losses(alone), losses(model_dir)
+    # A run of fewer steps was evaluated at its end, too.
+    assert {place: found[place] for place in expected} == expected
     for one, two in zip(state(model_dir, STEPS), state(alone, STEPS), strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -166,7 +167,6 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
     assert (there / "model/evaluation.json").read_text() == (
         here / "model/evaluation.json"
     ).read_text()
-    assert vocabulary.load(str(there / "vocabulary"), 100).record
 
 
 SEQIO = """
