@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--step_seconds", type=float, default=0.25)
     parser.add_argument("--shards", type=int, default=64)
-    parser.add_argument("--bandwidths", default="0.8,1.5,3,10", help="times what the run reads")
+    parser.add_argument("--bandwidths", default="0.4,1.5,3,10", help="times what the run reads")
     parser.add_argument("--latencies", default="0,0.05", help="seconds")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     flags = parser.parse_args()
