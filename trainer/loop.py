@@ -88,7 +88,8 @@ def train(run: Run, origins: dict[str, str]) -> int:
         _save_versions(config.model_dir)
 
     program = Program(run)
-    print(consequences(run, program, first), flush=True)
+    if processes.is_first():
+        print(consequences(run, program, first), flush=True)
     state = (
         checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
     )
@@ -102,7 +103,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     speed = Speed.of(run)
 
     def report(taken: Taken) -> str:
-        _stop_if_refused(taken, state, run, checkpoints)
+        _stop_if_refused(taken, state, run, checkpoints, writer)
         values = means(taken.metrics)
         skipped = int(taken.guard.skipped)
         if skipped and not float(taken.metrics["loss"][1]):
@@ -143,7 +144,9 @@ def train(run: Run, origins: dict[str, str]) -> int:
             if evaluating or saving:
                 if pending:
                     note, pending = report(pending), None
-                _stop_if_refused(Taken(step, state.metrics, state.guard), state, run, checkpoints)
+                _stop_if_refused(
+                    Taken(step, state.metrics, state.guard), state, run, checkpoints, writer
+                )
             if evaluating and evaluator:
                 for split, result in evaluator(state.params).items():
                     writer.write(step, split, result)
@@ -157,6 +160,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
                 speed.restart(step)
             if saving:
                 begin = time.monotonic()
+                writer.flush()
                 checkpoints.save(step, state, run)
                 speed.blocked += time.monotonic() - begin
             bar.update(step, note)
@@ -178,7 +182,9 @@ class Taken(NamedTuple):
     guard: Guard
 
 
-def _stop_if_refused(taken: Taken, state: TrainState, run: Run, checkpoints: Checkpoints) -> None:
+def _stop_if_refused(
+    taken: Taken, state: TrainState, run: Run, checkpoints: Checkpoints, writer: MetricsWriter
+) -> None:
     """Ends the run where an update must not be made; `taken` are metrics that `state` lacks.
 
     Raises:
@@ -189,6 +195,7 @@ def _stop_if_refused(taken: Taken, state: TrainState, run: Run, checkpoints: Che
         held = dataclasses.replace(state, metrics=taken.metrics, guard=guard.released(taken.guard))
         step = int(held.step)
         if step and step not in checkpoints.steps():
+            writer.flush()
             checkpoints.save(step, held, run)
         checkpoints.close()
         why = guard.explained(taken.guard, held.params, config.spike_factor)
@@ -305,7 +312,7 @@ def consequences(run: Run, program: Program, first_step: int) -> str:
         f"goes on from checkpoint {first_step}" if first_step else "starts from initial parameters"
     )
     lines = [
-        *run.data.consequences(),
+        *run.data.consequences(first_step, *program.host_part),
         (
             "model",
             f"{config.preset}: {parameter_count(config.model):,} parameters, "
