@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pipeline import dataflow, graph, portable, tokenize
 from pipeline import folder as cache
-from pipeline import graph, tokenize
 from pipeline.watch import Watch, bad_share, watched
 from tasks import files, registry, sources, vocabulary
 from tasks.command_line import UserError
@@ -33,6 +33,11 @@ def build(options: "Options", beam_arguments: list[str]) -> None:
     if options.dry_run:
         _foresee(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
         return
+    spec = sources.parse(options.corpus or task.corpus)
+    if dataflow.is_runner(options.runner):
+        dataflow.check(beam_arguments, spec, options.cache_dir)
+    elif portable.is_runner(options.runner):
+        portable.check(beam_arguments)
     with cache.claim(folder):
         job, assignments = _planned(options, task, loaded, folder)
         plan = job.plan
@@ -287,7 +292,7 @@ def _foresee(
         f"{come.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB"
         + (f" in {come.seconds:.1f} s with --workers={options.workers}" if here else "")
     )
-    if options.runner.rsplit(".", 1)[-1] == "DataflowRunner":
+    if dataflow.is_runner(options.runner):
         hours = come.core_seconds / 3600
         dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_A_VCPU_HOUR)
         print(
