@@ -201,7 +201,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
             *data, receipt = new
             if receipt in names and (shard := _receipt(files.join(folder, receipt))):
                 for name in names.intersection(data):
-                    _rename(files.join(folder, name), files.join(folder, new[name]))
+                    files.rename(files.join(folder, name), files.join(folder, new[name]))
                 entries = {new[name]: entry for name, entry in shard.files.items()}
                 renamed = dataclasses.replace(shard, files=entries)
                 path = files.join(folder, new[receipt])
@@ -215,14 +215,6 @@ def _receipt(path: str) -> Shard | None:
         return shard_from_dict(files.read_json(path))
     except (UserError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _rename(source: str, target: str) -> None:
-    if files.is_remote(source):
-        fs, inner = files.filesystem(source)
-        fs.mv(inner, files.filesystem(target)[1])
-    else:
-        os.replace(files.local_path(source), files.local_path(target))
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:

@@ -91,7 +91,7 @@ def open_file(path: str, size: int, etag: str, ahead: int = _REQUEST_BYTES) -> I
 
         fetch = hub.fetch_from_hub(path, size, etag)
     else:
-        fetch = remote.fetch_from_store(path, size, etag)
+        fetch = files.fetch_from_store(path, size, etag)
     raw = remote.File(path, size, fetch)
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
 

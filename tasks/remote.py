@@ -1,4 +1,5 @@
-"""Reading a corpus over the network: by ranges, tried again for minutes, and never another content.
+"""What goes over the network is tried again for minutes; files are read by ranges, and never others
+than were planned.
 
 Whatever may pass is tried again with exponential backoff and jitter, from the byte that was
 reached: connections reset or timed out, answers 408, 425, 429 and 5xx, answers cut short. A server
@@ -19,7 +20,6 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
-from tasks import files
 from tasks.command_line import UserError
 
 Result = TypeVar("Result")
@@ -34,7 +34,7 @@ RETRIED = (408, 425, 429)
 _PASSING = {
     "ConnectionError", "TimeoutError", "gaierror", "CutShort",
     "TransportError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead",
-    "ChunkedEncodingError", "ProtocolError", "HTTPClientError",
+    "ChunkedEncodingError", "ProtocolError", "HTTPClientError", "ChecksumError",
 }  # fmt: skip
 _LASTING = {"UserError", "OfflineModeIsEnabled", "UnsupportedProtocol", "LocalProtocolError"}
 
@@ -88,8 +88,8 @@ def patiently(
             pause = max(asked, delay * random.uniform(0.5, 1))
             if time.monotonic() + pause - began > limit:
                 raise UserError(
-                    f"{what} cannot be read: nothing came for {limit:.0f} s, the last reason was "
-                    f"{reason}; what is finished is kept, give the same command again to go on"
+                    f"{what} cannot be reached: nothing came for {limit:.0f} s, the last reason "
+                    f"was {reason}; what is finished is kept, give the same command again to go on"
                 ) from error
         logging.getLogger(__name__).warning("%s: %s, again in %.1f s", what, reason, pause)
         time.sleep(pause)
@@ -107,7 +107,7 @@ def _passing(error: Exception) -> tuple[str, float] | None:
     if outermost & _LASTING or "SSLCertVerificationError" in kinds:
         return None
     for link in chain:
-        status, headers = _answer(link)
+        status, headers = answer(link)
         if status:
             again = status in RETRIED or status >= 500
             return (f"HTTP {status}", _asked_to_wait(headers)) if again else None
@@ -121,7 +121,7 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _answer(error: BaseException) -> tuple[int, Mapping[str, str]]:
+def answer(error: BaseException) -> tuple[int, Mapping[str, str]]:
     """Status and headers of an answer of HTTP that a library's error carries, else 0."""
     holder: Any = getattr(error, "response", None) or error
     for name in ("status_code", "status", "code"):
@@ -211,21 +211,3 @@ class File(io.RawIOBase):
 
         patiently(self._path, rest, lambda: self._position)
         return stop - start
-
-
-def fetch_from_store(path: str, size: int, etag: str) -> Fetch:
-    """Returns the Fetch of a file of any fsspec store, whose state is checked when it is opened."""
-    fs, inner = files.filesystem(path)
-    known = False
-
-    def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
-        nonlocal known
-        if not known:
-            fs.invalidate_cache()
-            info = fs.info(inner)
-            check(path, (size, etag), (info["size"], files.etag(info)))
-        known = False  # an attempt that fails leaves it so: look again before going on
-        yield fs.cat_file(inner, start=start, end=stop)
-        known = True
-
-    return fetch

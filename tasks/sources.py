@@ -307,24 +307,37 @@ def _resolve_python_docs(spec: CorpusSpec, piece_bytes: int, max_document_bytes:
     return Corpus(spec, record, tuple(pieces))
 
 
+def _matching(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
+    """What is there of a pattern: path -> what the store says of it.
+
+    Raises:
+      FileNotFoundError: nothing.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return {pattern: fs.info(pattern)}
+    found = fs.glob(pattern, detail=True)
+    if not found:
+        raise FileNotFoundError(pattern)
+    return found
+
+
 def _list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile]]:
     """Returns the spec with its pattern below the fixed folder, and the files that match it."""
     fs, pattern = files.filesystem(spec.location)
+    components = pattern.split("/")
+    fixed = next((i for i, part in enumerate(components) if re.search(r"[*\[]", part)), -1)
+    parts = components[fixed:]
     try:
-        if fs.isdir(pattern):
-            raise UserError(
-                f"{spec.location} is a folder: name its files, as in {spec.kind}:"
-                f"{files.join(spec.location, '*')}"
-            )
-        if fs.isfile(pattern):
-            found, parts = {pattern: fs.info(pattern)}, [pattern.rsplit("/", 1)[-1]]
-        else:
-            found = fs.glob(pattern, detail=True)
-            components = pattern.split("/")
-            fixed = next((i for i, part in enumerate(components) if re.search(r"[*\[]", part)), -1)
-            parts = components[fixed:]
+        found = files.on_store(spec.location, _matching)
+    except FileNotFoundError:
+        found = {}
     except OSError as error:
         raise UserError(f"{spec.location} cannot be listed: {error}") from error
+    if list(found) == [pattern] and found[pattern]["type"] == "directory":
+        raise UserError(
+            f"{spec.location} is a folder: name its files, as in {spec.kind}:"
+            f"{files.join(spec.location, '*')}"
+        )
     below = "/".join(parts)
     base = pattern.removesuffix(below)
     listed = []

@@ -188,7 +188,7 @@ def parts_of(content_type: str, body: bytes) -> list[tuple[dict[str, str], bytes
     for part in (line + body).split(line + mark)[1:]:
         if part.startswith(b"--"):
             break
-        head, _, data = part.removeprefix(line).partition(line + line)
+        head, _, data = part.partition(line + line)
         pairs = (text.partition(b":") for text in head.split(line) if b":" in text)
         headers = {key.strip().lower().decode(): value.strip().decode() for key, _, value in pairs}
         found.append((headers, data))

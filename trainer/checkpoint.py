@@ -25,6 +25,7 @@ from orbax.checkpoint.checkpoint_managers import (
 from tasks import files
 from tasks.command_line import UserError
 from trainer import config as configuration
+from trainer import stores
 from trainer.config import CheckpointConfig, Config
 from trainer.data import CachedData
 from trainer.setup import Run
@@ -54,6 +55,8 @@ class Checkpoints:
         self._best: Best | None = None
         # Orbax logs a traceback, in a thread of its own, of every error that it then raises.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
+        if files.is_remote(model_dir):
+            stores.prepare(model_dir)
         folder = (
             model_dir
             if files.is_remote(model_dir)

@@ -102,7 +102,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     speed = Speed.of(run)
 
     def report(taken: Taken) -> str:
-        _stop_if_refused(taken, state, run, checkpoints)
+        _stop_if_refused(taken, state, run, checkpoints, writer)
         values = means(taken.metrics)
         skipped = int(taken.guard.skipped)
         if skipped and not float(taken.metrics["loss"][1]):
@@ -143,7 +143,9 @@ def train(run: Run, origins: dict[str, str]) -> int:
             if evaluating or saving:
                 if pending:
                     note, pending = report(pending), None
-                _stop_if_refused(Taken(step, state.metrics, state.guard), state, run, checkpoints)
+                _stop_if_refused(
+                    Taken(step, state.metrics, state.guard), state, run, checkpoints, writer
+                )
             if evaluating and evaluator:
                 for split, result in evaluator(state.params).items():
                     writer.write(step, split, result)
@@ -157,6 +159,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
                 speed.restart(step)
             if saving:
                 begin = time.monotonic()
+                writer.flush()
                 checkpoints.save(step, state, run)
                 speed.blocked += time.monotonic() - begin
             bar.update(step, note)
@@ -178,7 +181,9 @@ class Taken(NamedTuple):
     guard: Guard
 
 
-def _stop_if_refused(taken: Taken, state: TrainState, run: Run, checkpoints: Checkpoints) -> None:
+def _stop_if_refused(
+    taken: Taken, state: TrainState, run: Run, checkpoints: Checkpoints, writer: MetricsWriter
+) -> None:
     """Ends the run where an update must not be made; `taken` are metrics that `state` lacks.
 
     Raises:
@@ -189,6 +194,7 @@ def _stop_if_refused(taken: Taken, state: TrainState, run: Run, checkpoints: Che
         held = dataclasses.replace(state, metrics=taken.metrics, guard=guard.released(taken.guard))
         step = int(held.step)
         if step and step not in checkpoints.steps():
+            writer.flush()
             checkpoints.save(step, held, run)
         checkpoints.close()
         why = guard.explained(taken.guard, held.params, config.spike_factor)

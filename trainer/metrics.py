@@ -9,6 +9,7 @@ from typing import Any
 from tasks import files
 from tasks.command_line import UserError
 from trainer.config import Config
+from trainer.stores import Mirror
 
 METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb.json"
@@ -18,7 +19,8 @@ class MetricsWriter:
     """Writes `metrics.jsonl`, one object a line, TensorBoard events beside it, and more if asked.
 
     A line is {"step", "split", "metrics": {...}} and, for training, "speed": {...}; everything but
-    "speed" is a function of the configuration. Lines of steps after `resume_step`, left by a run
+    "speed" is a function of the configuration. In a remote model directory files appear whole, a
+    moment later. Lines of steps after `resume_step`, left by a run
     that was killed, are removed first. Unless it is `writing`, it does nothing at all: of several
     processes one writes.
 
@@ -35,16 +37,17 @@ class MetricsWriter:
             return
         if config.metrics.wandb:
             self._wandb = _start_wandb(config)
-        self._path = files.join(model_dir, METRICS_FILE)
-        self._lines = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
-        self._local = not files.is_remote(model_dir)
-        self._rewrite()
+        self._mirror = Mirror(model_dir) if files.is_remote(model_dir) else None
+        folder = self._mirror.folder if self._mirror else files.local_path(model_dir)
+        self._path = files.join(folder, METRICS_FILE)
+        kept = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        files.write_bytes(self._path, text.encode())
         self._board_folder = (
-            files.join(files.local_path(model_dir), "tensorboard")
-            if config.metrics.tensorboard and self._local
-            else None
+            files.join(folder, "tensorboard") if config.metrics.tensorboard else None
         )
         self._resume_step = resume_step
+        self.flush()
 
     def write(
         self,
@@ -59,33 +62,34 @@ class MetricsWriter:
         line: dict[str, Any] = {"step": step, "split": split, "metrics": metrics}
         if speed is not None:
             line["speed"] = speed
-        self._lines.append(line)
-        if self._local:
-            with open(files.local_path(self._path), "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        else:
-            self._rewrite()
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         values = {**metrics, **(speed or {})}
         if self._board_folder:
             board = self._board(split)
             for name, value in values.items():
                 board.add_scalar(name, value, step)
             board.flush()
+        if self._mirror:
+            self._mirror.begin()
         if self._wandb:
             self._wandb.log(
                 {"step": step, **{f"{split}/{name}": value for name, value in values.items()}}
             )
 
+    def flush(self) -> None:
+        """Returns when what was written is in a remote model_dir too, before a checkpoint says that
+        its steps are done."""
+        if self._writing and self._mirror:
+            self._mirror.finish()
+
     def close(self) -> None:
         """Closes the TensorBoard files and hands the last numbers to Weights & Biases."""
         for board in self._boards.values():
             board.close()
+        self.flush()
         if self._wandb:
             self._wandb.finish()
-
-    def _rewrite(self) -> None:
-        text = "".join(json.dumps(line) + "\n" for line in self._lines)
-        files.write_bytes(self._path, text.encode())
 
     def _board(self, split: str) -> Any:
         if split not in self._boards:

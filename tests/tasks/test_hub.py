@@ -150,7 +150,7 @@ def test_what_never_passes_is_one_line_that_says_how_to_go_on(hub_server, with_h
     with hub_server.HubServer(folder, always="503") as server:
         done = with_hub(server.url, *arguments, token=TOKEN, PALIMPSEST_RETRY_SECONDS="0.3")
     line = refused(done)
-    assert "data/train.jsonl cannot be read: nothing came for 0 s" in line
+    assert "data/train.jsonl cannot be reached: nothing came for 0 s" in line
     assert "HTTP 503" in line
     assert "the same command again" in line
     asked = [path for _, path, _ in server.seen if path.endswith("train.jsonl")]

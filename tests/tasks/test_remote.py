@@ -111,7 +111,7 @@ def test_without_progress_it_ends_and_with_progress_it_goes_on(monkeypatch):
     remote.patiently("a", action, progress=lambda: len(done))
     assert now[0] > 300
     done.clear()
-    with pytest.raises(UserError, match="a cannot be read: nothing came for 100 s") as caught:
+    with pytest.raises(UserError, match="a cannot be reached: nothing came for 100 s") as caught:
         remote.patiently("a", action)
     assert "signature" not in str(caught.value)
     assert "hf_abc" not in str(caught.value)

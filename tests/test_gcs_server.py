@@ -1,0 +1,166 @@
+"""The Cloud Storage of the tests keeps Cloud Storage's rules, which its clients rely on."""
+
+import contextlib
+import http.client
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.gcs_http import PART_BYTES
+from tests.gcs_server import FAULTS, GcsServer
+from tests.gcs_store import Answer, Store
+
+
+@pytest.fixture
+def gcs():
+    with GcsServer() as server:
+        yield server
+
+
+def ask(gcs, method, path, body=None, **headers):
+    """Returns (status, headers, body) of a request."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(gcs.url + path, body, names, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def put(gcs, name, data=b"", **query):
+    more = "".join(f"&{key}={value}" for key, value in query.items())
+    path = f"/upload/storage/v1/b/bucket/o?uploadType=media&name={name}{more}"
+    return ask(gcs, "POST", path, data)[0]
+
+
+def names(gcs, **query):
+    """(objects and folders, pages) of a listing."""
+    found, pages, token = [], 0, ""
+    while pages == 0 or token:
+        asked = "&".join(f"{key}={value}" for key, value in query.items())
+        page = f"&pageToken={token}" if token else ""
+        status, _, body = ask(gcs, "GET", f"/storage/v1/b/bucket/o?{asked}{page}")
+        assert status == 200
+        answer = json.loads(body)
+        found += [item["name"] for item in answer.get("items", [])] + answer.get("prefixes", [])
+        pages, token = pages + 1, answer.get("nextPageToken")
+    return found, pages
+
+
+def test_an_object_is_made_only_where_its_precondition_holds(gcs):
+    assert put(gcs, "a", b"one", ifGenerationMatch=0) == 200
+    assert put(gcs, "a", b"two", ifGenerationMatch=0) == 412
+    generation = gcs.store.buckets["bucket"]["a"].resource["generation"]
+    assert put(gcs, "a", b"three", ifGenerationMatch=generation) == 200
+    assert put(gcs, "a", b"four", ifGenerationMatch=generation) == 412
+    assert gcs.read("a") == b"three"
+    assert ask(gcs, "DELETE", f"/b/bucket/o/a?ifGenerationMatch={generation}")[0] == 412
+    assert ask(gcs, "GET", f"/b/bucket/o/a?generation={generation}")[0] == 404
+    assert ask(gcs, "DELETE", "/b/bucket/o/a")[0] == 204
+    assert ask(gcs, "DELETE", "/b/bucket/o/a")[0] == 404
+
+
+def test_a_listing_has_pages_folders_and_bounds(gcs):
+    for name in ("a/1", "a/2", "a/b/3", "a/b/", "c", "d/"):
+        assert put(gcs, name) == 200
+    assert names(gcs) == (["a/1", "a/2", "a/b/", "a/b/3", "c", "d/"], 1)
+    assert names(gcs, maxResults=2) == (["a/1", "a/2", "a/b/", "a/b/3", "c", "d/"], 3)
+    assert names(gcs, prefix="a/", delimiter="/")[0] == ["a/1", "a/2", "a/b/"]
+    assert names(gcs, prefix="a/b/", delimiter="/")[0] == ["a/b/", "a/b/3"]
+    assert names(gcs, startOffset="a/2", endOffset="c")[0] == ["a/2", "a/b/", "a/b/3"]
+    assert ask(gcs, "GET", "/storage/v1/b/none/o")[0] == 404
+
+
+def test_ranges_are_those_of_http(gcs):
+    put(gcs, "a", b"0123456789")
+    path = "/download/storage/v1/b/bucket/o/a?alt=media"
+    for asked, status, body in [
+        ("bytes=2-4", 206, b"234"),
+        ("bytes=8-100", 206, b"89"),
+        ("bytes=7-", 206, b"789"),
+        ("bytes=-3", 206, b"789"),
+    ]:
+        got, headers, data = ask(gcs, "GET", path, Range=asked)
+        assert (got, data) == (status, body)
+        assert headers["Content-Range"].endswith("/10")
+    assert ask(gcs, "GET", path, Range="bytes=10-")[0] == 416
+    status, headers, data = ask(gcs, "HEAD", "/bucket/a")
+    assert (status, headers["Content-Length"], data) == (200, "10", b"")
+    assert {request.object for request in gcs.requests if request.status == 206} == {"a"}
+
+
+def test_an_upload_in_parts_appears_with_its_last_byte(gcs):
+    begin = "/upload/storage/v1/b/bucket/o?uploadType=resumable&name=a"
+    place = ask(gcs, "POST", begin)[1]["Location"].removeprefix(gcs.url)
+    data = bytes(range(256)) * (PART_BYTES // 128)
+    half = len(data) // 2
+    short = ask(gcs, "PUT", place, data[:100], Content_Range=f"bytes 0-99/{len(data)}")
+    assert short[0] == 400
+    first = f"bytes 0-{half - 1}/{len(data)}"
+    for _ in range(2):  # as after an answer that was lost
+        status, headers, _ = ask(gcs, "PUT", place, data[:half], Content_Range=first)
+        assert (status, headers["Range"]) == (308, f"bytes=0-{half - 1}")
+    assert gcs.names() == []
+    for _ in range(2):
+        rest = f"bytes {half}-{len(data) - 1}/{len(data)}"
+        assert ask(gcs, "PUT", place, data[half:], Content_Range=rest)[0] == 200
+    assert gcs.read("a") == data
+
+
+def test_what_differs_from_its_checksum_is_not_kept():
+    store = Store("bucket")
+    with pytest.raises(Answer, match="md5Hash"):
+        store.put("bucket", "a", b"one", {"md5Hash": "AAAA"}, {})
+    assert not store.buckets["bucket"]
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"-", b"\n--"])
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
+def test_a_body_of_several_parts_loses_no_byte(gcs, line, end):
+    data = b"\x00text" + end
+    parts = [b"--x", b"Content-Type: a/b", b"", b'{"name": "a"}', b"--x", b"", data, b"--x--"]
+    path = "/upload/storage/v1/b/bucket/o?uploadType=multipart"
+    kind = "multipart/related; boundary=x"
+    assert ask(gcs, "POST", path, line.join(parts), Content_Type=kind)[0] == 200
+    assert gcs.read("a") == data
+
+
+def test_copies_and_compositions(gcs):
+    put(gcs, "a", b"one")
+    assert ask(gcs, "POST", "/b/bucket/o/a/copyTo/b/bucket/o/b%2Fc")[0] == 200
+    answer = ask(gcs, "POST", "/b/bucket/o/a/rewriteTo/b/bucket/o/d")
+    assert json.loads(answer[2])["done"]
+    body = json.dumps({"sourceObjects": [{"name": "a"}, {"name": "b/c"}]}).encode()
+    assert ask(gcs, "POST", "/b/bucket/o/e/compose", body)[0] == 200
+    assert gcs.read("e") == b"oneone"
+    assert ask(gcs, "POST", "/b/bucket/o/d/moveTo/o/f")[0] == 200
+    assert gcs.names() == ["a", "b/c", "e", "f"]
+
+
+def test_faults_are_those_of_the_seed_and_do_what_they_say():
+    seen = []
+    for _ in range(2):
+        with GcsServer(faults=0.5, seed=3) as gcs:
+            for index in range(80):
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    put(gcs, f"{index}", b"text")
+            seen.append([request.fault for request in gcs.requests])
+            assert set(seen[-1]) == {"", *FAULTS}
+            kept = {int(name) for name in gcs.names()}
+            for index, fault in enumerate(seen[-1]):
+                assert (index in kept) == (fault in ("", "lost", "cut off"))
+    assert seen[0] == seen[1]
+
+
+def test_who_may_not_is_told(gcs):
+    with GcsServer(gcs.store, denied=["bucket"]) as denied, GcsServer(needs_token=True) as closed:
+        assert put(denied, "a") == 403
+        assert put(closed, "a") == 401
+        path = "/computeMetadata/v1/instance/service-accounts/default/token"
+        token = json.loads(ask(closed, "GET", path)[2])["access_token"]
+        asked = ask(closed, "GET", "/b/bucket/o/a", Authorization=f"Bearer {token}")
+        assert asked[0] == 404
+    assert gcs.names() == []
