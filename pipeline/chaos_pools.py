@@ -86,7 +86,7 @@ class Cluster:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _workers(self) -> list[int]:
+    def workers(self) -> list[int]:
         """Process ids of the workers."""
         parents = {str(self._running[name].pid) for name in self._pools}
         listed = subprocess.run(
@@ -110,7 +110,7 @@ class Cluster:
         ]  # fmt: skip
 
     def _kill_worker(self, history: History) -> bool:
-        workers = self._workers()
+        workers = self.workers()
         if workers:
             os.kill(history.random.choice(workers), signal.SIGKILL)
         return bool(workers)

@@ -2,7 +2,7 @@
 
 Workers get our packages as a wheel that is made here, of the very files that this process runs, and
 which asks for the versions that are installed here: they write what this machine would write.
-The rest of the job is Beam's. Tokens do not travel: see tasks/secret.py.
+The rest of the job is Beam's. Tokens do not travel: see pipeline/secret.py.
 """
 
 import base64

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pipeline import dataflow, graph, portable, tokenize
+from pipeline import dataflow, graph, portable, secret, tokenize
 from pipeline import folder as cache
 from pipeline.watch import Watch, bad_share, watched
 from tasks import files, registry, sources, vocabulary
@@ -26,6 +26,10 @@ def build(options: "Options", beam_arguments: list[str]) -> None:
       OSError: the cache cannot be written. Finished shards are kept.
     """
     task = registry.get(options.task, options.task_module)
+    if options.hf_token_secret:
+        if sources.parse(options.corpus or task.corpus).kind != "hf":
+            raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
+        secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
@@ -73,7 +77,8 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
     )
-    return graph.Job(folder, plan, corpus, options.tokenizer), assignments
+    job = graph.Job(folder, plan, corpus, options.tokenizer, options.hf_token_secret or "")
+    return job, assignments
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:

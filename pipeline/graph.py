@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline import beam_job, tokenize
+from pipeline import beam_job, secret, tokenize
 from pipeline.write import ShardWriter
 from tasks import files, sources, vocabulary
 from tasks.command_line import UserError
@@ -27,13 +27,15 @@ SENTINEL = "contains a sentinel such as <extra_id_0>"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker is told: the cache's folder and plan, the resolved corpus, and by what to
-    tokenize (see pipeline.tokenize.ENGINES), which no byte depends on."""
+    """What every worker is told: the cache's folder and plan, the resolved corpus, and, which no
+    byte depends on, by what to tokenize (see pipeline.tokenize.ENGINES) and the name of the secret
+    that holds the Hub's token."""
 
     folder: str
     plan: Plan
     corpus: sources.Corpus
     tokenizer: str = tokenize.FAST
+    hf_token_secret: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,7 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
         tokenizer was found to differ from SentencePiece.
       OSError: the shards cannot be written.
     """
+    secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()
     ordinal = 0
     with contextlib.ExitStack() as stack:
