@@ -214,8 +214,9 @@ def explain(error: BaseException, arguments: list[str]) -> UserError | None:
     if "State: CANCELLED" in text:
         return UserError(f"the Dataflow job was cancelled: {_GO_ON}")
     if "State: FAILED" in text:
-        reason = str(error).partition("Error:")[2].strip().splitlines() or ["it gives no reason"]
-        return UserError(f"the Dataflow job failed: {reason[-1]}; {_GO_ON}")
+        reason = str(error).partition("Error:")[2].strip().splitlines()
+        said = reason[-1] if reason and reason[-1] != "None" else "its page says why"
+        return UserError(f"the Dataflow job failed: {said}; {_GO_ON}")
     if "did not reach to a terminal state" in text:
         return UserError(
             f"Dataflow did not answer for minutes; the job may go on. Once it has ended: {_GO_ON}"

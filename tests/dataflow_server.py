@@ -76,15 +76,16 @@ class DataflowServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def submit(self, request: dict[str, Any]) -> Job:
+    def submit(self, request: dict[str, Any]) -> dict[str, Any]:
         """Starts a job; while one of that name runs, that one is the answer, as Dataflow's."""
         for job in self.jobs:
             if job.request["name"] == request["name"] and job.state not in _ENDED:
-                return job
+                return job.as_json()
         job = Job(f"2026-01-01_00_00_00-{len(self.jobs) + 1}", request)
         self.jobs.append(job)
+        answer = job.as_json()
         threading.Thread(target=self._run, args=(job,), daemon=True).start()
-        return job
+        return answer
 
     def _run(self, job: Job) -> None:
         try:
@@ -107,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             status, message = self.dataflow.refuses
             self._answer({"error": {"code": status, "message": message}}, status)
         elif re.search(r"/projects/[^/]+/locations/[^/]+/jobs\?", self.path):
-            self._answer(self.dataflow.submit(self._body()).as_json())
+            self._answer(self.dataflow.submit(self._body()))
         else:
             self._answer({}, 404)
 
