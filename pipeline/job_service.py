@@ -5,11 +5,13 @@
     python -m pipeline.build … --runner=PortableRunner --job_endpoint=HOST:8099 \\
         --environment_type=EXTERNAL --environment_config=HOST1:50001,HOST2:50001
 
-Workers are spread over the pools. A job ends with an error when one of them is lost: finished
-shards are kept, and the same command goes on. Beam's own service knows one pool and waits for a
-lost worker for ever. It asks nobody who they are: let it listen in networks that you trust alone.
+Workers are spread over the pools. When one of them is lost the job ends with an error: finished
+shards are kept, and the same command goes on. Beam's own service knows one pool, waits for a lost
+worker for ever, and lets workers go on that nobody waits for. It asks nobody who they are: let it
+listen in networks that you trust alone.
 """
 
+import contextlib
 import itertools
 import logging
 import signal
@@ -24,6 +26,9 @@ from tasks.command_line import Parser, RawHelp, run
 
 # How long a worker may take to come after its pool said that it started.
 _START_SECONDS = 300
+_STOP_SECONDS = 30
+# The connections to the workers of each job, by the thread that runs it.
+_connections: dict[threading.Thread, list[Any]] = {}
 
 
 def command_line() -> Parser:
@@ -33,6 +38,14 @@ def command_line() -> Parser:
     )
     parser.add_argument("--port", type=positive, default=8099, help="where to listen (8099)")
     return parser
+
+
+def _end(connections: list[Any], error: Exception) -> None:
+    """Has all that waits for an answer of these workers, now or later, fail with `error`."""
+    for connection in connections:
+        connection.ended = error
+        for future in list(connection._futures_by_id.values()):
+            future.abort(error)
 
 
 def _install() -> None:
@@ -47,18 +60,27 @@ def _install() -> None:
     )
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
 
-    usual = worker_handlers.ControlConnection._read
+    connection = worker_handlers.ControlConnection
+    usual_read, usual_push = connection._read, connection.push
 
     def read(self: Any) -> None:
         try:
-            usual(self)
+            usual_read(self)
         except Exception as error:  # grpc's, without a text, when the process is gone
             logging.getLogger(__name__).info("a worker's connection ended: %r", error)
         finally:
-            # All that wait for an answer of it; none do when it was told to go.
-            self.abort(RuntimeError(f"{LOST}its process died or its machine is gone"))
+            # The others may have hours of work left; without this one it is in vain.
+            for job in [each for each in list(_connections.values()) if self in each] or [[self]]:
+                _end(job, RuntimeError(f"{LOST}its process died or its machine is gone"))
 
-    setattr(worker_handlers.ControlConnection, "_read", read)  # noqa: B010
+    def push(self: Any, request: Any) -> Any:
+        future = usual_push(self, request)
+        if future is not None and hasattr(self, "ended"):  # nobody will answer
+            future.abort(self.ended)
+        return future
+
+    setattr(connection, "_read", read)  # noqa: B010
+    setattr(connection, "push", push)  # noqa: B010
     turns = itertools.count()
 
     class Pools(worker_handlers.ExternalWorkerHandler):
@@ -71,6 +93,8 @@ def _install() -> None:
                 url = urls[(first + number) % len(urls)]
                 try:
                     self._start_in(url)
+                    jobs_own = _connections.setdefault(threading.current_thread(), [])
+                    jobs_own.append(self.control_conn)
                     return
                 except grpc.RpcError as error:
                     reasons.append(f"{url} ({error.details().rpartition(': ')[2]})")
@@ -88,7 +112,14 @@ def _install() -> None:
             )
             if problem := stub.StartWorker(request, timeout=_START_SECONDS).error:
                 raise RuntimeError(f"{LOST}{url} could not start it: {problem}")
+            self._stub = stub
             threading.Thread(target=self._expect, args=(url,), daemon=True).start()
+
+        def stop_worker(self) -> None:
+            """Has the pool end the process: when a job has failed, it may be at work still."""
+            request = beam_fn_api_pb2.StopWorkerRequest(worker_id=self.worker_id)
+            with contextlib.suppress(grpc.RpcError, AttributeError):  # never started, or all gone
+                self._stub.StopWorker(request, timeout=_STOP_SECONDS)
 
         def _expect(self, url: str) -> None:
             """Ends the job when the worker does not come."""
@@ -97,7 +128,7 @@ def _install() -> None:
             while self.control_conn._state == started:
                 if time.monotonic() > end:
                     reason = f"{url} started it and it did not come in {_START_SECONDS} s"
-                    self.control_conn.abort(RuntimeError(f"{LOST}{reason}"))
+                    _end([self.control_conn], RuntimeError(f"{LOST}{reason}"))
                     return
                 time.sleep(1)
 
@@ -107,13 +138,24 @@ def _install() -> None:
 
 
 def _service() -> Any:
-    """Returns Beam's service, whose jobs take as many workers as they are told."""
+    """Returns Beam's service, whose jobs take as many workers as they are told, and end when they
+    are cancelled."""
     from apache_beam.options.pipeline_options import DirectOptions
     from apache_beam.portability.api import beam_job_api_pb2
     from apache_beam.runners.portability import local_job_service
     from apache_beam.runners.portability.fn_api_runner import fn_runner
 
     class Job(local_job_service.BeamJob):
+        def _run_job(self) -> None:
+            try:
+                super()._run_job()
+            finally:
+                _connections.pop(threading.current_thread(), None)
+
+        def cancel(self) -> None:
+            super().cancel()
+            _end(_connections.get(self._run_thread, []), RuntimeError("the job was cancelled"))
+
         def _invoke_runner(self) -> Any:
             self.set_state(beam_job_api_pb2.JobState.RUNNING)
             options = self.pipeline_options()

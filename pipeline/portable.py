@@ -17,8 +17,6 @@ _RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 LOST = "a worker is lost: "
 _GO_ON = "what is finished is kept, give the same command again to go on"
 _CONNECT_SECONDS = 10
-# Beam takes the time in which a job service must answer for the time in which a job must end.
-_LONGEST_JOB_SECONDS = 365 * 24 * 3600
 
 
 def is_runner(runner: str) -> bool:
@@ -60,12 +58,12 @@ def check(arguments: list[str]) -> None:
 
 @contextmanager
 def prepared(arguments: list[str], folder: str) -> Iterator[list[str]]:
-    """Yields Beam's arguments: as many workers as there are pools, and no end to a long job."""
-    options, more = _options(arguments), [f"--job_server_timeout={_LONGEST_JOB_SECONDS}"]
+    """Yields Beam's arguments: as many workers as there are addresses of pools, unless given."""
+    options = _options(arguments)
     pools = (options.environment_config or "").split(",")
     if options.environment_type == "EXTERNAL" and len(pools) > 1:
-        more.append(f"--direct_num_workers={len(pools)}")
-    yield [*more, *arguments]  # what is given comes later and wins
+        arguments = [f"--direct_num_workers={len(pools)}", *arguments]  # the last one counts
+    yield arguments
 
 
 def announce(result: Any, arguments: list[str]) -> None:
@@ -73,7 +71,7 @@ def announce(result: Any, arguments: list[str]) -> None:
 
 
 def cancel(result: Any, arguments: list[str]) -> None:
-    """Cancels the job; its workers may finish the pieces that they are at."""
+    """Cancels the job."""
     result.cancel()
 
 

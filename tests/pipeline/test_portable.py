@@ -79,6 +79,21 @@ def test_a_worker_dies_and_the_same_command_goes_on(start, cache, checksums, tmp
         (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
         assert "a worker is lost: its process died or its machine is gone; what is fin" in line
         assert not (folder / "COMPLETED").exists()
+        assert not cluster.workers()  # the others were ended
+
+        second = start(tmp_path / "cache", *cluster.flags)
+        while not cluster.workers():
+            assert second.poll() is None
+            time.sleep(0.01)
+        second.send_signal(signal.SIGINT)
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 130, err
+        assert "interrupted; run the same command to go on" in err
+        end = time.monotonic() + 60
+        while cluster.workers():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
         again = start(tmp_path / "cache", *cluster.flags)
         out, err = again.communicate(timeout=300)
         assert again.returncode == 0, err
