@@ -8,11 +8,13 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import threading
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +25,8 @@ from tasks.command_line import UserError
 _FAILURE = "the job stopped: "
 # The namespace of the job's counters, as Dataflow shows them.
 _COUNTERS = "palimpsest"
+# Elements that travel together.
+_CHUNK = 256
 
 
 class WorkerFailure(Exception):
@@ -76,18 +80,28 @@ def run(
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    place = _place(arguments)
     quiet = contextlib.nullcontext() if verbose else _quiet()
-    with quiet, _interruptible(), _worker_deaths() as deaths:
+    with contextlib.ExitStack() as stack:
+        if place:
+            arguments = stack.enter_context(place.prepared(arguments, folder))
+        stack.enter_context(quiet)
+        stack.enter_context(_interruptible())
+        deaths = stack.enter_context(_worker_deaths())
         try:
-            pipeline = beam.Pipeline(options=PipelineOptions(arguments))
+            try:
+                pipeline = beam.Pipeline(options=PipelineOptions(arguments))
+            except ValueError as error:
+                raise UserError(f"Beam refuses its flags: {error}") from error
             _ = (
                 pipeline
-                | "Pieces" >> beam.Create(elements)
+                | "Pieces" >> beam.Create(_packed(elements))
+                | "Unpack" >> beam.FlatMap(_unpacked)
                 | "Spread" >> beam.Reshuffle()
                 | "Work" >> beam.Map(_Call(function, folder))
             )
             result = pipeline.run()
-            result.wait_until_finish()
+            _wait(result, place, arguments)
             return _sums(result)
         except BaseException as error:
             if deaths:
@@ -98,7 +112,41 @@ def run(
             if "KeyboardInterrupt" in str(error):  # it hit the call of a worker in this process
                 raise KeyboardInterrupt from error
             _raise_failure(error)
+            if place and (explained := place.explain(error, arguments)):
+                raise explained from error
             raise
+
+
+def _place(arguments: list[str]) -> Any:
+    """The module that knows the service which `arguments` give the job to, if there is one."""
+    from pipeline import dataflow, portable
+
+    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
+    return next((place for place in (dataflow, portable) if place.is_runner(runner)), None)
+
+
+def _packed(elements: Sequence[Any]) -> list[bytes]:
+    """Chunks of the elements, small: Dataflow refuses a graph of more than 10 MB."""
+    return [
+        zlib.compress(pickle.dumps(elements[start : start + _CHUNK]))
+        for start in range(0, len(elements), _CHUNK)
+    ]
+
+
+def _unpacked(chunk: bytes) -> Sequence[Any]:
+    return pickle.loads(zlib.decompress(chunk))
+
+
+def _wait(result: Any, place: Any, arguments: list[str]) -> None:
+    """Waits for the job; when interrupted, nothing of it goes on elsewhere."""
+    try:
+        if place:
+            place.announce(result, arguments)
+        result.wait_until_finish()
+    except KeyboardInterrupt:
+        if place:
+            place.cancel(result, arguments)
+        raise
 
 
 def _sums(result: Any) -> Counter[str]:

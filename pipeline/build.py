@@ -35,6 +35,7 @@ class Options:
     price_per_vcpu_hour: float | None
     workers: int
     runner: str
+    hf_token_secret: str | None
     task_module: str | None
     verbose: bool
 
@@ -98,6 +99,11 @@ def command_line() -> Parser:
     )
     add("--workers", type=positive, default=1, help="processes on this machine")
     add("--runner", default="FnApiRunner", help="Beam's runner; this one is Beam in this process")
+    add(
+        "--hf_token_secret",
+        help="projects/PROJECT/secrets/NAME in Google's Secret Manager: where workers without an "
+        "HF_TOKEN of their own find it",
+    )
     add("--task_module", help="a module of yours with more tasks in a tuple TASKS")
     add("--verbose", action="store_true", help="show Beam's log")
     return parser

@@ -1,6 +1,7 @@
 """Breaks builds in every way we know, and audits what they become: `python -m pipeline.chaos`.
 
     python -m pipeline.chaos --vocabulary=DIR --kills=100 --workers=1-4 --seed=7
+    python -m pipeline.chaos --vocabulary=DIR --kills=20 --pools=3     # see pipeline.chaos_pools
 
 One build runs undisturbed. Then builds are killed, starved, robbed of their corpus and damaged, and
 run again by the same command until they are done; every file must have the same sha256 as in the
@@ -34,7 +35,7 @@ from tasks.command_line import Parser, UserError, run
 from tasks.manifest import MANIFEST, PLAN, CacheManifest
 
 _DEADLINE_SECONDS = 300
-_KILLS_A_HISTORY = 8
+KILLS_A_HISTORY = 8
 # Of the kills: hit one worker process alone, fall into the last steps, or into the imports.
 _OF_WORKERS, _OF_LAST_STEPS, _OF_STARTS = 0.1, 0.1, 0.1
 _PARTS = 4  # files that the copy of the corpus has
@@ -75,7 +76,10 @@ class Laboratory:
       reference: the undisturbed cache's folder.
       plan: its plan.
       seconds: from the start of the undisturbed build to its first row, and from there to its end.
+      runner: flags that say where other builds work; empty: in processes of their own.
     """
+
+    runner: tuple[str, ...] = ()
 
     def __init__(self, flags: argparse.Namespace, folder: pathlib.Path):
         self.flags = flags
@@ -131,7 +135,8 @@ class History:
             *(sys.executable, "-m", "pipeline.build", f"--cache_dir={self.folder}"),
             *(f"--task={flags.task}", f"--vocabulary={flags.vocabulary}"),
             *(f"--extra_ids={flags.extra_ids}", f"--shard_bytes={flags.shard_bytes}"),
-            *(f"--corpus=json:{self.corpus}/*.jsonl?validation=0.1", f"--workers={workers}"),
+            f"--corpus=json:{self.corpus}/*.jsonl?validation=0.1",
+            *(self.lab.runner or (f"--workers={workers}",)),
         ]
         with open(self._log, "wb") as log:
             return subprocess.Popen(
@@ -471,37 +476,52 @@ _OTHERS: dict[str, Callable[[History], None]] = {
 }
 
 
-def experiment(lab: Laboratory, kills: int, others: int, jobs: int) -> list[Row]:
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A kind of fault: how often it is to strike in all and, at most, in one history."""
+
+    name: str
+    times: int
+    live: Callable[[History], None]
+    a_history: int = 1
+
+
+def local_faults(kills: int, others: int) -> list[Fault]:
+    """Returns the faults of builds in processes of their own."""
+    of_workers = max(1, round(kills * _OF_WORKERS))
+    of_last_steps = max(1, round(kills * _OF_LAST_STEPS))
+    return [
+        Fault("SIGKILL of the build", kills - of_workers - of_last_steps, killed, KILLS_A_HISTORY),
+        Fault("SIGKILL of one worker", of_workers, worker_killed),
+        Fault("SIGKILL between the last files", of_last_steps, killed_in_last_steps),
+        *(Fault(name, others, live) for name, live in _OTHERS.items()),
+    ]
+
+
+def experiment(lab: Laboratory, wanted: list[Fault], jobs: int) -> list[Row]:
     """Runs histories, `jobs` at a time, until each fault struck often enough.
 
     Returns:
       The table's lines.
     """
-    of_workers = max(1, round(kills * _OF_WORKERS))
-    of_last_steps = max(1, round(kills * _OF_LAST_STEPS))
-    wanted: list[tuple[str, int, Callable[[History], None]]] = [
-        ("SIGKILL of the build", kills - of_workers - of_last_steps, killed),
-        ("SIGKILL of one worker", of_workers, worker_killed),
-        ("SIGKILL between the last files", of_last_steps, killed_in_last_steps),
-        *((name, others, fault) for name, fault in _OTHERS.items()),
-    ]
-    rows = [Row(name) for name, _, _ in wanted]
-    total = sum(count for _, count, _ in wanted)
+    rows = [Row(fault.name) for fault in wanted]
+    total = sum(fault.times for fault in wanted)
     numbers = itertools.count()
 
-    def live(fault: Callable[[History], None], name: str, strikes: int) -> Row:
-        history = History(lab, Row(name), f"history-{next(numbers)}", strikes)
-        fault(history)
+    def live(fault: Fault, strikes: int) -> Row:
+        history = History(lab, Row(fault.name), f"history-{next(numbers)}", strikes)
+        fault.live(history)
         return history.row
 
     def start_more() -> None:
-        for row, (name, count, fault) in zip(rows, wanted, strict=True):
+        for row, fault in zip(rows, wanted, strict=True):
             under_way = sum(strikes for other, strikes in running.values() if other is row)
             # One that failed shows enough; and faults that never strike must not go on for ever.
-            while len(running) < jobs and not row.failures and row.injected + under_way < count:
-                left = count - row.injected - under_way
-                strikes = min(left, _KILLS_A_HISTORY) if fault is killed else 1
-                running[pool.submit(live, fault, name, strikes)] = (row, strikes)
+            while (
+                len(running) < jobs and not row.failures and row.injected + under_way < fault.times
+            ):
+                strikes = min(fault.times - row.injected - under_way, fault.a_history)
+                running[pool.submit(live, fault, strikes)] = (row, strikes)
                 under_way += strikes
 
     running: dict[Future[Row], tuple[Row, int]] = {}
@@ -562,6 +582,12 @@ def command_line() -> Parser:
     add("--kills", type=int, default=100, help="SIGKILLs")
     add("--others", type=int, default=5, help="times that each other fault strikes")
     add("--workers", type=_range, default=(1, 4), help="processes of a build, a number or a range")
+    add(
+        "--pools",
+        type=int,
+        default=0,
+        help="build by Beam's portable runner, with so many pools of workers, and kill those alone",
+    )
     add("--jobs", type=positive, default=os.cpu_count(), help="builds at a time")
     add("--seed", type=int, default=0, help="of what is random here; moments of kills still vary")
     add("--output", help="a new folder for the builds, kept (a temporary one if not set)")
@@ -579,13 +605,21 @@ def main(argv: list[str]) -> int:
             raise UserError(f"{folder} is not empty: choose a new folder for --output")
         path.mkdir(parents=True, exist_ok=True)
         lab = Laboratory(flags, path)
-        rows = experiment(lab, flags.kills, flags.others, flags.jobs)
+        if flags.pools:
+            from pipeline import chaos_pools
+
+            cluster = stack.enter_context(chaos_pools.Cluster(flags.pools, path))
+            lab.runner = cluster.flags
+            rows = experiment(lab, cluster.faults(flags.kills), jobs=1)
+            workers = f"a worker in each of {flags.pools} pools"
+        else:
+            rows = experiment(lab, local_faults(flags.kills, flags.others), flags.jobs)
+            workers = "{} to {} workers".format(*flags.workers)
     print(table(rows))
-    low, high = flags.workers
     faults, shards = sum(row.injected for row in rows), sum(lab.plan.shards.values())
     print(
-        f"\n{faults} faults in builds of {lab.size / 1e6:.1f} MB into {shards} shards by {low} to "
-        f"{high} workers on {os.cpu_count()} cores, seed {flags.seed}, in "
+        f"\n{faults} faults in builds of {lab.size / 1e6:.1f} MB into {shards} shards by {workers} "
+        f"on {os.cpu_count()} cores, seed {flags.seed}, in "
         f"{progress.clock(time.monotonic() - begin)}"
     )
     failures = [failure for row in rows for failure in row.failures]

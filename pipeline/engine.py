@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pipeline import dataflow, graph, portable, secret, tokenize
 from pipeline import folder as cache
-from pipeline import graph, tokenize
 from pipeline.watch import Watch, bad_share, watched
 from tasks import files, registry, sources, vocabulary
 from tasks.command_line import UserError
@@ -26,6 +26,10 @@ def build(options: "Options", beam_arguments: list[str]) -> None:
       OSError: the cache cannot be written. Finished shards are kept.
     """
     task = registry.get(options.task, options.task_module)
+    if options.hf_token_secret:
+        if sources.parse(options.corpus or task.corpus).kind != "hf":
+            raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
+        secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
@@ -33,6 +37,11 @@ def build(options: "Options", beam_arguments: list[str]) -> None:
     if options.dry_run:
         _foresee(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
         return
+    spec = sources.parse(options.corpus or task.corpus)
+    if dataflow.is_runner(options.runner):
+        dataflow.check(beam_arguments, spec, options.cache_dir)
+    elif portable.is_runner(options.runner):
+        portable.check(beam_arguments)
     with cache.claim(folder):
         job, assignments = _planned(options, task, loaded, folder)
         plan = job.plan
@@ -68,7 +77,8 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
     )
-    return graph.Job(folder, plan, corpus, options.tokenizer), assignments
+    job = graph.Job(folder, plan, corpus, options.tokenizer, options.hf_token_secret or "")
+    return job, assignments
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
@@ -287,7 +297,7 @@ def _foresee(
         f"{come.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB"
         + (f" in {come.seconds:.1f} s with --workers={options.workers}" if here else "")
     )
-    if options.runner.rsplit(".", 1)[-1] == "DataflowRunner":
+    if dataflow.is_runner(options.runner):
         hours = come.core_seconds / 3600
         dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_A_VCPU_HOUR)
         print(

@@ -8,10 +8,11 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline import beam_job, tokenize
+from pipeline import beam_job, secret, tokenize
 from pipeline.write import ShardWriter
 from tasks import files, sources, vocabulary
 from tasks.command_line import UserError
@@ -26,13 +27,15 @@ SENTINEL = "contains a sentinel such as <extra_id_0>"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker is told: the cache's folder and plan, the resolved corpus, and by what to
-    tokenize (see pipeline.tokenize.ENGINES), which no byte depends on."""
+    """What every worker is told: the cache's folder and plan, the resolved corpus, and, which no
+    byte depends on, by what to tokenize (see pipeline.tokenize.ENGINES) and the name of the secret
+    that holds the Hub's token."""
 
     folder: str
     plan: Plan
     corpus: sources.Corpus
     tokenizer: str = tokenize.FAST
+    hf_token_secret: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +54,12 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
         tokenizer was found to differ from SentencePiece.
       OSError: the shards cannot be written.
     """
-    record = job.plan.vocabulary
-    vocabulary, tokenizer = _tokenizer(job.folder, record.sha256, record.extra_ids, job.tokenizer)
-    before = Counter(tokenizer.documents)
+    secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()
     ordinal = 0
     with contextlib.ExitStack() as stack:
+        vocabulary, tokenizer = stack.enter_context(_tokenizer(job))
+        before = Counter(tokenizer.documents)
         writers = {
             split: stack.enter_context(ShardWriter(job.folder, job.plan, split, index))
             for split, index in assignment.shards
@@ -92,16 +95,35 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
     return counts
 
 
-@functools.lru_cache(maxsize=1)
-def _tokenizer(
-    folder: str, sha256: str, extra_ids: int, engine: str
-) -> tuple[vocabulary.Vocabulary, tokenize.Tokenizer]:
-    """Loads the cache's own copy of the vocabulary: a worker on another machine has no other."""
-    path = files.join(folder, VOCABULARY)
-    loaded = vocabulary.load(path, extra_ids)
-    if loaded.record.sha256 != sha256:
-        raise UserError(f"{path} is not the vocabulary of plan.json; delete it and run again")
-    return loaded, tokenize.Tokenizer(loaded, engine)
+_Loaded = tuple[vocabulary.Vocabulary, tokenize.Tokenizer]
+# By what they were made from. A tokenizer's buffers are one call's, and a runner may call from
+# several threads of a process: each takes one that no other uses.
+_idle: dict[tuple, list[_Loaded]] = {}
+
+
+@contextlib.contextmanager
+def _tokenizer(job: Job) -> Iterator[_Loaded]:
+    """Yields the cache's own copy of the vocabulary, since a worker on another machine has no
+    other, and a tokenizer that is this call's until the block ends."""
+    record = job.plan.vocabulary
+    key = (job.folder, record.sha256, record.extra_ids, job.tokenizer)
+    if key not in _idle:
+        _idle.clear()
+    waiting = _idle.setdefault(key, [])
+    try:
+        loaded = waiting.pop()
+    except IndexError:
+        path = files.join(job.folder, VOCABULARY)
+        of_cache = vocabulary.load(path, record.extra_ids)
+        if of_cache.record.sha256 != record.sha256:
+            raise UserError(
+                f"{path} is not the vocabulary of plan.json; delete it and run again"
+            ) from None
+        loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer)
+    try:
+        yield loaded
+    finally:
+        waiting.append(loaded)
 
 
 def run(
@@ -111,5 +133,7 @@ def run(
 
     Raises: as beam_job.run.
     """
-    work = functools.partial(build_piece, job)
+    # Every piece travels as an element; a copy of them all with the function would double the job.
+    corpus = dataclasses.replace(job.corpus, pieces=())
+    work = functools.partial(build_piece, dataclasses.replace(job, corpus=corpus))
     return beam_job.run(work, assignments, job.folder, arguments, verbose)

@@ -1,0 +1,52 @@
+"""The token of the Hugging Face Hub on workers that get no environment from us.
+
+What travels is a secret's name in Google's Secret Manager; every worker asks for its value as its
+own service account.
+"""
+
+import base64
+import os
+import re
+
+from tasks.command_line import UserError
+
+_NAME = re.compile(r"projects/[^/]+/secrets/[^/]+(/versions/[^/]+)?")
+_TIMEOUT_SECONDS = 60
+
+
+def provide_hf_token(secret: str) -> None:
+    """Sets HF_TOKEN to the value of `secret`, unless it is set; "" asks for nothing.
+
+    CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER, gcloud's variable, says where the service is if
+    not at Google.
+
+    Raises:
+      UserError: it is no name of a secret, or this machine's account may not read it.
+    """
+    if not secret or os.environ.get("HF_TOKEN"):
+        return
+    if not _NAME.fullmatch(secret):
+        raise UserError(f"--hf_token_secret={secret} is not projects/PROJECT/secrets/NAME")
+    version = secret if "/versions/" in secret else f"{secret}/versions/latest"
+    try:
+        import google.auth
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import AuthorizedSession
+    except ImportError as error:
+        raise UserError("--hf_token_secret needs pip install 'palimpsest[gcp]'") from error
+    place = os.environ.get(
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/"
+    )
+    try:
+        credentials, _ = google.auth.default(["https://www.googleapis.com/auth/cloud-platform"])
+        url = f"{place.rstrip('/')}/v1/{version}:access"
+        answer = AuthorizedSession(credentials).get(url, timeout=_TIMEOUT_SECONDS)
+    except (GoogleAuthError, OSError) as error:
+        raise UserError(f"the secret {secret} cannot be read: {type(error).__name__}") from error
+    if answer.status_code != 200:
+        raise UserError(
+            f"the secret {secret} cannot be read (HTTP {answer.status_code}): it must exist, and "
+            "the account of every machine that reads it needs roles/secretmanager.secretAccessor"
+        )
+    value = base64.b64decode(answer.json()["payload"]["data"]).decode().strip()
+    os.environ["HF_TOKEN"] = value

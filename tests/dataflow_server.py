@@ -1,0 +1,175 @@
+"""The service of Google Cloud Dataflow on this machine, as far as the real client can tell.
+
+It answers the REST API in which Beam's client submits a job, asks how it is, reads its messages and
+metrics, and cancels it. What a job does is the test's to say: `work` is called with it in a thread
+and returns its counters, or raises. In tests:
+
+    with DataflowServer(work) as dataflow:
+        main([… "--runner=DataflowRunner", f"--dataflow_endpoint={dataflow.url}"])
+    (job,) = dataflow.jobs
+"""
+
+import dataclasses
+import gzip
+import http.server
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_ENDED = ("JOB_STATE_DONE", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED")
+_TIME = "2026-01-01T00:00:00Z"
+
+
+@dataclasses.dataclass
+class Job:
+    """A job: what was asked for, and how it is."""
+
+    id: str
+    request: dict[str, Any]
+    state: str = "JOB_STATE_RUNNING"
+    counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    messages: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Beam's options, as the workers get them."""
+        return self.request["environment"]["sdkPipelineOptions"]["options"]
+
+    @property
+    def pool(self) -> dict[str, Any]:
+        """The only pool of workers."""
+        (pool,) = self.request["environment"]["workerPools"]
+        return pool
+
+    def as_json(self) -> dict[str, Any]:
+        """The job as the API shows it."""
+        return self.request | {
+            "id": self.id, "currentState": self.state, "currentStateTime": _TIME
+        }  # fmt: skip
+
+
+class DataflowServer:
+    """Dataflow while in its `with` block; `url` is its address, which Beam wants by that name.
+
+    Args:
+      work: does a job's work: takes it, returns its counters; what it raises fails the job.
+      refuses: an HTTP status and a message, in answer to every submission.
+    """
+
+    def __init__(
+        self, work: Callable[[Job], Mapping[str, int]], refuses: tuple[int, str] | None = None
+    ):
+        self.work, self.refuses = work, refuses
+        self.jobs: list[Job] = []
+
+    def __enter__(self) -> "DataflowServer":
+        handler = type("OurHandler", (_Handler,), {"dataflow": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://localhost:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def submit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Starts a job; while one of that name runs, that one is the answer, as Dataflow's."""
+        for job in self.jobs:
+            if job.request["name"] == request["name"] and job.state not in _ENDED:
+                return job.as_json()
+        job = Job(f"2026-01-01_00_00_00-{len(self.jobs) + 1}", request)
+        self.jobs.append(job)
+        answer = job.as_json()
+        threading.Thread(target=self._run, args=(job,), daemon=True).start()
+        return answer
+
+    def _run(self, job: Job) -> None:
+        try:
+            job.counters = self.work(job)
+        except Exception as error:
+            job.messages.append(str(error))
+            end = "JOB_STATE_FAILED"
+        else:
+            end = "JOB_STATE_DONE"
+        if job.state not in _ENDED:
+            job.state = end
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    dataflow: DataflowServer
+
+    def do_POST(self) -> None:
+        if self.dataflow.refuses:
+            status, message = self.dataflow.refuses
+            self._answer({"error": {"code": status, "message": message}}, status)
+        elif re.search(r"/projects/[^/]+/locations/[^/]+/jobs\?", self.path):
+            self._answer(self.dataflow.submit(self._body()))
+        else:
+            self._answer({}, 404)
+
+    def do_PUT(self) -> None:
+        job = self._job()
+        if job and self._body().get("requestedState") in ("JOB_STATE_CANCELLED", 5):
+            job.state = "JOB_STATE_CANCELLED"
+        self._answer(job.as_json() if job else {}, 200 if job else 404)
+
+    def do_GET(self) -> None:
+        job = self._job()
+        if not job:
+            self._answer({"error": {"code": 404, "message": "no such job"}}, 404)
+        elif "/messages" in self.path:
+            self._answer(
+                {
+                    "jobMessages": [
+                        {"id": str(number), "time": _TIME, "messageText": text,
+                         "messageImportance": "JOB_MESSAGE_ERROR"}
+                        for number, text in enumerate(job.messages)
+                    ]
+                }
+            )  # fmt: skip
+        elif "/metrics" in self.path:
+            self._answer(
+                {
+                    "metrics": [
+                        {
+                            "name": {
+                                "origin": "user",
+                                "name": name,
+                                "context": {"namespace": "palimpsest", "step": "Work"}
+                                | ({"tentative": "true"} if tentative else {}),
+                            },
+                            "scalar": value,
+                        }
+                        for name, value in job.counters.items()
+                        for tentative in (False, True)
+                    ]
+                }
+            )
+        else:
+            self._answer(job.as_json())
+
+    def _job(self) -> Job | None:
+        found = re.search(r"/jobs/([^/?]+)", self.path)
+        return next((job for job in self.dataflow.jobs if found and job.id == found[1]), None)
+
+    def _body(self) -> dict[str, Any]:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            data = gzip.decompress(data)
+        return json.loads(data)
+
+    def _answer(self, value: dict[str, Any], status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass

@@ -1,0 +1,348 @@
+"""Builds on Dataflow: what is asked of it, what travels, and that what travels is all it takes."""
+
+import base64
+import bz2
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import threading
+import time
+import tomllib
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pipeline import beam_job, dataflow, graph, tokenize
+from pipeline.engine import assign
+from tasks import sources
+from tasks.command_line import UserError
+from tasks.manifest import CacheManifest
+from tests import dataflow_worker
+from tests.dataflow_server import DataflowServer
+from tests.gcs_server import GcsServer
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = "python_docs_span_corruption"
+TOKEN = "hf_never_to_be_seen"
+CORPUS = "--corpus=json:gs://bucket/corpus/documents.jsonl?validation=0.1"
+FLAGS = (
+    "--runner=DataflowRunner",
+    "--project=our-project",
+    "--region=europe-west4",
+    "--temp_location=gs://bucket/temp",
+)
+
+
+@pytest.fixture
+def gcs(corpus):
+    """Cloud Storage with the corpus in it."""
+    with GcsServer() as server:
+        data = pathlib.Path(corpus.partition(":")[2].partition("?")[0]).read_bytes()
+        server.store.put("bucket", "corpus/documents.jsonl", data, {}, {})
+        yield server
+
+
+@pytest.fixture
+def submit(start, gcs):
+    """Returns a function that starts a build of the corpus in `gcs` on a DataflowServer."""
+
+    def process(server, *more, auth="--no_auth"):
+        given = [*FLAGS, f"--dataflow_endpoint={server.url}", CORPUS, auth, *more]
+        environment = gcs.environment() | {"HF_TOKEN": TOKEN}
+        return start("gs://bucket/cache", *filter(None, given), **environment)
+
+    return process
+
+
+def test_what_is_asked_and_what_travels(submit, gcs):
+    with DataflowServer(lambda job: {}) as server:
+        process = submit(
+            server,
+            "--sdk_container_image=europe-west4-docker.pkg.dev/our-project/images/pipeline:1",
+            "--machine_type=n2-standard-4",
+            "--num_workers=3",
+            "--max_num_workers=20",
+            "--autoscaling_algorithm=THROUGHPUT_BASED",
+            "--service_account_email=workers@our-project.iam.gserviceaccount.com",
+            "--experiments=shuffle_mode=service",
+            "--labels=team=ours",
+        )
+        out, err = process.communicate(timeout=300)
+    # A service that says it is done and has done nothing is not believed.
+    assert process.returncode == 2
+    assert "Beam reported success and 16 of 16 shards are missing" in err, err
+    (job,) = server.jobs
+    assert f"Dataflow job {job.id}: https://console.cloud.google.com/dataflow/jobs/" in out
+    assert job.request["name"] == dataflow.job_name(f"gs://bucket/cache/{TASK}")
+    assert job.request["type"] in (1, "JOB_TYPE_BATCH")
+    assert job.request["labels"] == {"team": "ours"}
+    image = "europe-west4-docker.pkg.dev/our-project/images/pipeline:1"
+    assert job.pool["workerHarnessContainerImage"] == image
+    assert [each["containerImage"] for each in job.pool["sdkHarnessContainerImages"]] == [image]
+    assert job.pool["machineType"] == "n2-standard-4"
+    assert job.pool["numWorkers"] == 3
+    scaling = job.pool["autoscalingSettings"]
+    assert scaling["maxNumWorkers"] == 20
+    assert scaling["algorithm"] in (2, "AUTOSCALING_ALGORITHM_BASIC")
+    environment = job.request["environment"]
+    assert environment["serviceAccountEmail"].startswith("workers@")
+    assert {"use_runner_v2", "shuffle_mode=service"} <= set(environment["experiments"])
+    assert environment["tempStoragePrefix"].startswith("storage.googleapis.com/bucket/temp/")
+    assert job.options["project"] == "our-project"
+    assert not job.options.get("save_main_session")
+
+    staged = {each.url.rpartition("/")[2] for each in dataflow_worker.artifacts(job, gcs)}
+    assert {"extra_packages.txt", "palimpsest-0.1.0-py3-none-any.whl"} <= staged
+    there = [name for name in gcs.names("temp/") if name.endswith(tuple(staged))]
+    assert len(there) == len(staged)
+    wheel = next(name for name in there if name.endswith(".whl"))
+    check_wheel(gcs.read(wheel))
+    proto = gcs.read(job.options["pipelineUrl"].removeprefix("gs://bucket/"))
+    pickles = unpacked(proto)
+    assert sum(b"pipeline.graph" in pickle for pickle in pickles) >= 2  # the work, and the pieces
+    assert any(b"documents.jsonl" in pickle for pickle in pickles)
+    for data in [json.dumps(job.request).encode(), *map(gcs.read, gcs.names()), *pickles]:
+        assert TOKEN.encode() not in data
+    assert not any(b"__main__" in pickle for pickle in pickles)
+
+
+def unpacked(proto: bytes) -> list[bytes]:
+    """What is pickled and compressed in a graph, and what is so again in there."""
+    found = []
+    for text in re.findall(rb"[A-Za-z0-9+/]{40,}={0,2}", proto):
+        for kind in (zlib, bz2):
+            with contextlib.suppress(zlib.error, OSError, ValueError):
+                found.append(kind.decompress(base64.b64decode(text)))
+    for data in list(found):
+        for start in re.finditer(b"x\x9c", data):  # of zlib
+            with contextlib.suppress(zlib.error):
+                found.append(zlib.decompressobj().decompress(data[start.start() :]))
+    return found
+
+
+def check_wheel(data: bytes) -> None:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is None
+        names = set(archive.namelist())
+        for package in ("pipeline", "tasks", "vocab"):
+            ours = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+            assert ours <= names
+            assert not [name for name in names if name.startswith("trainer")]
+        assert archive.read("pipeline/graph.py") == (ROOT / "pipeline/graph.py").read_bytes()
+        record = archive.read("palimpsest-0.1.0.dist-info/RECORD").decode().splitlines()
+        assert {line.split(",")[0] for line in record} == names
+
+
+def test_the_wheel_asks_for_what_pyproject_says(tmp_path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["pipeline"], *extras["gcp"]]
+    names = {re.match(r"[\w-]+", each)[0] for each in wanted}
+    assert set(dataflow._PACKAGES) == names - {"apache-beam"}
+    (tmp_path / "again").mkdir()
+    first, second = dataflow.wheel(tmp_path), dataflow.wheel(tmp_path / "again")
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_staged_pipeline_is_enough(submit, start, gcs, cache, tmp_path):
+    """A fresh process in a bare environment, with what was staged alone, builds the same bytes."""
+    with DataflowServer(lambda job: dataflow_worker.work(job, gcs, tmp_path)) as server:
+        process = submit(server, auth="")
+        out, err = process.communicate(timeout=900)
+    (job,) = server.jobs
+    assert process.returncode == 0, (err, job.messages)
+    assert (job.counters["documents"], job.counters["encoded"]) == (2004, 2004)
+    assert "tokenized 2,004 documents" in out
+    local = start("gs://bucket/local", CORPUS, **gcs.environment())
+    assert local.wait(300) == 0
+    prefixes = (f"cache/{TASK}/", f"local/{TASK}/")
+    there, here = ({n.removeprefix(p): gcs.read(n) for n in gcs.names(p)} for p in prefixes)
+    assert there == here
+    # The plan names the corpus; all else is as in a build of the same file on this machine.
+    others = {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert there.keys() == others.keys()
+    differing = {name for name, data in there.items() if others[name] != data}
+    assert differing <= {"manifest.json", "plan.json"}
+    bare = next(tmp_path.glob("bare/lib/*/site-packages"))
+    assert not {"jax", "tensorflow", "trainer"} & set(os.listdir(bare))
+    assert (bare / "pipeline/graph.py").read_bytes() == (ROOT / "pipeline/graph.py").read_bytes()
+
+
+def refused(process) -> str:
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2, err
+    (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
+    return line
+
+
+@pytest.mark.slow
+def test_how_jobs_end(submit, gcs):
+    failure = beam_job.WorkerFailure(message="gs://bucket/corpus/documents.jsonl has changed")
+
+    def fails(job):
+        raise RuntimeError(f"Traceback (most recent call last):\n…\n{failure} [while running …]")
+
+    with DataflowServer(fails) as server:
+        assert "documents.jsonl has changed" in refused(submit(server))
+
+    def dies(job):
+        raise RuntimeError("The job failed because a work item has failed 4 times.")
+
+    with DataflowServer(dies) as server:
+        line = refused(submit(server))
+        assert "a work item has failed 4 times" in line
+        assert "give the same command again" in line
+    with DataflowServer(lambda job: {}, refuses=(403, "dataflow.jobs.create denied")) as server:
+        assert "Google Cloud refuses" in refused(submit(server))
+
+
+@pytest.mark.slow
+def test_interrupted_and_submitted_twice(submit):
+    over = threading.Event()
+    with DataflowServer(lambda job: over.wait(600) and {}) as server:
+        first = submit(server)
+        while not server.jobs:
+            assert first.poll() is None
+            time.sleep(0.1)
+        line = refused(submit(server))
+        assert "There is already active job named palimpsest-python-docs-span-corruption-" in line
+        assert "gcloud dataflow jobs cancel" in line
+        assert len(server.jobs) == 1
+        first.send_signal(signal.SIGINT)
+        out, err = first.communicate(timeout=120)
+        assert first.returncode == 130, err
+        assert "run the same command to go on" in err
+        assert "is being cancelled" in out
+        assert server.jobs[0].state == "JOB_STATE_CANCELLED"
+
+        second = submit(server)
+        while len(server.jobs) < 2:
+            assert second.poll() is None
+            time.sleep(0.1)
+        server.jobs[1].state = "JOB_STATE_CANCELLED"  # by somebody else
+        assert "the Dataflow job was cancelled: what is finished is kept" in refused(second)
+        over.set()
+
+
+def checked(*flags: str, corpus="parquet:gs://bucket/*", cache_dir="gs://bucket/cache") -> None:
+    given = {flag.split("=")[0]: flag for flag in [*FLAGS, *flags]}
+    arguments = [flag for flag in given.values() if not flag.endswith("=")]
+    dataflow.check(arguments, sources.parse(corpus), cache_dir)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--project="], "needs --project=… too"),
+        (["--region=", "--temp_location="], "needs --region=… --temp_location=… too"),
+        (["--temp_location=/tmp/x"], "--temp_location=/tmp/x is not in Cloud Storage"),
+        (["--staging_location=stage"], "--staging_location=stage is not in Cloud Storage"),
+        (["--staging_location=gs://"], "is not in Cloud Storage"),
+        (["--update"], "--update is for streaming jobs"),
+        (["--template_location=gs://bucket/t"], "--template_location makes no job"),
+        (["--job_name=Ours"], "--job_name=Ours: use small letters"),
+    ],
+)
+def test_flags_that_cannot_work(flags, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        checked("--no_auth", *flags)
+
+
+def test_places_that_workers_do_not_see():
+    with pytest.raises(UserError, match="a folder of this machine"):
+        checked("--no_auth", cache_dir="cache")
+    for corpus in ("parquet:/data/*.parquet", "text:file:///data/x"):
+        with pytest.raises(UserError, match="workers cannot read it: copy it first"):
+            checked("--no_auth", corpus=corpus)
+    for corpus in ("hf:owner/name", "python_docs", "json:gs://bucket/x.jsonl"):
+        checked("--no_auth", corpus=corpus)
+
+
+def test_no_credentials(monkeypatch):
+    import google.auth
+    from google.auth import exceptions
+
+    def default(scopes):
+        raise exceptions.DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.setattr(google.auth, "default", default)
+    with pytest.raises(UserError, match="gcloud auth application-default login"):
+        checked()
+
+
+def test_beam_without_its_parts_for_google_cloud(monkeypatch):
+    import google.cloud
+
+    monkeypatch.delattr(google.cloud, "dataflow", raising=False)
+    monkeypatch.setitem(sys.modules, "google.cloud.dataflow", None)
+    with pytest.raises(UserError, match=r"pip install 'palimpsest\[gcp\]'"):
+        checked()
+
+
+def test_flags_that_beam_refuses(tmp_path):
+    flags = ["--runner=FnApiRunner", "--environment_type=PROCESS"]
+    with pytest.raises(UserError, match=r"Beam refuses its flags.*\n?.*process_command"):
+        beam_job.run(dict, [1], str(tmp_path), flags, verbose=False)
+
+
+def test_job_names():
+    name = dataflow.job_name("gs://bucket/caches/rlm_span_corruption")
+    assert re.fullmatch("palimpsest-rlm-span-corruption-[0-9a-f]{8}", name)
+    assert name != dataflow.job_name("gs://bucket/other/rlm_span_corruption")
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", dataflow.job_name(f"gs://b/{'Ab_' * 40}"))
+    assert len(dataflow.job_name(f"gs://b/{'Ab_' * 40}")) <= 63
+
+
+def test_a_large_corpus_is_a_small_job():
+    """Dataflow refuses graphs of more than 10 MB; 20,000 pieces are 1.3 TB of text."""
+    piece = sources.Piece(
+        "name", ("train", "validation"), 64 << 20, True, "parquet", file_bytes=1 << 40
+    )
+    pieces = [
+        dataclasses.replace(
+            piece,
+            name=f"data/part-{n // 10:05}.parquet:{n}-{n + 1}",
+            path=f"gs://bucket/corpus/data/part-{n // 10:05}.parquet",
+            start=n,
+            stop=n + 1,
+            etag=hashlib.md5(str(n // 10).encode()).hexdigest(),
+        )
+        for n in range(20_000)
+    ]
+    elements = [
+        graph.Assignment(each, (("train", n), ("validation", n))) for n, each in enumerate(pieces)
+    ]
+    packed = beam_job._packed(elements)
+    assert sum(map(len, packed)) < 0.8e6
+    assert beam_job._unpacked(packed[1])[0] == elements[256]
+
+
+def test_threads_of_a_worker_share_no_buffer(cache, checksums, tmp_path, corpus, monkeypatch):
+    """Dataflow calls from as many threads of a process as it likes."""
+    usual = tokenize.without_sentinels
+
+    def late(vocabulary, tokens, lengths):
+        time.sleep(0.02)  # the others go on while what was encoded here is not yet written
+        return usual(vocabulary, tokens, lengths)
+
+    monkeypatch.setattr(tokenize, "without_sentinels", late)
+    plan = CacheManifest.load(str(cache)).plan
+    found = sources.resolve(sources.parse(corpus))
+    (tmp_path / "sentencepiece.model").write_bytes((cache / "sentencepiece.model").read_bytes())
+    job = graph.Job(str(tmp_path), plan, found)
+    assignments = assign(found.pieces)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(functools.partial(graph.build_piece, job), assignments))
+    expected = checksums(cache)
+    assert all(expected[name] == sha256 for name, sha256 in checksums(tmp_path).items())

@@ -1,0 +1,111 @@
+"""Builds by Beam's portable runner, with workers that die."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from pipeline import chaos, job_service, portable, worker_pool
+from pipeline.chaos_pools import Cluster
+from tasks import files
+from tasks.command_line import UserError
+
+TASK = "python_docs_span_corruption"
+
+
+@pytest.fixture(autouse=True)
+def usual_sigint():
+    """Beam's embedded job server puts a handler of its own in the place of SIGINT's."""
+    usual = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+def test_a_job_service_in_this_process(build, cache, checksums, tmp_path, capsys):
+    flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+    assert checksums(build(tmp_path, *flags)) == checksums(cache)
+    assert "tokenized 2,004 documents" in capsys.readouterr().out  # the counters came back
+
+
+def test_faulty_documents_end_a_build_there_too(build, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": ["no text"]}\nno JSON\n' * 90)
+    flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+    corpus = f"--corpus=json:{tmp_path}/bad.jsonl?validation=0"
+    with pytest.raises(UserError, match="of the documents are faulty"):
+        build(tmp_path / "cache", corpus, *flags)
+
+
+def test_no_job_service(build, tmp_path):
+    with pytest.raises(UserError, match="needs --job_endpoint=HOST:PORT"):
+        build(tmp_path, "--runner=PortableRunner")
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        endpoint = f"--job_endpoint=localhost:{unused.getsockname()[1]}"
+        with pytest.raises(UserError, match="no job service answers at --job_endpoint=localhost"):
+            build(tmp_path, "--runner=PortableRunner", endpoint)
+    with pytest.raises(UserError, match="no job service answers at --job_endpoint=here"):
+        build(tmp_path, "--runner=FlinkRunner", "--job_endpoint=here")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_for_every_pool():
+    given = ["--runner=PortableRunner", "--environment_type=EXTERNAL"]
+    with portable.prepared([*given, "--environment_config=a:1,b:2,c:3"], "") as arguments:
+        assert "--direct_num_workers=3" in arguments
+    with portable.prepared([*given, "--environment_config=a:1"], "") as arguments:
+        assert not [each for each in arguments if "workers" in each]
+
+
+def test_ports():
+    assert job_service.command_line().parse_args([]).port == 8099
+    assert worker_pool.command_line().parse_args(["--port=7"]).port == 7
+
+
+@pytest.mark.slow
+def test_a_worker_dies_and_the_same_command_goes_on(start, cache, checksums, tmp_path):
+    folder = tmp_path / "cache" / TASK
+    with Cluster(3, tmp_path) as cluster:
+        process = start(tmp_path / "cache", *cluster.flags)
+        while not list(folder.glob(files.PARTIAL + "*.tfrecord-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        workers = cluster.workers()
+        assert len(workers) == 3
+        os.kill(workers[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2
+        (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
+        assert "a worker is lost: its process died or its machine is gone; what is fin" in line
+        assert not (folder / "COMPLETED").exists()
+        assert not cluster.workers()  # the others were ended
+
+        second = start(tmp_path / "cache", *cluster.flags)
+        while not cluster.workers():
+            assert second.poll() is None
+            time.sleep(0.01)
+        second.send_signal(signal.SIGINT)
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 130, err
+        assert "interrupted; run the same command to go on" in err
+        end = time.monotonic() + 60
+        while cluster.workers():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+        again = start(tmp_path / "cache", *cluster.flags)
+        out, err = again.communicate(timeout=300)
+        assert again.returncode == 0, err
+        assert "tokenized" in out
+    assert checksums(folder) == checksums(cache)
+
+
+@pytest.mark.slow
+def test_pools_and_the_job_service_die_too(corpus, vocabulary, capsys):
+    given = [f"--vocabulary={vocabulary}", "--extra_ids=100", f"--corpus={corpus}"]
+    code = chaos.main([*given, "--pools=3", "--kills=5"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "SIGKILL of a worker | 3 |" in out
+    assert "by a worker in each of 3 pools" in out

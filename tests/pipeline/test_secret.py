@@ -1,0 +1,77 @@
+"""The Hub's token comes from Secret Manager where HF_TOKEN is not set, and from nowhere else."""
+
+import base64
+import http.server
+import json
+import os
+import threading
+
+import pytest
+
+from pipeline import secret
+from tasks.command_line import UserError
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Secret Manager on this machine, with one secret; the paths that it was asked for."""
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+
+    paths = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            paths.append(self.path)
+            found = "secrets/hub/" in self.path
+            data = base64.b64encode(b"hf_of_the_secret\n").decode()
+            self.send_response(200 if found else 403)
+            self.end_headers()
+            self.wfile.write(json.dumps({"payload": {"data": data}} if found else {}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/"
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", url)
+    monkeypatch.setattr(google.auth, "default", lambda scopes: (AnonymousCredentials(), None))
+    monkeypatch.setenv("HF_TOKEN", "")
+    yield paths
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_secret_is_read_once(asked):
+    secret.provide_hf_token("projects/ours/secrets/hub")
+    assert os.environ["HF_TOKEN"] == "hf_of_the_secret"
+    assert asked == ["/v1/projects/ours/secrets/hub/versions/latest:access"]
+    secret.provide_hf_token("projects/ours/secrets/hub")
+    assert len(asked) == 1
+
+
+def test_a_version(asked):
+    secret.provide_hf_token("projects/ours/secrets/hub/versions/3")
+    assert asked == ["/v1/projects/ours/secrets/hub/versions/3:access"]
+
+
+def test_a_secret_that_may_not_be_read(asked):
+    with pytest.raises(UserError, match=r"HTTP 403.*roles/secretmanager.secretAccessor"):
+        secret.provide_hf_token("projects/ours/secrets/other")
+    assert not os.environ["HF_TOKEN"]
+
+
+def test_what_is_set_is_kept(asked, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_of_this_machine")
+    secret.provide_hf_token("projects/ours/secrets/hub")
+    secret.provide_hf_token("")
+    assert os.environ["HF_TOKEN"] == "hf_of_this_machine"
+    assert not asked
+
+
+def test_no_name_of_a_secret(asked, build, tmp_path):
+    with pytest.raises(UserError, match="is not projects/PROJECT/secrets/NAME"):
+        secret.provide_hf_token("hub")
+    with pytest.raises(UserError, match="is for corpora of the Hugging Face Hub"):
+        build(tmp_path, "--hf_token_secret=projects/ours/secrets/hub")
