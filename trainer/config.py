@@ -23,6 +23,7 @@ from trainer.processes import ProcessesConfig as ProcessesConfig
 CONFIG_FILE = "config.json"
 
 SHUFFLES = ("global", "block")
+ENGINES = ("palimpsest", "t5x")
 ON_NAN = ("stop", "skip")
 # Of `Evaluator`'s metrics those that can say which checkpoint is best; accuracy is best high.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
@@ -215,6 +216,7 @@ class Config:
     `on_nan` says what becomes of an update whose loss or gradients are no finite numbers, or whose
     loss is above `spike_factor` times the mean loss of about the last hundred steps: "stop" saves
     the state before it and ends the run, "skip" leaves the update out and counts it.
+    `engine` makes the updates: this trainer, or an installed T5X (docs/t5x_checkpoints.md).
     `init_from` is a checkpoint, or a folder with several, with which a run begins that has none of
     its own: ours, T5X's, or "hf:DIR" of Hugging Face transformers (docs/t5x_checkpoints.md).
     `init_from_state`: its optimizer state comes along, and its step, which is the place in schedule
@@ -233,6 +235,7 @@ class Config:
     batch_size: int = 128
     microbatches: int = 1
     seed: int = 0
+    engine: str = "palimpsest"
     init_from: str | None = None
     init_from_state: bool = True
     on_nan: str = "stop"
@@ -250,6 +253,8 @@ class Config:
     processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
 
     def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"--engine={self.engine}: it must be {' or '.join(ENGINES)}")
         if self.on_nan not in ON_NAN:
             raise ValueError(f"--on_nan={self.on_nan}: it must be {' or '.join(ON_NAN)}")
         if self.init_from is None and not self.init_from_state:

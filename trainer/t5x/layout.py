@@ -47,14 +47,14 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
     Raises:
       UserError: a stack has several tables of relative positions, which no model of ours has.
     """
-    kept = _our_moments(checkpoint.state) if checkpoint.run else checkpoint.moments
+    kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
     found: dict[str, Parts] = {}
     for name, value in checkpoint.parameters.items():
         moments = {
             kind: tensor for kind, tensor in kept.get(name, {}).items() if tensor.shape != _UNUSED
         }
         scanned = _SCANNED.fullmatch(name)
-        of_t5x = scanned and not checkpoint.run
+        of_t5x = scanned and checkpoint.run is None
         factors = by_name(name) if of_t5x else by_size(own_shape(name, value.shape))
         parts = {"value": value}
         for kind, tensor in moments.items():

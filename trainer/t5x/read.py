@@ -63,19 +63,19 @@ def find(path: str) -> str:
     """
     if _tree_folder(path):
         return path
-    steps = [
-        int(found[1])
-        for name in files.list_names(path)
-        if (found := re.fullmatch(r"checkpoint_(\d+)", name))
-    ]
-    for step in sorted(steps, reverse=True):
-        inside = files.join(path, f"checkpoint_{step}")
-        if _tree_folder(inside):
-            return inside
+    if found := steps(path):
+        return files.join(path, f"checkpoint_{found[-1]}")
     raise UserError(
         f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
         f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them"
     )
+
+
+def steps(folder: str) -> list[int]:
+    """Steps of the finished checkpoints in a folder, ascending."""
+    found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
+    numbers = sorted(int(match[1]) for match in found if match)
+    return [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
 
 
 def load(path: str) -> Checkpoint:
