@@ -153,13 +153,15 @@ def _check_names(
 def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
-    for name, shape in expected.items():
+    embeddings = [name for name in expected if name.endswith("token_embedder/embedding")]
+    for name in dict.fromkeys([*embeddings, *expected]):
+        shape = expected[name]
         value = found[name]["value"]
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{flag}: {name} is of {value.dtype}, and no floating-point numbers")
         if value.shape == shape:
             continue
-        if name.endswith("token_embedder/embedding") and value.shape[1:] == shape[1:]:
+        if name in embeddings and value.shape[1:] == shape[1:]:
             rows = value.shape[0]
             what = f"set --model.vocab_size={rows}: rows above the {ids} ids are padding"
             if rows < ids:

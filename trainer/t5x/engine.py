@@ -86,12 +86,13 @@ def train(run: Run, origins: dict[str, str]) -> int:
     if problems := refused(config):
         raise UserError("--engine=t5x: " + "; ".join(problems))
     try:
-        import seqio
-        import tensorflow as tf
         from t5x import partitioning, trainer, utils
         from t5x import train as t5x
     except ImportError as error:
         raise UserError(_MISSING.format(error=error)) from error
+    import seqio
+    import tensorflow as tf
+
     tf.config.set_visible_devices([], "GPU")
     first = _begin(run, origins)
 
@@ -150,12 +151,12 @@ def train(run: Run, origins: dict[str, str]) -> int:
 def refused(config: Config) -> list[str]:
     """What T5X cannot honour: a line for each setting."""
     model, optimizer = config.model, config.optimizer
-    required = {
+    given = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(ModelConfig)
-        if field.default is dataclasses.MISSING
+        if field.default is dataclasses.MISSING or field.name == "family"
     }
-    defaults = dict(configuration.leaves(Config(config.preset, ModelConfig(**required))))
+    defaults = dict(configuration.leaves(Config(config.preset, ModelConfig(**given))))
     problems = [
         f"--{path}={value}: {_WHY.get(path, 'T5X has no such setting')}"
         for path, value in configuration.leaves(config)
