@@ -151,9 +151,15 @@ class Checkpoints:
         Raises:
           UserError: names the settings that differ.
         """
-        stored: dict[str, Any] = self._manager.restore(
-            step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
-        )["run"]
+        try:
+            stored: dict[str, Any] = self._manager.restore(
+                step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
+            )["run"]
+        except KeyError as error:
+            raise UserError(
+                f"the checkpoints in {self._model_dir} are not ours, but perhaps T5X's: go on with "
+                f"--engine=t5x, or begin with --init_from={self._model_dir} in another --model_dir"
+            ) from error
         before = configuration.from_dict(Config, stored["config"], self._model_dir)
         differences = configuration.changes(before, run.config, step)
         now = run.data.fingerprints

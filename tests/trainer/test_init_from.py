@@ -307,6 +307,8 @@ def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
     t5x_files.write(start, "legacy", wide, t5x_files.moments(wide, 128), step=20_000)
     begin = [*flags, f"--init_from={start}"]
     config, lines = train(begin, tmp_path / "one", "--train_steps=20002")
+    with pytest.raises(UserError, match=f"in {start} are not ours"):
+        train(flags, start, "--train_steps=20002")
     assert f"starts from {start}/checkpoint_20000, after step 20000" in capsys.readouterr().out
     assert [line["step"] for line in lines] == [20_001, 20_002]
     rate = learning_rate_schedule(config.optimizer)(20_000)
