@@ -240,7 +240,10 @@ def _abstract_state(config: Config) -> Any:
 
 def _schedule_counts(state: Any) -> set[str]:
     """Names of counts beside which nothing is kept: what a schedule reads."""
-    alone = lambda node: getattr(node, "_fields", None) == ("count",)  # noqa: E731
+
+    def alone(node: Any) -> bool:
+        return getattr(node, "_fields", None) == ("count",)
+
     nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=alone)
     return {f"{path_name(path)}/count" for path, node in nodes if alone(node)}
 

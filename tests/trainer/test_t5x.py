@@ -173,6 +173,13 @@ def test_each_setting_that_t5x_cannot_honour_is_named():
     ]
 
 
+def test_settings_without_effect_are_refused():
+    with pytest.raises(UserError, match="--engine=jax: it must be palimpsest or t5x"):
+        config_of("--engine=jax")
+    with pytest.raises(UserError, match="init_from_state=false has no effect without --init_from"):
+        config_of("--init_from_state=false")
+
+
 @pytest.mark.skipif(T5X, reason="T5X is importable here")
 def test_without_t5x_a_line_says_where_it_is():
     run = types.SimpleNamespace(config=config_of())
