@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from tasks.command_line import UserError
 from trainer import config as configuration
 from trainer import init_from
 from trainer.config import Config
+from trainer.features import Batch
 from trainer.model.config import ModelConfig
 from trainer.model.embedding import TiedLogits
 from trainer.model.spec import ModelSpec, model_spec
@@ -96,14 +97,13 @@ def train(run: Run, origins: dict[str, str]) -> int:
     tf.config.set_visible_devices([], "GPU")
     first = _begin(run, origins)
 
-    def training(_: Any, shard: int, shards: int, *__: Any, **___: Any) -> tf.data.Dataset:
-        return _dataset(lambda: run.data.training(first, shard, shards))
+    def training(_: Any, shard: int, shards: int, *__: Any) -> Any:
+        return _iterator(lambda: run.data.training(first, shard, shards))
 
-    def evaluation(*_: Any) -> dict[str, tf.data.Dataset]:
+    def evaluation(*_: Any) -> dict[str, Any]:
         size = config.evaluation.batch_size or config.batch_size
-        return {
-            each.name: _dataset(each.iterate) for each in run.data.evaluation("validation", size)
-        }
+        sets = run.data.evaluation("validation", size)
+        return {each.name: _iterator(each.iterate) for each in sets}
 
     def described(split: str) -> Any:
         lengths = {side: n for side, n in dataclasses.asdict(run.lengths).items() if n}
@@ -231,17 +231,26 @@ def _as_checkpoint(state: TrainState) -> read.Checkpoint:
     )
 
 
-def _dataset(iterate: Any) -> Any:
-    """Batches as T5X takes them."""
-    import tensorflow as tf
+def _iterator(iterate: Callable[[], Iterator[Batch]]) -> Any:
+    """Batches as T5X takes them; who iterates gets them from the first."""
+    from clu.data.dataset_iterator import ArraySpec, DatasetIterator
 
-    first = next(iter(iterate()))
-    signature = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in first.items()}
+    class Batches(DatasetIterator):
+        def __init__(self) -> None:
+            self._batches = iterate()
 
-    def batches() -> Iterator[dict[str, np.ndarray]]:
-        yield from iterate()
+        def __iter__(self) -> DatasetIterator:
+            return Batches()
 
-    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+        def __next__(self) -> Batch:
+            return next(self._batches)
+
+        @property
+        def element_spec(self) -> dict[str, Any]:
+            first = next(iterate())
+            return {name: ArraySpec(array.dtype, array.shape) for name, array in first.items()}
+
+    return Batches()
 
 
 def _model(config: Config, ids: int, seqio: Any, prefix: bool) -> Any:
