@@ -37,8 +37,8 @@ TESTED_COMMIT = "cc342d419ec3"
 _MISSING = (
     "--engine=t5x cannot import T5X ({error}): it is on no package registry. Put github.com/"
     f"google-research/t5x (tested at commit {TESTED_COMMIT}) and github.com/google/airio on "
-    "PYTHONPATH, and install beside them: clu fiddle gin-config grain jestimator seqio tensorboard "
-    "tensorflow-cpu (docs/t5x_checkpoints.md)"
+    "PYTHONPATH, and install beside them: cached_property clu fiddle jaxtyping jestimator seqio "
+    "tensorboard (docs/t5x_checkpoints.md)"
 )
 
 # Fields, or beginnings of fields, that T5X gets or that are about the data, which ours makes. Any
