@@ -8,9 +8,11 @@ are filled with random numbers, and TensorStore and msgpack write them:
 
 - "orbax", current T5X: `state/_METADATA`, and all arrays as zarr (zstd) in one OCDBT store;
 - "placeholder", Orbax of 2022 and 2023: a msgpack tree of "PLACEHOLDER://NAME", zarr folders;
-- "legacy", T5X before Orbax, the public T5 1.1 and mT5 releases among it: a msgpack tree with
-  `version` and `optimizer`, in which arrays that T5X does not partition (v_row, v_col, m, the step)
-  are inline and others a TensorStore spec of a zarr (gzip) folder.
+- "legacy", T5X before Orbax: a msgpack tree with `version` and `optimizer`, in which arrays that
+  T5X does not partition (v_row, v_col, m, the step) are inline and others a TensorStore spec of a
+  zarr (gzip) folder;
+- "released", the same written on a bucket, as the public T5 1.1 and mT5 were: the specs name a
+  dummy bucket, by T5X's `_get_spec`.
 """
 
 import json
@@ -19,7 +21,8 @@ import numpy as np
 import tensorstore
 from flax import serialization, traverse_util
 
-LAYOUTS = ("orbax", "placeholder", "legacy")
+BEFORE_ORBAX = ("legacy", "released")
+LAYOUTS = ("orbax", "placeholder", *BEFORE_ORBAX)
 D, HEADS, KV, F, V, LAYERS, BUCKETS = 8, 4, 3, 16, 128, 2, 32
 STEP = 10
 
@@ -128,13 +131,13 @@ def write(folder, layout, parameters, moments=None, step=STEP, dtype="float32"):
     tree = {"state/step": np.asarray(step, np.int32)}
     tree |= {f"state/param_states/{name}": array for name, array in (moments or {}).items()}
     tree |= {f"target/{name}": array for name, array in parameters.items()}
-    inside = path if layout == "legacy" else path / "state"
+    inside = path if layout in BEFORE_ORBAX else path / "state"
     inside.mkdir(parents=True)
     leaves = {}
     for name, array in tree.items():
         dotted = name.replace("/", ".")
         kind = dtype if name.startswith("target/") else str(array.dtype)
-        if layout == "legacy" and (
+        if layout in BEFORE_ORBAX and (
             array.ndim == 0 or name.split("/")[-1] in ("m", "v_row", "v_col")
         ):
             leaves[name] = array
@@ -152,9 +155,11 @@ def write(folder, layout, parameters, moments=None, step=STEP, dtype="float32"):
         ).result()
         store.write(array.astype(store.dtype.numpy_dtype)).result()
         leaves[name] = f"PLACEHOLDER://{dotted}"
-        if layout == "legacy":
+        if layout in BEFORE_ORBAX:
             metadata = {**metadata, "shape": list(array.shape), "chunks": list(array.shape)}
             relative = {"driver": "file", "path": f"{dotted}/"}
+            if layout == "released":
+                relative |= {"driver": "gcs", "bucket": "t5x-dummy-bucket"}
             leaves[name] = {
                 "driver": "zarr",
                 "dtype": kind,
@@ -165,7 +170,7 @@ def write(folder, layout, parameters, moments=None, step=STEP, dtype="float32"):
         _write_metadata(inside, tree)
         return path
     nested = traverse_util.unflatten_dict(leaves, sep="/")
-    if layout == "legacy":
+    if layout in BEFORE_ORBAX:
         nested = {"version": 3, "optimizer": nested}
     (inside / "checkpoint").write_bytes(serialization.msgpack_serialize(nested))
     return path
