@@ -219,8 +219,13 @@ def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -
             f"{name} has pad id {processor.pad_id()} and eos id {processor.eos_id()}; "
             "T5 needs 0 and 1 (SentencePiece's --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1)"
         )
+
+    def last_piece(number: int) -> str:
+        # mT5's sentinels have SentencePiece's sign for a space in front.
+        return processor.id_to_piece(pieces - 1 - number).removeprefix(_SPACE)
+
     own = 0
-    while own < pieces and processor.id_to_piece(pieces - 1 - own) == sentinel_piece(own):
+    while own < pieces and last_piece(own) == sentinel_piece(own):
         own += 1
     if own and extra_ids:
         raise UserError(

@@ -27,8 +27,7 @@ from tasks.command_line import UserError
 from trainer import config as configuration
 from trainer import processes, stores
 from trainer.config import CheckpointConfig, Config
-from trainer.data import CachedData
-from trainer.setup import Run
+from trainer.setup import Run, vocabulary_sha256
 from trainer.step import TrainState
 
 _PREFIX = "checkpoint"
@@ -121,7 +120,7 @@ class Checkpoints:
         description = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
-            "vocabulary_sha256": _vocabulary_sha256(run),
+            "vocabulary_sha256": vocabulary_sha256(run.data),
             "best": self._best and self._best._asdict(),
         }
         with self._full_disk_named():
@@ -155,9 +154,15 @@ class Checkpoints:
         Raises:
           UserError: names the settings that differ.
         """
-        stored: dict[str, Any] = self._manager.restore(
-            step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
-        )["run"]
+        try:
+            stored: dict[str, Any] = self._manager.restore(
+                step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
+            )["run"]
+        except KeyError as error:
+            raise UserError(
+                f"the checkpoints in {self._model_dir} are not ours, but perhaps T5X's: go on with "
+                f"--engine=t5x, or begin with --init_from={self._model_dir} in another --model_dir"
+            ) from error
         before = configuration.from_dict(Config, stored["config"], self._model_dir)
         differences = configuration.changes(before, run.config, step)
         now = run.data.fingerprints
@@ -167,7 +172,7 @@ class Checkpoints:
             if now.get(task, fingerprint) != fingerprint
         ]
         vocabulary = stored.get("vocabulary_sha256")
-        if vocabulary and vocabulary != _vocabulary_sha256(run):
+        if vocabulary and vocabulary != vocabulary_sha256(run.data):
             differences.append("the vocabulary is another one")
         if differences:
             raise UserError(
@@ -218,10 +223,3 @@ class _Kept(PreservationPolicy):
         self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
         return self._checkpoints.kept([info.step for info in checkpoints])
-
-
-def _vocabulary_sha256(run: Run) -> str | None:
-    """That of the caches' vocabulary; None of a task of seqio's, whose files only it knows."""
-    if not isinstance(run.data, CachedData):
-        return None
-    return run.data.tasks[0].manifest.plan.vocabulary.sha256

@@ -23,6 +23,7 @@ from trainer.processes import ProcessesConfig as ProcessesConfig
 CONFIG_FILE = "config.json"
 
 SHUFFLES = ("global", "block")
+ENGINES = ("palimpsest", "t5x")
 ON_NAN = ("stop", "skip")
 # Of `Evaluator`'s metrics those that can say which checkpoint is best; accuracy is best high.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
@@ -216,6 +217,11 @@ class Config:
     `on_nan` says what becomes of an update whose loss or gradients are no finite numbers, or whose
     loss is above `spike_factor` times the mean loss of about the last hundred steps: "stop" saves
     the state before it and ends the run, "skip" leaves the update out and counts it.
+    `engine` makes the updates: this trainer, or an installed T5X (docs/t5x_checkpoints.md).
+    `init_from` is a checkpoint, or a folder with several, with which a run begins that has none of
+    its own: ours, T5X's, or "hf:DIR" of Hugging Face transformers (docs/t5x_checkpoints.md).
+    `init_from_state`: its optimizer state comes along, and its step, which is the place in schedule
+    and data.
     `profile_steps`, "10:20", has the updates 10 to 20 of a run traced into `model_dir/profile`.
     """
 
@@ -230,6 +236,9 @@ class Config:
     batch_size: int = 128
     microbatches: int = 1
     seed: int = 0
+    engine: str = "palimpsest"
+    init_from: str | None = None
+    init_from_state: bool = True
     on_nan: str = "stop"
     spike_factor: float | None = None
     profile_steps: str | None = None
@@ -245,8 +254,12 @@ class Config:
     processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
 
     def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"--engine={self.engine}: it must be {' or '.join(ENGINES)}")
         if self.on_nan not in ON_NAN:
             raise ValueError(f"--on_nan={self.on_nan}: it must be {' or '.join(ON_NAN)}")
+        if self.init_from is None and not self.init_from_state:
+            raise ValueError("--init_from_state=false has no effect without --init_from")
         if self.spike_factor is not None and not self.spike_factor > 1:
             raise ValueError(f"--spike_factor={self.spike_factor}: it must be above 1")
         if self.profile_steps is not None and not self.profiled:

@@ -22,6 +22,7 @@ from trainer.config import CheckpointConfig, Config
 from trainer.cost import flops_per_step, parameter_count
 from trainer.evaluate import Evaluator
 from trainer.guard import Guard
+from trainer.init_from import start
 from trainer.metrics import MetricsWriter, means
 from trainer.optimizer import learning_rate_schedule
 from trainer.program import Program
@@ -82,6 +83,8 @@ def train(run: Run, origins: dict[str, str]) -> int:
         print(f"training is finished: checkpoint of step {first} in {config.model_dir}")
         checkpoints.close()
         return 0
+    begin_with = start(run) if config.init_from and not first else None
+    resumed, first = bool(first), begin_with.step if begin_with else first
     writer = MetricsWriter(config, first, processes.is_first())
     if processes.is_first():
         configuration.save(config, origins)
@@ -89,10 +92,13 @@ def train(run: Run, origins: dict[str, str]) -> int:
 
     program = Program(run)
     if processes.is_first():
-        print(consequences(run, program, first), flush=True)
-    state = (
-        checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
-    )
+        origin = f"goes on from checkpoint {first}" if resumed else "starts from initial parameters"
+        origin = begin_with.describe() if begin_with else origin
+        print(consequences(run, program, origin), flush=True)
+    if resumed:
+        state = checkpoints.restore(first, program.abstract_state())
+    else:
+        state = begin_with.train_state(program) if begin_with else program.initial_state()
     batches = run.data.training(first, *program.host_part)
     evaluator = (
         Evaluator(run, "validation", program.evaluation_step, program.mesh)
@@ -303,14 +309,12 @@ class Profile:
             self._end()
 
 
-def consequences(run: Run, program: Program, first_step: int) -> str:
-    """What the configuration means, in a few lines, before the first step."""
+def consequences(run: Run, program: Program, beginning: str) -> str:
+    """What the configuration means, in a few lines, before the first step; `beginning` says with
+    what the run begins."""
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
     flops = flops_per_step(config.model, config.batch_size, *lengths)
-    restart = (
-        f"goes on from checkpoint {first_step}" if first_step else "starts from initial parameters"
-    )
     lines = [
         *run.data.consequences(first_step, *program.host_part),
         (
@@ -321,8 +325,8 @@ def consequences(run: Run, program: Program, first_step: int) -> str:
         program.describe(),
         (
             "this run",
-            f"{restart}, to step {config.train_steps}; {_saving(config.checkpoint)}; killed at any "
-            "moment, the same command goes on from the newest with the same bits",
+            f"{beginning}, to step {config.train_steps}; {_saving(config.checkpoint)}; killed at "
+            "any moment, the same command goes on from the newest with the same bits",
         ),
         ("", _refusing(config)),
     ]

@@ -90,6 +90,11 @@ def main(argv: list[str]) -> int:
     with processes.joined(config.processes):
         run = prepare(config, origins)
 
+        if config.engine == "t5x":
+            from trainer.t5x import engine
+
+            return engine.train(run, origins)
+
         from trainer.loop import train
 
         return train(run, origins)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from trainer.mesh_config import check_dimensions
 from trainer.model.spec import model_spec
@@ -71,6 +72,12 @@ class Program:
         """The state of step 0, a function of the configuration alone: the same on any mesh."""
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
+    def state_of(self, params: Any, step: int) -> TrainState:
+        """The state of these parameters after `step` updates that left nothing else behind; takes
+        over their memory."""
+        make = jax.jit(self._state_of, donate_argnums=0, out_shardings=self.shardings)
+        return make(params, np.int32(step))
+
     def zero_metrics(self) -> Metrics:
         """The metrics of no step."""
         return self._zero_metrics()
@@ -101,8 +108,11 @@ class Program:
 
     def _initial_state(self) -> TrainState:
         params = init_params(self._spec, jax.random.key(self._seed))
+        return self._state_of(params, jnp.zeros((), jnp.int32))
+
+    def _state_of(self, params: Any, step: jax.Array) -> TrainState:
         return TrainState(
-            step=jnp.zeros((), jnp.int32),
+            step=step,
             params=params,
             opt_state=self._optimizer.init(params),
             metrics=zero_metrics(self._model),

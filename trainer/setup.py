@@ -49,6 +49,13 @@ def prepare(config: Config, origins: dict[str, str]) -> Run:
     return data(config, origins)
 
 
+def vocabulary_sha256(data: Data) -> str | None:
+    """That of the caches' vocabulary; None of a task of seqio's, whose files only it knows."""
+    if not isinstance(data, CachedData):
+        return None
+    return data.tasks[0].manifest.plan.vocabulary.sha256
+
+
 def _cached_data(config: Config, origins: dict[str, str]) -> Run:
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")

@@ -139,6 +139,15 @@ def test_a_symbol_that_is_a_piece_is_refused(old, new_corpus, tmp_path):
         train.train(options, new_corpus, str(tmp_path), old)
 
 
+def test_sentinels_are_known_as_mt5_spells_them(old):
+    proto = sentencepiece_model_pb2.ModelProto.FromString(old.model)
+    for piece in proto.pieces[-10:]:
+        piece.piece = "▁" + piece.piece
+    spelt = vocabulary.from_bytes(proto.SerializeToString())
+    assert (spelt.size, spelt.record.sentinels) == (old.size, 10)
+    assert spelt.ids.id_of("<extra_id_0>") == old.size - 1
+
+
 def test_bpe_is_refused(folder, old):
     proto = sentencepiece_model_pb2.ModelProto.FromString(old.model)
     proto.trainer_spec.model_type = proto.trainer_spec.BPE

@@ -1,0 +1,388 @@
+"""Runs that begin from checkpoints: T5X's in all their layouts, ours, and what does not fit."""
+
+import importlib.util
+import json
+import pathlib
+import re
+import shutil
+import sys
+import types
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import serialization
+
+from tasks.command_line import UserError
+from trainer import init_from, loop
+from trainer.checkpoint import Checkpoints
+from trainer.model.layers import unstack_layers
+from trainer.optimizer import learning_rate_schedule
+from trainer.pretrain import build_config
+from trainer.program import Program
+from trainer.setup import prepare
+from trainer.stacked import path_name
+from trainer.t5x import layout, read
+from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
+
+_SPEC = importlib.util.spec_from_file_location(
+    "t5x_files", pathlib.Path(__file__).with_name("t5x_files.py")
+)
+t5x_files = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(t5x_files)
+STEP, D, V = t5x_files.STEP, t5x_files.D, t5x_files.V
+
+SIZES = [f"--model.vocab_size={V}", "--train_steps=20", "--batch_size=2"]
+PARAMETERS = t5x_files.parameters()
+SCANNED = t5x_files.scanned(PARAMETERS)
+
+
+def run_of(path, *flags, preset="t5_1_1_tiny"):
+    """A run without data, which the beginning does not need."""
+    config, _ = build_config(preset, [*SIZES, f"--init_from={path}", *flags])
+    return types.SimpleNamespace(config=config, data=types.SimpleNamespace(vocab_size=V - 20))
+
+
+def named(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("kind", t5x_files.LAYOUTS)
+def test_every_tensor_of_every_layout_is_read(kind, scanned, dtype, tmp_path):
+    t5x_files.write(tmp_path, kind, SCANNED if scanned else PARAMETERS, dtype=dtype)
+    checkpoint = read.load(str(tmp_path))
+    assert checkpoint.step == STEP
+    assert {str(tensor.dtype) for tensor in checkpoint.parameters.values()} == {dtype}
+    found = layout.read_parts(checkpoint)
+    written = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
+    expected = {name: array.astype(written) for name, array in PARAMETERS.items()}
+    assert_equal({name: parts["value"].whole() for name, parts in found.items()}, expected)
+
+
+def test_bfloat16_of_before_zarr_had_it(tmp_path):
+    path = t5x_files.write(tmp_path, "legacy", PARAMETERS)
+    tree = path / "checkpoint"
+    # Version 2 kept bfloat16 as uint16; in this one the norm is inline.
+    contents = serialization.msgpack_restore(tree.read_bytes())
+    scale = PARAMETERS["decoder/decoder_norm/scale"].astype(ml_dtypes.bfloat16)
+    contents["version"] = 2
+    contents["optimizer"]["target"]["decoder"]["decoder_norm"]["scale"] = scale.view(np.uint16)
+    tree.write_bytes(serialization.msgpack_serialize(contents))
+    parameters = read.load(str(path)).parameters
+    np.testing.assert_array_equal(parameters["decoder/decoder_norm/scale"].whole(), scale)
+    contents["version"] = 1
+    tree.write_bytes(serialization.msgpack_serialize(contents))
+    with pytest.raises(UserError, match="version 1"):
+        read.load(str(path))
+
+
+@pytest.mark.parametrize("stored", ["unscanned", "scanned"])
+@pytest.mark.parametrize("model", ["unscanned", "scanned"])
+def test_parameters_and_state_come_to_the_devices(stored, model, tmp_path):
+    flags = ["--optimizer.min_dim_size_to_factor=8", f"--model.scan_layers={model == 'scanned'}"]
+    if stored == "scanned":
+        moments = t5x_files.scanned_moments(SCANNED)
+        # T5X factors unstacked tensors by their size.
+        moments |= {
+            name: value
+            for name, value in t5x_files.moments(PARAMETERS, 8).items()
+            if name.startswith(("token_embedder", "decoder/logits_dense"))
+        }
+        t5x_files.write(tmp_path, "orbax", SCANNED, moments)
+    else:
+        moments = t5x_files.moments(PARAMETERS, 8)
+        t5x_files.write(tmp_path, "legacy", PARAMETERS, moments)
+    run = run_of(tmp_path, *flags)
+    start = init_from.start(run)
+    assert start.afresh is None
+    assert "with the optimizer state" in start.describe()
+    state = start.train_state(Program(run))
+    params = unstack_layers(state.params) if model == "scanned" else state.params
+    assert_equal(named(params), PARAMETERS)
+    assert int(state.step) == STEP
+    factored, schedule = state.opt_state[0], state.opt_state[2]
+    assert (int(factored.count), int(schedule.count)) == (STEP, STEP)
+    # The denominators of the update, whichever factor is called row: one layer's at a time.
+    for name in PARAMETERS:
+        of_model = {kind: named(getattr(factored, kind)) for kind in ("v", "v_row", "v_col")}
+        ours = _second_moments(name, of_model, model == "scanned")
+        theirs = _second_moments_of_t5x(name, moments, stored == "scanned")
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=name)
+
+
+def _second_moments(name, kinds, scanned):
+    """v, or what its factors stand for, of one layer."""
+    layer = re.fullmatch(r"(\w+)/layers_(\d+)/(.+)", name)
+    stack = scanned and layer
+    key = f"{layer[1]}/{layer[1]}/{layer[3]}" if stack else name
+    shape = PARAMETERS[name].shape
+    full = kinds["v"][key]
+    if full.shape != (1,):
+        return full.take(int(layer[2]), 1) if stack else full
+    second, largest = np.argsort(shape, kind="stable")
+    row, column = (
+        kinds[kind][key].take(int(layer[2]), 0 if gone == 0 else 1) if stack else kinds[kind][key]
+        for kind, gone in (("v_row", largest), ("v_col", second))
+    )
+    return np.expand_dims(row / row.mean(), largest) * np.expand_dims(column, second)
+
+
+def _second_moments_of_t5x(name, moments, scanned):
+    layer = re.fullmatch(r"(\w+)/layers_(\d+)/(.+)", name)
+    table = name.endswith("rel_embedding")
+    if not scanned or not (layer or table):
+        kinds = {kind: {name: moments[f"{name}/{kind}"]} for kind in ("v", "v_row", "v_col")}
+        return _second_moments(name, kinds, scanned=False)
+    stack, number, rest = (
+        (layer[1], int(layer[2]), layer[3])
+        if layer
+        else (name.split("/")[0], 0, name.split("/", 1)[1])
+    )
+    full, row, column = (
+        moments[f"{stack}/{stack}/{rest}/{kind}"] for kind in ("v", "v_row", "v_col")
+    )
+    if full.shape != (1,):
+        return full.take(number, 1)
+    if rest.split("/")[-2] in ("out", "wo"):  # [rest of it, embed]
+        row, column = row[number], column.take(number, 1).reshape(-1)
+        return column[:, None] * row / row.mean()
+    row, column = row[:, number], column[number].reshape(-1)
+    return row[:, None] / row.mean() * column
+
+
+def test_moments_of_another_shape_begin_afresh_and_the_step_stays(tmp_path):
+    t5x_files.write(tmp_path, "orbax", SCANNED, t5x_files.scanned_moments(SCANNED))
+    run = run_of(tmp_path, "--optimizer.step_offset=7")
+    start = init_from.start(run)
+    assert start.step == STEP
+    assert re.search(r"no second moments of \S+/query/kernel|begun afresh", start.describe())
+    state = start.train_state(Program(run))
+    assert_equal(named(state.params), PARAMETERS)
+    assert (int(state.opt_state[0].count), int(state.opt_state[2].count)) == (7, STEP)
+    assert not any(array.any() for array in named(state.opt_state[0].v).values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--optimizer.name=adamw", "--optimizer.learning_rate=0.001"], "optimizer.name=adamw"),
+        (["--optimizer.beta1=0.9"], "that are momentum"),
+        (["--init_from_state=false"], "init_from_state=false"),
+    ],
+)
+def test_why_a_state_begins_afresh(flags, reason, tmp_path):
+    t5x_files.write(tmp_path, "orbax", PARAMETERS, t5x_files.moments(PARAMETERS, 128))
+    start = init_from.start(run_of(tmp_path, *flags))
+    assert start.afresh
+    assert reason in start.describe()
+    assert start.step == (0 if "state=false" in reason else STEP)
+    assert "has to be this one" in start.describe()
+
+
+@pytest.mark.parametrize("kind", t5x_files.LAYOUTS)
+def test_tensors_that_are_lacking_or_too_many_are_named(kind, tmp_path):
+    name, other = "encoder/layers_1/mlp/wi_0/kernel", "encoder/layers_1/mlp/wi_zero/kernel"
+    lacking = {key: array for key, array in PARAMETERS.items() if key != name}
+    cases = {
+        "lacking": (lacking, f"lacks {name}, which the model has"),
+        "renamed": (
+            {**lacking, other: PARAMETERS[name]},
+            f"lacks {name} (did you mean {other}?), which",
+        ),
+        "more": (
+            {**PARAMETERS, other: PARAMETERS[name]},
+            f"has {other} (did you mean encoder/layers_1/mlp/wi_1/kernel?), which the model has",
+        ),
+    }
+    for case, (parameters, says) in cases.items():
+        path = t5x_files.write(tmp_path / case, kind, parameters)
+        with pytest.raises(UserError, match=re.escape(f"{path} {says}")):
+            init_from.start(run_of(path))
+    joined = "decoder/decoder/mlp/wo/kernel"
+    parameters = {key: array for key, array in SCANNED.items() if key != joined}
+    path = t5x_files.write(tmp_path / "scanned", kind, parameters)
+    with pytest.raises(UserError, match=f"lacks {joined}, which"):
+        init_from.start(run_of(path))
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    path = t5x_files.write(tmp_path, "orbax", PARAMETERS)
+
+    def refused(*flags, preset="t5_1_1_tiny"):
+        with pytest.raises(UserError) as error:
+            init_from.start(run_of(path, *flags, preset=preset))
+        return str(error.value)
+
+    assert refused(f"--model.vocab_size={V + 128}") == (
+        f"--init_from={path}: token_embedder/embedding has {V} rows and the model {V + 128}; set "
+        f"--model.vocab_size={V}: rows above the {V - 20} ids are padding"
+    )
+    small = {**PARAMETERS, "token_embedder/embedding": np.zeros((V - 28, D), "f4")}
+    other = t5x_files.write(tmp_path / "small", "orbax", small)
+    with pytest.raises(UserError, match="has 108 ids, so it is not the one"):
+        init_from.start(run_of(other))
+    assert "wi_0/kernel has the shape (8, 16) and in the model (8, 32)" in refused(
+        "--model.mlp_dim=32"
+    )
+    assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in refused(preset="t5_1_0_tiny")
+    assert "has made 10 steps and --train_steps=10" in refused("--train_steps=10")
+    whole = {**PARAMETERS, "decoder/decoder_norm/scale": np.ones(D, "i4")}
+    other = t5x_files.write(tmp_path / "whole", "legacy", whole, dtype="int32")
+    with pytest.raises(UserError, match=r"is of int32, and no floating"):
+        init_from.start(run_of(other))
+    apart = {**SCANNED}
+    apart["decoder/decoder/relpos_bias/rel_embedding"] = np.random.default_rng(0).normal(
+        size=(4, 2, 32)
+    )
+    other = t5x_files.write(tmp_path / "apart", "orbax", apart)
+    with pytest.raises(UserError, match=r"layers 0 and 1 of the decoder .*decoder/relpos_bias"):
+        init_from.start(run_of(other))
+    for nothing in (tmp_path / "nothing", tmp_path / "small" / "checkpoint_10" / "state" / "d"):
+        with pytest.raises(UserError, match="is no checkpoint and holds none"):
+            init_from.start(run_of(nothing))
+
+
+def test_lost_and_broken_files_are_named(tmp_path):
+    path = t5x_files.write(tmp_path, "legacy", PARAMETERS)
+    chunk = path / "target.encoder.encoder_norm.scale" / "0"
+    held_bytes = chunk.read_bytes()
+    for damaged in (None, held_bytes[:20]):
+        chunk.unlink()
+        if damaged is not None:
+            chunk.write_bytes(damaged)
+        start = init_from.start(run_of(path))
+        with pytest.raises(UserError, match=r"target/encoder/encoder_norm/scale in .* be read"):
+            start.parameters["encoder/encoder_norm/scale"].whole()
+        chunk.write_bytes(held_bytes)
+    shutil.rmtree(chunk.parent)
+    with pytest.raises(UserError, match=r"cannot be read: target/encoder/encoder_norm/scale"):
+        init_from.start(run_of(path))
+    (path / "checkpoint").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=f"{path} cannot be read"):
+        init_from.start(run_of(path))
+
+
+def test_the_newest_finished_checkpoint_is_taken(tmp_path):
+    for step in (9, 10, 100):
+        t5x_files.write(tmp_path, "orbax", PARAMETERS, step=step)
+    (tmp_path / "checkpoint_1000").mkdir()
+    (tmp_path / "checkpoint_200.orbax-checkpoint-tmp-1").mkdir()
+    assert read.find(str(tmp_path)) == str(tmp_path / "checkpoint_100")
+    assert read.find(str(tmp_path / "checkpoint_9")) == str(tmp_path / "checkpoint_9")
+
+
+@pytest.fixture
+def flags(text_cache):
+    return [
+        *("--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--batch_size=2"),
+        *("--lengths.inputs=40", "--lengths.targets=12", "--evaluation.every_steps=0"),
+        *("--metrics.every_steps=1", "--metrics.tensorboard=false"),
+    ]
+
+
+def train(flags, model_dir, *more):
+    config, origins = build_config("t5_1_1_tiny", [*flags, f"--model_dir={model_dir}", *more])
+    assert loop.train(prepare(config, origins), origins) == 0
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    return config, [json.loads(line) for line in lines]
+
+
+def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
+    wide = {
+        **PARAMETERS,
+        "token_embedder/embedding": np.random.default_rng(2).normal(size=(768, D)).astype("f4"),
+        "decoder/logits_dense/kernel": np.random.default_rng(3).normal(size=(D, 768)).astype("f4"),
+    }
+    start = tmp_path / "t5x"
+    t5x_files.write(start, "legacy", wide, t5x_files.moments(wide, 128), step=20_000)
+    begin = [*flags, f"--init_from={start}"]
+    config, lines = train(begin, tmp_path / "one", "--train_steps=20002")
+    with pytest.raises(UserError, match=f"in {start} are not ours"):
+        train(flags, start, "--train_steps=20002")
+    assert f"starts from {start}/checkpoint_20000, after step 20000" in capsys.readouterr().out
+    assert [line["step"] for line in lines] == [20_001, 20_002]
+    rate = learning_rate_schedule(config.optimizer)(20_000)
+    assert lines[0]["metrics"]["learning_rate"] == pytest.approx(float(rate), rel=1e-6)
+
+    # Its own checkpoint wins: the beginning is not even looked at.
+    shutil.rmtree(start)
+    _, lines = train(begin, tmp_path / "one", "--train_steps=20003")
+    assert "goes on from checkpoint 20002" in capsys.readouterr().out
+    assert [line["step"] for line in lines] == [20_001, 20_002, 20_003]
+
+    # Another run begins from a checkpoint of that one with every bit of its state.
+    ours = str(tmp_path / "one" / "checkpoint_20002")
+    config, origins = build_config(
+        "t5_1_1_tiny",
+        [*flags, f"--model_dir={tmp_path}/two", f"--init_from={ours}", "--train_steps=20003"],
+    )
+    run = prepare(config, origins)
+    program = Program(run)
+    begun = init_from.start(run).train_state(program)
+    checkpoints = Checkpoints(str(tmp_path / "one"), writable=False)
+    before = checkpoints.restore(20_002, program.abstract_state())
+    checkpoints.close()
+    assert_equal(
+        named((begun.params, begun.opt_state, begun.step)),
+        named((before.params, before.opt_state, before.step)),
+    )
+    description = tmp_path / "one" / "checkpoint_20002" / "run" / "metadata"
+    told = json.loads(description.read_text())
+    description.write_text(json.dumps({**told, "vocabulary_sha256": "0" * 64}))
+    with pytest.raises(UserError, match="trained with another vocabulary"):
+        init_from.start(run)
+
+
+def test_a_model_of_hugging_face_is_asked_for(monkeypatch, tmp_path):
+    asked = []
+
+    def load(path, model):
+        asked.append((path, model.vocab_size))
+        tree = {}
+        for name, array in PARAMETERS.items():
+            inside = tree
+            *folders, leaf = name.split("/")
+            for folder in folders:
+                inside = inside.setdefault(folder, {})
+            inside[leaf] = array
+        return tree
+
+    module = types.SimpleNamespace(load=load)
+    monkeypatch.setitem(sys.modules, "trainer.huggingface", module)
+    run = run_of("hf:some/folder", "--model.scan_layers=true")
+    start = init_from.start(run)
+    assert asked == [("some/folder", V)]
+    assert (start.step, start.afresh) == (0, "it has none")
+    kernel = start.parameters["encoder/encoder/mlp/wo/kernel"]
+    assert kernel.shape == (16, 2, D)
+    np.testing.assert_array_equal(
+        kernel.read((slice(2, 5), slice(1, 2), slice(None))),
+        PARAMETERS["encoder/layers_1/mlp/wo/kernel"][2:5, None],
+    )
+
+
+def test_a_part_of_a_tensor_is_what_it_is_of_the_array():
+    rng = np.random.default_rng(0)
+    array = rng.normal(size=(4, 3, 6))
+    layers = [held(array[:, number]) for number in range(3)]
+    index = (slice(1, 3), slice(1, None), slice(0, 6, 2))
+    for tensor, expected in (
+        (stacked(layers, 1), array),
+        (stacked(divided(held(array), 2), 2), array),
+        (mean(held(rng.normal(size=(2, 4, 3, 6))), 0), None),
+        (reshaped(held(array), (2, 2, 18)), array.reshape(2, 2, 18)),
+    ):
+        expected = tensor.whole() if expected is None else expected
+        assert tensor.shape == expected.shape
+        np.testing.assert_array_equal(tensor.whole(), expected)
+        np.testing.assert_array_equal(tensor.read(index), expected[index])

@@ -1,0 +1,234 @@
+"""Parameters and Adafactor's moments, from and to the ways in which checkpoints keep them.
+
+A parameter is a dict of parts: its "value", Adafactor's momentum "m" and second moments, which are
+either of its shape, "v", or "over 0" and "over 1", averaged over one of its two axes. In between,
+each layer has its own, under the names of an unscanned model, "encoder/layers_0/mlp/wo/kernel".
+
+Scanned models have all layers in one array, joined along axis 1: "encoder/encoder/mlp/wo/kernel".
+T5X's `scalable_t5` also keeps heads apart from their channels, [embed, layers, heads, kv], and has
+a table of relative positions in every layer; ours have one a stack.
+
+Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from tasks.command_line import UserError
+from trainer.model.layers import LAYERS_AXIS
+from trainer.t5x.read import Checkpoint
+from trainer.t5x.tensors import Tensor, divided, held, mean, reshaped, stacked
+
+Parts = dict[str, Tensor]
+# The axes over which v_row and v_col are averaged; None: not factored.
+FactoredOver = tuple[int, int] | None
+
+_POSITIONS = "relpos_bias/rel_embedding"
+_SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
+_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(.+)")
+_HAS_HEADS = re.compile(r".*attention/(query|key|value|out)/kernel")
+# Kernels whose last axis is "embed", T5X's rows; of the others it is the first.
+_ENDS_WITH_EMBED = re.compile(r".*(out|wo)/kernel")
+# Leaves of our optimizer's state: a place in optax's chain, a moment, a parameter.
+_OUR_MOMENT = re.compile(r"\d+/(v_row|v_col|v|ema)/(.+)")
+# What T5X puts in the place of moments that a parameter has not.
+_UNUSED = (1,)
+# T5X's `min_dim_size_to_factor`.
+MIN_DIM_SIZE = 128
+
+
+def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
+    """All parameters of a checkpoint by name, layer by layer, with the moments that they have.
+
+    Raises:
+      UserError: a stack has several tables of relative positions, which no model of ours has.
+    """
+    kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
+    found: dict[str, Parts] = {}
+    for name, value in checkpoint.parameters.items():
+        moments = {
+            kind: tensor for kind, tensor in kept.get(name, {}).items() if tensor.shape != _UNUSED
+        }
+        scanned = _SCANNED.fullmatch(name)
+        of_t5x = scanned and checkpoint.run is None
+        factors = by_name(name) if of_t5x else by_size(own_shape(name, value.shape))
+        parts = {"value": value}
+        for kind, tensor in moments.items():
+            if kind in ("v_row", "v_col"):
+                if factors is None:
+                    continue
+                kind = f"over {factors[kind == 'v_col']}"
+            parts[kind] = tensor
+        if not scanned:
+            found[name] = parts
+            continue
+        divisions = {
+            part: [_without_heads(name, part, layer) for layer in divided(tensor, _axis(part))]
+            for part, tensor in parts.items()
+        }
+        for number in range(value.shape[LAYERS_AXIS]):
+            found[f"{scanned[1]}/layers_{number}/{scanned[2]}"] = {
+                part: division[number] for part, division in divisions.items()
+            }
+    return _with_shared_positions(checkpoint.path, found)
+
+
+def adafactor_parts(
+    name: str, parts: Parts, factors: FactoredOver, momentum: bool
+) -> tuple[Parts, str | None]:
+    """Returns the value and exactly the moments of Adafactor with these factors and momentum; the
+    other one is a moment that is missing, or more than asked for."""
+    wanted = ["v"] if factors is None else [f"over {axis}" for axis in sorted(factors)]
+    out = {"value": parts["value"]}
+    for part in [*wanted, "m"] if momentum else wanted:
+        tensor = parts.get(part)
+        if tensor is None and part.startswith("over") and "v" in parts:
+            # Exactly what Adafactor would have kept: averages of moments are moments of averages.
+            tensor = mean(parts["v"], int(part[-1]))
+        if tensor is None:
+            return out, f"it has no second moments of {name} that are {_described(part)}"
+        out[part] = tensor
+    if "m" in parts and not momentum:
+        return out, f"it has momentum of {name}, and --optimizer.beta1 is not set"
+    return out, None
+
+
+def stack(parameters: Mapping[str, Parts], num_heads: int | None = None) -> dict[str, Parts]:
+    """Joins layers as scanned models have them: ours or, given the heads, T5X's."""
+    out: dict[str, Parts] = {}
+    layers: dict[str, dict[int, Parts]] = {}
+    if num_heads:
+        parameters = _with_positions_in_layers(parameters)
+    for name, parts in parameters.items():
+        layer = _LAYER.fullmatch(name)
+        if not layer:
+            out[name] = parts
+            continue
+        if num_heads:
+            parts = {
+                part: _with_heads(name, part, tensor, num_heads) for part, tensor in parts.items()
+            }
+        layers.setdefault(f"{layer[1]}/{layer[1]}/{layer[3]}", {})[int(layer[2])] = parts
+    for name, by_number in layers.items():
+        of_layers = [by_number[number] for number in range(len(by_number))]
+        out[name] = {
+            part: stacked([parts[part] for parts in of_layers], _axis(part))
+            for part in of_layers[0]
+        }
+    return out
+
+
+def moments(parts: Parts, factors: FactoredOver) -> dict[str, Tensor]:
+    """Parts as T5X names them: "m", "v", "v_row" and "v_col", float32 [1] where there is none."""
+    rows, columns = factors or (None, None)
+    places = {"m": "m", "v": "v", "v_row": f"over {rows}", "v_col": f"over {columns}"}
+    unused = held(np.zeros(_UNUSED, np.float32))
+    return {kind: parts.get(part, unused) for kind, part in places.items()}
+
+
+def by_size(shape: tuple[int, ...], min_dim_size: int = 0) -> FactoredOver:
+    """As Adafactor factors a matrix: v_row is over its larger axis, the later of equal ones."""
+    if len(shape) != 2 or min(shape) < min_dim_size:
+        return None
+    return (0, 1) if shape[0] > shape[1] else (1, 0)
+
+
+def by_name(name: str) -> FactoredOver:
+    """As T5X factors what `scalable_t5` stacks, of whatever size: kernels by their "embed" axis."""
+    if not name.endswith("/kernel"):
+        return None
+    return (0, 1) if _ENDS_WITH_EMBED.fullmatch(name) else (1, 0)
+
+
+def t5x_factors(
+    name: str, shape: tuple[int, ...], min_dim_size: int, scanned: bool
+) -> FactoredOver:
+    """As T5X factors a parameter, or one of all layers, of an unscanned or a scanned model."""
+    in_layers = is_stacked(name) or _LAYER.fullmatch(name) or name.endswith(_POSITIONS)
+    return by_name(name) if scanned and in_layers else by_size(shape, min_dim_size)
+
+
+def is_stacked(name: str) -> bool:
+    """Whether a parameter of this name is that of all layers of a stack."""
+    return bool(_SCANNED.fullmatch(name))
+
+
+def own_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one layer's tensor."""
+    return shape[:LAYERS_AXIS] + shape[LAYERS_AXIS + 1 :] if is_stacked(name) else shape
+
+
+def _our_moments(state: Mapping[str, Tensor]) -> dict[str, Parts]:
+    kept: dict[str, Parts] = {}
+    for name, tensor in state.items():
+        if found := _OUR_MOMENT.fullmatch(name):
+            kind = {"ema": "m"}.get(found[1], found[1])
+            kept.setdefault(found[2], {})[kind] = tensor
+    return kept
+
+
+def _axis(part: str) -> int:
+    """Which axis of a stacked part counts layers."""
+    return 0 if part == "over 0" else LAYERS_AXIS
+
+
+def _described(part: str) -> str:
+    return {"v": "not factored", "m": "momentum"}.get(part, "factored")
+
+
+def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:
+    """Joins [heads, kv] of one layer's part, which T5X keeps apart."""
+    if not _HAS_HEADS.fullmatch(name):
+        return tensor
+    shape = tensor.shape
+    if part.startswith("over"):
+        return reshaped(tensor, (shape[0] * shape[1],)) if len(shape) == 2 else tensor
+    if len(shape) < 3:
+        return tensor
+    first = shape[0] * shape[1] if _ENDS_WITH_EMBED.fullmatch(name) else shape[0]
+    return reshaped(tensor, (first, int(np.prod(shape)) // first))
+
+
+def _with_heads(name: str, part: str, tensor: Tensor, num_heads: int) -> Tensor:
+    """The inverse."""
+    if not _HAS_HEADS.fullmatch(name):
+        return tensor
+    heads_axis = 0 if _ENDS_WITH_EMBED.fullmatch(name) else 1
+    if part == f"over {heads_axis}":
+        return tensor
+    place = 0 if part.startswith("over") else heads_axis
+    shape = tensor.shape
+    split = (num_heads, shape[place] // num_heads)
+    return reshaped(tensor, (*shape[:place], *split, *shape[place + 1 :]))
+
+
+def _with_positions_in_layers(parameters: Mapping[str, Parts]) -> dict[str, Parts]:
+    out = dict(parameters)
+    for name in parameters:
+        found = _LAYER.fullmatch(name)
+        shared = found and parameters.get(f"{found[1]}/{_POSITIONS}")
+        if found and shared:
+            out[f"{found[1]}/layers_{found[2]}/{_POSITIONS}"] = shared
+            out.pop(f"{found[1]}/{_POSITIONS}", None)
+    return out
+
+
+def _with_shared_positions(path: str, parameters: dict[str, Parts]) -> dict[str, Parts]:
+    out = dict(parameters)
+    for name, parts in parameters.items():
+        found = _LAYER.fullmatch(name)
+        if not found or found[3] != _POSITIONS:
+            continue
+        del out[name]
+        shared = out.setdefault(f"{found[1]}/{_POSITIONS}", parts)
+        if not np.array_equal(shared["value"].whole(), parts["value"].whole()):
+            raise UserError(
+                f"{path}: layers 0 and {found[2]} of the {found[1]} have different tables of "
+                f"relative positions ({found[1]}/{found[1]}/{_POSITIONS}): T5X's scalable_t5 "
+                "learns one a layer, our models have one a stack"
+            )
+    return out

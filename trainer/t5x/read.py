@@ -1,0 +1,230 @@
+"""Checkpoints as named tensors that are read when asked for: T5X's of all layouts, and ours.
+
+    checkpoint_N/state/_METADATA                        Orbax: current T5X, and ours
+    checkpoint_N/state/checkpoint, .../NAME/.zarray     Orbax before _METADATA
+    checkpoint_N/checkpoint, .../NAME/.zarray           T5X before Orbax: the public T5 1.1 and mT5
+
+`checkpoint` is a msgpack tree that holds small arrays and says of each other one where it is: by
+its name after "PLACEHOLDER://" (Orbax) or by a TensorStore spec (T5X). NAME is the path in the tree
+joined by ".".
+
+Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its PyTree handler.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tasks import files
+from tasks.command_line import UserError
+from trainer.t5x.tensors import Index, Tensor, held
+
+_PLACEHOLDER = "PLACEHOLDER://"
+_METADATA, _TREE, _STATE = "_METADATA", "checkpoint", "state"
+# What T5X wrote until version 2 for lack of a bfloat16 in zarr. Source: T5X, `checkpoints.VERSION`.
+_FIRST_VERSION_WITH_BFLOAT16 = 3
+_OLDEST_VERSION = 2
+# Whole chunks are decoded for each part of one that is read: the layers of a stack share them.
+_CACHE_BYTES = 1 << 30
+# Where zeros are stored as well, a chunk that is not there is lost: not read as zeros.
+_NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
+_ARRAYS = ("jax.Array", "np.ndarray", "scalar")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's tensors by name, "/" between parts; nothing is read yet.
+
+    `parameters` are under T5X's names ("decoder/decoder_norm/scale"), layers stacked or not.
+    `moments` has T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor;
+    `state` the leaves of our optimizer state; either may be empty. `run` is what our checkpoints
+    say of their run, None of T5X's.
+    """
+
+    path: str
+    step: int
+    parameters: dict[str, Tensor]
+    moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+    run: dict[str, Any] | None = None
+
+
+def find(path: str) -> str:
+    """Returns the checkpoint at `path`: itself, or the newest `checkpoint_STEP` in it.
+
+    Raises:
+      UserError: there is none.
+    """
+    if _tree_folder(path):
+        return path
+    if found := steps(path):
+        return files.join(path, f"checkpoint_{found[-1]}")
+    raise UserError(
+        f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
+        f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them"
+    )
+
+
+def steps(folder: str) -> list[int]:
+    """Steps of the finished checkpoints in a folder, ascending."""
+    found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
+    numbers = sorted(int(match[1]) for match in found if match)
+    return [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
+
+
+def load(path: str) -> Checkpoint:
+    """Opens the checkpoint that `find` finds: its names, shapes and dtypes.
+
+    Raises:
+      UserError: there is none, or it cannot be read; says what of it.
+    """
+    path = find(path)
+    folder = _tree_folder(path)
+    assert folder is not None
+    try:
+        orbax = files.exists(files.join(folder, _METADATA))
+        tensors = _orbax_tensors(folder) if orbax else _msgpack_tensors(folder)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
+
+    def inside(prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+
+    parameters = inside("target/")
+    if parameters:
+        moments: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in inside("state/param_states/").items():
+            parameter, _, moment = name.rpartition("/")
+            moments.setdefault(parameter, {})[moment] = tensor
+        step = tensors.get("state/step")
+        return Checkpoint(path, int(step.whole()) if step else 0, parameters, moments)
+    parameters = inside("params/")
+    if not parameters or "step" not in tensors:
+        raise UserError(f"{path} has neither T5X's parameters (target/…) nor ours (params/…)")
+    run = files.read_json(files.join(path, "run", "metadata"))
+    step_of_run = int(tensors["step"].whole())
+    return Checkpoint(path, step_of_run, parameters, state=inside("opt_state/"), run=run)
+
+
+def _tree_folder(path: str) -> str | None:
+    """The folder of a checkpoint that has its tree; None of what is no checkpoint."""
+    for folder in (files.join(path, _STATE), path):
+        if any(files.exists(files.join(folder, name)) for name in (_METADATA, _TREE)):
+            return folder
+    return None
+
+
+def _orbax_tensors(folder: str) -> dict[str, Tensor]:
+    metadata = files.read_json(files.join(folder, _METADATA))
+    names = [
+        "/".join(str(part["key"]) for part in entry["key_metadata"])
+        for entry in metadata["tree_metadata"].values()
+        if entry["value_metadata"]["value_type"] in _ARRAYS
+    ]
+    driver: dict[str, Any] = {"driver": "zarr3" if metadata.get("use_zarr3") else "zarr"}
+    if metadata.get("store_array_data_equal_to_fill_value"):
+        driver.update(_NO_GAPS)
+    return _stored(folder, {name: name.replace("/", ".") for name in names}, driver)
+
+
+def _msgpack_tensors(folder: str) -> dict[str, Tensor]:
+    from flax import serialization, traverse_util
+
+    contents = serialization.msgpack_restore(files.read_bytes(files.join(folder, _TREE)))
+    version = contents.get("version", _FIRST_VERSION_WITH_BFLOAT16)
+    if version < _OLDEST_VERSION:
+        raise ValueError(f"version {version} of T5X's layout is older than T5X itself reads")
+    leaves = traverse_util.flatten_dict(
+        contents.get("optimizer", contents), is_leaf=lambda _, node: "kvstore" in node, sep="/"
+    )
+    tensors, stored = {}, {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, dict):
+            stored[name] = (leaf["kvstore"].get("path") or leaf["path"]).rstrip("/")
+        elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
+            stored[name] = leaf.removeprefix(_PLACEHOLDER)
+        elif leaf is not None:
+            tensors[name] = held(leaf)
+    driver = {"driver": "zarr", **(_NO_GAPS if "optimizer" in contents else {})}
+    tensors |= _stored(folder, stored, driver)
+    if version < _FIRST_VERSION_WITH_BFLOAT16:
+        return {name: _bfloat16_if_uint16(tensor) for name, tensor in tensors.items()}
+    return tensors
+
+
+def _bfloat16_if_uint16(tensor: Tensor) -> Tensor:
+    import ml_dtypes
+
+    if tensor.dtype != np.uint16:
+        return tensor
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    return Tensor(tensor.shape, bfloat16, lambda index: tensor.read(index).view(bfloat16))
+
+
+def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict[str, Tensor]:
+    """Opens arrays of TensorStore by name; `places` has where in `folder` each is."""
+    import tensorstore
+
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+    root = kvstore(folder)
+    ocdbt = files.exists(files.join(folder, "manifest.ocdbt"))
+
+    def spec(place: str) -> dict[str, Any]:
+        if ocdbt:
+            return {"driver": "ocdbt", "base": root, "path": f"{place}/"}
+        return {**root, "path": f"{root['path']}{place}/"}
+
+    opening = {
+        name: tensorstore.open(
+            {**driver, "kvstore": spec(place)}, open=True, read=True, context=context
+        )
+        for name, place in places.items()
+    }
+
+    def opened(name: str) -> Tensor:
+        try:
+            array = opening[name].result()
+        except ValueError as error:
+            raise ValueError(f"{name}: {_first_line(error)}") from error
+
+        def read(index: Index) -> np.ndarray:
+            try:
+                return array[index].read().result()
+            except ValueError as error:
+                raise UserError(
+                    f"{name} in {folder} cannot be read: {_first_line(error)}"
+                ) from error
+
+        return Tensor(tuple(array.shape), array.dtype.numpy_dtype, read)
+
+    return {name: opened(name) for name in opening}
+
+
+def kvstore(folder: str) -> dict[str, Any]:
+    """The spec of TensorStore for a local folder or a bucket of Google Cloud Storage or S3.
+
+    Raises:
+      UserError: it is on a store that TensorStore does not know.
+    """
+    if not files.is_remote(folder):
+        return {"driver": "file", "path": os.path.abspath(files.local_path(folder)) + "/"}
+    scheme, _, rest = folder.partition("://")
+    bucket, _, inner = rest.partition("/")
+    drivers = {"gs": "gcs", "s3": "s3"}
+    if scheme not in drivers:
+        raise UserError(f"{folder}: checkpoints are read from local folders, gs:// and s3://")
+    return {"driver": drivers[scheme], "bucket": bucket, "path": f"{inner.rstrip('/')}/"}
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]

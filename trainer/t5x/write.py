@@ -1,0 +1,92 @@
+"""Writes a checkpoint of ours as one that T5X restores: Orbax's layout, T5X's tree.
+
+Source: google-research/t5x, `checkpoints.OrbaxCheckpointManagerInterface` and `train_state.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import numpy as np
+
+from tasks import files
+from tasks.command_line import UserError
+from trainer.config import Config
+from trainer.t5x import layout
+from trainer.t5x.layout import Parts
+from trainer.t5x.read import Checkpoint
+from trainer.t5x.tensors import held
+
+# Families that T5X has: in `examples/t5` and, scanned, `examples/scalable_t5`; the last one in
+# `examples/decoder_only`.
+FAMILIES = ("t5_1_0", "t5_1_1", "lm")
+
+
+def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
+    """Writes `output/checkpoint_STEP`, whole or not at all, and returns its path.
+
+    `scanned`: as T5X's `scalable_t5` has it, the table of relative positions repeated in every
+    layer. Adafactor's moments come along; T5X's begin at 0 where another optimizer trained.
+
+    Raises:
+      UserError: T5X has no such model, or there is a checkpoint of this step.
+    """
+    model = config.model
+    if model.family not in FAMILIES:
+        raise UserError(f"T5X has no models of family {model.family}, only {', '.join(FAMILIES)}")
+    if scanned and model.architecture == "decoder":
+        raise UserError("T5X scans no decoder-only model: leave --scan_layers out")
+    path = files.join(output, f"checkpoint_{checkpoint.step}")
+    if files.exists(path):
+        raise UserError(f"{path} is there: delete it, or choose another --output")
+
+    least = config.optimizer.value("min_dim_size_to_factor") or layout.MIN_DIM_SIZE
+
+    def factors(name: str, parts: Parts) -> layout.FactoredOver:
+        return layout.t5x_factors(name, parts["value"].shape, least, scanned)
+
+    parameters = {
+        name: _with_moments(name, parts, factors(name, parts))
+        for name, parts in layout.read_parts(checkpoint).items()
+    }
+    if scanned:
+        parameters = layout.stack(parameters, model.num_heads)
+    tree: dict[str, np.ndarray] = {"state/step": np.asarray(checkpoint.step, np.int32)}
+    for name, parts in parameters.items():
+        tree[f"target/{name}"] = parts["value"].whole()
+        for kind, tensor in layout.moments(parts, factors(name, parts)).items():
+            tree[f"state/param_states/{name}/{kind}"] = tensor.whole()
+    _save(output, checkpoint.step, tree)
+    return path
+
+
+def has_moments(checkpoint: Checkpoint) -> bool:
+    """Whether Adafactor's moments are in it."""
+    return any(name.partition("/")[2].startswith("v_row/") for name in checkpoint.state)
+
+
+def _with_moments(name: str, parts: Parts, factors: layout.FactoredOver) -> Parts:
+    if set(parts) == {"value"}:
+        shape = parts["value"].shape
+        zeros = held(np.zeros(shape, np.float32))
+        parts = {**parts, "v": zeros}
+    kept, problem = layout.adafactor_parts(name, parts, factors, momentum="m" in parts)
+    if problem:
+        raise UserError(f"T5X factors {name} otherwise than this run: {problem}")
+    return kept
+
+
+def _save(output: str, step: int, tree: dict[str, np.ndarray]) -> None:
+    import orbax.checkpoint as ocp
+    from flax import traverse_util
+
+    # Orbax logs a traceback, in a thread of its own, of every error that it then raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    folder = output if files.is_remote(output) else os.path.abspath(files.local_path(output))
+    files.make_folder(folder)
+    with ocp.CheckpointManager(
+        folder, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint")
+    ) as manager:
+        nested = traverse_util.unflatten_dict(tree, sep="/")
+        manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(nested)))
