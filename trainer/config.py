@@ -238,6 +238,10 @@ class Config:
     `on_nan` says what becomes of an update whose loss or gradients are no finite numbers, or whose
     loss is above `spike_factor` times the mean loss of about the last hundred steps: "stop" saves
     the state before it and ends the run, "skip" leaves the update out and counts it.
+    `init_from` is a checkpoint, or a folder with several, with which a run begins that has none of
+    its own: ours, T5X's, or "hf:DIR" of Hugging Face transformers (docs/t5x_checkpoints.md).
+    `init_from_state`: its optimizer state comes along, and its step, which is the place in schedule
+    and data.
     `profile_steps`, "10:20", has the updates 10 to 20 of a run traced into `model_dir/profile`.
     """
 
@@ -248,11 +252,12 @@ class Config:
     objective: tuple[str, ...] = ()
     cache_dir: str = ""
     model_dir: str = ""
-    init_from: str = ""
     train_steps: int = 10_000
     batch_size: int = 128
     microbatches: int = 1
     seed: int = 0
+    init_from: str | None = None
+    init_from_state: bool = True
     on_nan: str = "stop"
     spike_factor: float | None = None
     profile_steps: str | None = None
@@ -271,6 +276,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.on_nan not in ON_NAN:
             raise ValueError(f"--on_nan={self.on_nan}: it must be {' or '.join(ON_NAN)}")
+        if self.init_from is None and not self.init_from_state:
+            raise ValueError("--init_from_state=false has no effect without --init_from")
         if self.spike_factor is not None and not self.spike_factor > 1:
             raise ValueError(f"--spike_factor={self.spike_factor}: it must be above 1")
         if self.profile_steps is not None and not self.profiled:

@@ -117,6 +117,8 @@ def main(argv: list[str]) -> int:
     flags = [flag.removeprefix("--gin.") for flag in others if flag.startswith("--gin.")]
     flags = [*arguments.gin_param, *flags]
     overrides = [flag for flag in others if not flag.startswith("--gin.")]
+    if arguments.gin_file and arguments.optimizer_preset:
+        raise UserError("--optimizer_preset and --gin_file both name an optimizer: leave out one")
     if arguments.gin_file:
         config, origins, notes = build_from_gin(
             arguments.gin_file,

@@ -5,7 +5,6 @@ Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `example
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +15,9 @@ from trainer.presets import MODEL_PRESETS, MT5_VOCAB_SIZE, T5_VOCAB_SIZE
 _REQUIRED = Macro(REQUIRED)
 _T5_VOCABULARY = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
 _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
+
+_1_0 = ("small", "base", "large", "3B", "11B")
+_1_1 = ("small", "base", "large", "xl", "xxl")
 
 # What a file may set although no other reads it.
 MACROS = (
@@ -137,6 +139,7 @@ def _model(
     preset: str,
     vocabulary: str = _T5_VOCABULARY,
     vocab_size: int = T5_VOCAB_SIZE,
+    *,
     decoder_only: bool = False,
     scalable: bool = False,
 ) -> dict[str, Any]:
@@ -194,23 +197,21 @@ def _model(
 
 
 def _models() -> dict[str, dict[str, Any]]:
-    found = {}
-    for preset in MODEL_PRESETS:
-        match = re.fullmatch(r"(t5_1_0|t5_1_1|mt5)_(\w+)", preset)
-        if not match or match[2] in ("tiny", "mini"):
-            continue
-        family, size = match[1], match[2].replace("3b", "3B").replace("11b", "11B")
-        words = (_MT5_VOCABULARY, MT5_VOCAB_SIZE)
-        words = words if family == "mt5" else (_T5_VOCABULARY, T5_VOCAB_SIZE)
-        found[f"t5x/examples/t5/{family}/{size}.gin"] = _model(preset, *words)
-        if family != "t5_1_0":
-            found[f"t5x/examples/scalable_t5/{family}/{size}.gin"] = _model(
-                preset, *words, scalable=True
-            )
-        if family == "t5_1_1" and size != "small":
-            found[f"t5x/examples/decoder_only/models/{size}.gin"] = _model(
-                preset, decoder_only=True
-            )
+    found = {
+        f"t5x/examples/t5/t5_1_0/{size}.gin": _model(f"t5_1_0_{size.lower()}") for size in _1_0
+    }
+    for size in _1_1:
+        t5, mt5 = f"t5_1_1_{size}", f"mt5_{size}"
+        multilingual: dict[str, Any] = {"vocabulary": _MT5_VOCABULARY, "vocab_size": MT5_VOCAB_SIZE}
+        found |= {
+            f"t5x/examples/t5/t5_1_1/{size}.gin": _model(t5),
+            f"t5x/examples/t5/mt5/{size}.gin": _model(mt5, **multilingual),
+            f"t5x/examples/scalable_t5/t5_1_1/{size}.gin": _model(t5, scalable=True),
+            f"t5x/examples/scalable_t5/mt5/{size}.gin": _model(mt5, **multilingual, scalable=True),
+        }
+        if size != "small":
+            path = f"t5x/examples/decoder_only/models/{size}.gin"
+            found[path] = _model(t5, decoder_only=True)
     # All three are upstream's tiny of 1.1.
     for family in ("t5_1_0", "t5_1_1", "mt5"):
         found[f"t5x/examples/t5/{family}/tiny.gin"] = _model("t5_1_1_tiny")

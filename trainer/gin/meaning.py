@@ -165,15 +165,17 @@ class Reading:
         Raises:
           UserError: a macro that no file reads and nobody knows.
         """
+        named = self.macros.named()
         for binding in self.macros.unread():
-            if not binding.library:
-                if binding.selector not in macros:
-                    known = {*macros, *(each.selector for each in self.statements.bindings)}
-                    raise UserError(
-                        f"{binding.place}: no file reads the macro {binding.name}"
-                        f"{nearest(binding.name, known - {binding.name})}: correct or remove it"
-                    )
+            if binding.library:
+                continue
+            if binding.name in macros:
                 self.warn(f"{binding.name} ({binding.place}) is read by none of these files")
+            elif binding.name not in named:
+                raise UserError(
+                    f"{binding.place}: no file reads the macro {binding.name}"
+                    f"{nearest(binding.name, {*macros, *named})}: correct or remove it"
+                )
         for key, binding in self._bound.items():
             if key not in self._used and not binding.library:
                 configurable = self._called(binding.selector)
@@ -183,6 +185,8 @@ class Reading:
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
         found = self.macros.resolve(binding)
+        for reference in references(found.value):
+            self._configurable(reference, found.origin)
         if argument.refers:
             self.follow(name, found, argument.refers, argument.optional)
         elif argument.field:
@@ -220,12 +224,7 @@ class Reading:
     def _cover(self, reference: Reference, origin: str) -> None:
         """Counts as read what is bound of a configurable that has no counterpart, and of those that
         it refers to."""
-        configurable = self._called(reference.name)
-        if configurable is None:
-            raise UserError(
-                f"{origin}: {reference} is no configurable that is known here"
-                f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
-            )
+        configurable = self._configurable(reference, origin)
         for key, binding in self._bound.items():
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
             if here and key not in self._used:
@@ -233,6 +232,15 @@ class Reading:
                 value, origin = self.macros.resolve(binding)
                 for inner in references(value):
                     self._cover(inner, origin)
+
+    def _configurable(self, reference: Reference, origin: str) -> Configurable:
+        configurable = self._called(reference.name)
+        if configurable is None:
+            raise UserError(
+                f"{origin}: {reference} is no configurable that is known here"
+                f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
+            )
+        return configurable
 
     def _called(self, selector: str) -> Configurable | None:
         return next((each for each in self._known if _names(each, selector)), None)

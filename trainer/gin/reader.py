@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tasks.command_line import UserError, nearest
@@ -177,7 +177,7 @@ class _Reader:
 def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
     """The line and the message of what the parser raises."""
     if isinstance(error, SyntaxError):
-        return error.lineno, str(error.msg).strip().rstrip(".")
+        return error.lineno, str(error.msg).splitlines()[-1].strip().rstrip(".")
     message, (line, _) = error.args
     return line, message
 
@@ -220,24 +220,29 @@ def _spelled_out(selector: str, modules: dict[str, str]) -> str:
     return full.removeprefix(_MAIN)
 
 
-def references(value: Any) -> Iterator[Reference]:
+def references(value: Any) -> list[Reference]:
     """Every reference in a value, those in its containers included."""
-    if isinstance(value, Reference):
-        yield value
-    elif isinstance(value, dict):
-        yield from references(list(value.values()))
-    elif isinstance(value, list | tuple) and not isinstance(value, Macro):
-        for item in value:
-            yield from references(item)
+    found: list[Reference] = []
+    _each(value, lambda each: found.append(each) if isinstance(each, Reference) else None)
+    return found
 
 
 class Macros:
     """What macros stand for; remembers which were asked for."""
 
     def __init__(self, bindings: Iterable[Binding]):
+        bindings = list(bindings)
         # gin's rule: what is set last holds.
         self._bound = {each.name: each for each in bindings if not each.argument}
+        self._values = [each.value for each in bindings]
         self._read: set[str] = set()
+
+    def named(self) -> set[str]:
+        """Those that some value names, be it one that nothing asks for."""
+        found: set[str] = set()
+        for value in self._values:
+            _each(value, lambda each: found.add(each.name) if isinstance(each, Macro) else None)
+        return found
 
     def unread(self) -> list[Binding]:
         """Those that nothing asked for."""

@@ -157,9 +157,12 @@ def _warn_of_vocabulary(reading: Reading) -> None:
     if not files.is_remote(found.value):
         if not files.exists(found.value):
             return
-        pieces = TokenIds(0, 0, files.read_bytes(found.value)).pieces
-        collide = "extra_id_" not in pieces[-1]
-        text = f"and its last piece is {pieces[-1]!r}"
+        try:
+            last = TokenIds(0, 0, files.read_bytes(found.value)).pieces[-1]
+        except (IndexError, KeyError, UnicodeDecodeError) as error:
+            raise UserError(f"{found.origin}: {found.value} is no SentencePiece model") from error
+        collide = "extra_id_" not in last
+        text = f"and its last piece is {last!r}"
     else:
         collide = "extra" not in found.value
         text = "and nothing says that its own pieces end in sentinels"

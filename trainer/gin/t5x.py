@@ -57,12 +57,14 @@ def _microbatches(reading: Reading, found: Value) -> None:
 
 
 def _lengths(reading: Reading, found: Value) -> None:
-    if not isinstance(found.value, dict) or not set(found.value) <= {"inputs", "targets"}:
+    lengths = found.value if isinstance(found.value, dict) else {"": 0}
+    known = set(lengths) <= {"inputs", "targets"}
+    if not known or not all(type(length) is int for length in lengths.values()):
         raise UserError(
             f"{found.origin}: task_feature_lengths = {shown(found.value)} must be lengths of "
             "inputs and targets, {'inputs': 512, 'targets': 114}"
         )
-    for side, length in found.value.items():
+    for side, length in lengths.items():
         reading.set(f"lengths.{side}", length, found.origin)
     reading.facts["lengths"] = found
 
@@ -143,16 +145,18 @@ def _restore_path(reading: Reading, found: Value) -> None:
         return
     if not isinstance(paths, list | tuple) or len(paths) > 1 or not isinstance(paths[0], str):
         raise UserError(
-            f"{found.origin}: path = {shown(found.value)} must be the path of one checkpoint, or []"
+            f"{found.origin}: RestoreCheckpointConfig.path = {shown(found.value)} must be the path "
+            "of one checkpoint, or []"
         )
     reading.set("init_from", paths[0], found.origin)
 
 
 def _restore_mode(reading: Reading, found: Value) -> None:
-    if found.value != "specific" and "init_from" in reading.fields:
+    # The newest of a folder or a checkpoint itself: --init_from sees which it is.
+    if found.value not in ("specific", "latest"):
         raise UserError(
-            f"{found.origin}: mode = {shown(found.value)} is not supported: name the checkpoint "
-            "itself in path and set mode = 'specific'"
+            f"{found.origin}: mode = {shown(found.value)} must be 'specific' or 'latest': all "
+            "checkpoints of a folder are evaluated by trainer.evaluate --checkpoints=all"
         )
 
 
