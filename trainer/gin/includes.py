@@ -30,7 +30,7 @@ MACROS = (
 )
 
 
-def _binding(key: str, value: Any, path: str) -> Binding:
+def binding(key: str, value: Any, path: str) -> Binding:
     """A key is "scope/configurable.argument", or a macro's name."""
     scope, _, rest = key.rpartition("/")
     selector, _, argument = rest.rpartition(".")
@@ -221,7 +221,7 @@ def _models() -> dict[str, dict[str, Any]]:
 # Path of one of T5X's files -> the bindings that it stands for.
 DESCRIPTIONS: Mapping[str, list[Binding]] = MappingProxyType(
     {
-        path: [_binding(key, value, path) for key, value in settings.items()]
+        path: [binding(key, value, path) for key, value in settings.items()]
         for path, settings in {**_RUNS, **_models()}.items()
     }
 )

@@ -82,6 +82,15 @@ def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Ar
     return Argument(default=default, take=function)
 
 
+def keep(name: str, default: Any = UNSET) -> Argument:
+    """An argument whose meaning depends on others: kept in `facts`, in a scope as SCOPE/NAME."""
+
+    def note(reading: Reading, found: Value) -> None:
+        reading.facts[f"{reading.scope}/{name}" if reading.scope else name] = found
+
+    return take(note, default)
+
+
 class Reading:
     """What files mean, as it is found out.
 
@@ -89,6 +98,7 @@ class Reading:
       fields: path in our configuration -> value and origin.
       notes: lines to print: ("warning", …) and ("no counterpart", …).
       facts: what functions of tables keep for others.
+      scope: that of the binding which is looked at.
     """
 
     def __init__(self, statements: Statements, known: Iterable[Configurable]):
@@ -97,6 +107,7 @@ class Reading:
         self.fields: dict[str, Value] = {}
         self.notes: list[tuple[str, str]] = []
         self.facts: dict[str, Value] = {}
+        self.scope = ""
         self._known = tuple(known)
         self._bound: dict[tuple[str, str, str], Binding] = {}
         self._used: set[tuple[str, str, str]] = set()
@@ -133,9 +144,29 @@ class Reading:
                     "that sets it, as 't5x/configs/runs/pretrain.gin' does, or give "
                     f"--gin.{configurable.short}.{name}=VALUE"
                 )
-            elif argument.field and argument.default is not UNSET:
-                origin = f"T5X's default of {configurable.short}.{name}"
-                self.set(argument.field, argument.default, origin)
+            elif argument.default is not UNSET:
+                default = Value(argument.default, f"T5X's default of {configurable.short}.{name}")
+                if argument.field:
+                    self.set(argument.field, *default)
+                elif argument.take:
+                    argument.take(self, default)
+
+    def everything(self, scopes: Iterable[str]) -> None:
+        """Takes every binding of these scopes, those of shorter ones first: for files that refer to
+        nothing.
+
+        Raises:
+          UserError: a value that makes no sense; names file and line.
+        """
+        order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
+        for (scope, name, argument), binding in order:
+            if scope not in scopes:
+                continue
+            self.scope = scope
+            self._used.add((scope, name, argument))
+            configurable = next(each for each in self._known if each.names[0] == name)
+            short = f"{configurable.short}.{argument}"
+            self._argument(short, configurable.arguments[argument], binding)
 
     def follow(
         self, name: str, found: Value, known: tuple[Configurable, ...], optional: bool = False

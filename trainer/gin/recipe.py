@@ -12,14 +12,26 @@ from tasks.objectives import span_corruption_lengths
 from tasks.vocabulary import TokenIds
 from trainer import config as configuration
 from trainer.config import Config
-from trainer.gin import includes, reader, t5x
+from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x
 from trainer.gin.meaning import Reading, check_type, shown
 from trainer.gin.reader import Binding, Value
 from trainer.padding import WASTEFUL
 from trainer.presets import MODEL_PRESETS, model_preset
 
 # Modules of T5X and what it stands on, which hold no tasks.
-_HARMLESS_IMPORTS = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax")
+_HARMLESS_IMPORTS = (
+    "__gin__",
+    "__main__",
+    "t5x",
+    "seqio",
+    "optax",
+    "flax",
+    "jax",
+    "mesh_tensorflow",
+)
+
+# Origins of what no file of the user's says.
+_DEFAULTS = ("(built in)", "DatasetConfig.use_cached", "DatasetConfig.pack")
 
 
 class Recipe(NamedTuple):
@@ -49,13 +61,23 @@ def load(
     Raises:
       UserError: a file cannot be read or has something that is not known; names file and line.
     """
-    statements = reader.read(gin_files, search_paths, flags, includes.DESCRIPTIONS)
-    if preset:
-        statements.bindings.insert(0, Binding("", "MODEL", "", None, f"preset {preset}", True))
-    reading = Reading(statements, t5x.KNOWN)
-    reading.walk(t5x.TRAIN)
-    reading.finish(includes.MACROS)
+    described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
+    statements = reader.read(gin_files, search_paths, flags, described)
     named = preset or "+".join(os.path.basename(path) for path in gin_files)
+    if mesh.is_mesh({binding.selector for binding in statements.bindings}):
+        statements.bindings[:0] = mesh_includes.DEFAULTS
+        reading = Reading(statements, mesh_tables.KNOWN)
+        reading.everything(("", "encoder", "decoder"))
+        preset = mesh.understand(reading, preset)
+        reading.facts["task"] = mesh.task(reading)
+        reading.finish(mesh_tables.MACROS)
+    else:
+        if preset:
+            no_model = Binding("", "MODEL", "", None, f"preset {preset}", True)
+            statements.bindings.insert(0, no_model)
+        reading = Reading(statements, t5x.KNOWN)
+        reading.walk(t5x.TRAIN)
+        reading.finish(includes.MACROS)
     _set_seed(reading)
     _set_task(reading, overrides)
     _warn_of_vocabulary(reading)
@@ -90,19 +112,21 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
     task = found.value if found.value in known else f"seqio:{found.value}"
     reading.set("task", task, found.origin)
     task = _flag(overrides, "task") or task
-    cached = reading.facts.get("use_cached", Value(False, "T5X's default"))
-    packed = reading.facts.get("pack", Value(False, "T5X's default"))
+    settings = {
+        name: reading.facts[name] for name in ("use_cached", "pack") if name in reading.facts
+    }
+    cached = settings.get("use_cached")
     if task.startswith("seqio:"):
-        reading.set("data.use_cached", *cached)
-        reading.set("data.pack", *packed)
-        if cached.value:
+        for name, value in settings.items():
+            reading.set(f"data.{name}", *value)
+        if cached and cached.value:
             reading.warn(
                 f"use_cached = True ({cached.origin}) and {task} is no task of ours: where it "
                 "cannot be cached, or is not in --cache_dir, its text is tokenized anew"
             )
     else:
-        for name, value in (("use_cached", cached), ("pack", packed)):
-            if value.value is not True:
+        for name, value in settings.items():
+            if value.value is not True and not value.origin.endswith(_DEFAULTS):
                 reading.notes.append(
                     (
                         "no counterpart",
@@ -114,6 +138,13 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
     if shuffle and _bool(shuffle, "shuffle") is False:
         reading.set("data.shuffle", "none", shuffle.origin)
         reading.warn(f"shuffle = False ({shuffle.origin}): windows are read in the cache's order")
+    bidirectional = reading.facts.get("bidirectional")
+    alone = reading.fields.get("model.family", Value("", "")).value == "lm"
+    if alone and "lengths.inputs" in reading.fields and not (bidirectional and bidirectional.value):
+        reading.warn(
+            "inputs_bidirectional_attention is not True: here a decoder sees the inputs of a task "
+            "that has some in both directions"
+        )
     _warn_of_padding(reading, found.value)
 
 

@@ -1,55 +1,30 @@
-"""What the arguments of T5X's configurables mean for us.
+"""What the arguments of T5X's runs, data, checkpoints and partitions mean for us.
 
-Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, `models`,
-`adafactor`, `partitioning`, `trainer` and the networks of `examples`; seqio and optax for theirs.
+Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, `partitioning` and
+`trainer`. Models and optimizers are in `trainer.gin.t5x_model`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from tasks.command_line import UserError
-from trainer.config import NORMALIZERS
+from trainer.gin import t5x_model
 from trainer.gin.meaning import (
     MUST,
     Argument,
     Configurable,
     Reading,
     field,
+    keep,
     nothing,
     only,
     refers,
     shown,
     take,
 )
-from trainer.gin.reader import Reference, Value
-
-# flax.linen's names of activations -> ours.
-_ACTIVATIONS = {"gelu": "gelu", "linear": "linear", "relu": "relu", "silu": "silu", "swish": "silu"}
-# T5X's names of a layer's rematerialisation -> ours.
-_REMAT = {"none": "none", "minimal": "dots", "full": "full"}
-
-
-def _activations(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return value
-    for name in value:
-        if name not in _ACTIVATIONS:
-            raise ValueError(f"the activations are {', '.join(_ACTIVATIONS)}")
-    return tuple(_ACTIVATIONS[name] for name in value)
-
-
-def _remat(value: Any) -> str:
-    if value not in _REMAT:
-        raise ValueError(f"it must be one of {', '.join(_REMAT)}")
-    return _REMAT[value]
-
-
-def _or(meaning: Any) -> Callable[[Any], Any]:
-    """What None stands for."""
-    return lambda value: meaning if value is None else value
+from trainer.gin.reader import Value
+from trainer.gin.t5x_model import DECODER_ONLY, ENCODER_DECODER, NO_DECODING, SCHEDULE, none_is
 
 
 def _microbatches(reading: Reading, found: Value) -> None:
@@ -89,15 +64,6 @@ def _same(fact: str, what: str) -> Argument:
             )
 
     return take(check)
-
-
-def _remember(fact: str) -> Argument:
-    """An argument whose meaning depends on others."""
-
-    def note(reading: Reading, found: Value) -> None:
-        reading.facts[fact] = found
-
-    return take(note)
 
 
 def _module(reading: Reading, found: Value) -> None:
@@ -160,23 +126,6 @@ def _restore_mode(reading: Reading, found: Value) -> None:
         )
 
 
-def _normalizer(reading: Reading, found: Value) -> None:
-    value = found.value
-    if value is None:
-        reading.set("loss.normalizer", "sum", found.origin)
-    elif isinstance(value, str) and value.lower() in NORMALIZERS:
-        reading.set("loss.normalizer", value.lower(), found.origin)
-    elif type(value) in (int, float):
-        reading.set("loss.normalizer", "sum", found.origin)
-        reading.set("loss.normalizing_constant", float(value), found.origin)
-    else:
-        names = ", ".join(repr(name.upper()) for name in NORMALIZERS if name != "sum")
-        raise UserError(
-            f"{found.origin}: loss_normalizing_factor = {shown(value)} must be None, a number or "
-            f"one of {names}"
-        )
-
-
 def _submesh(reading: Reading, found: Value) -> None:
     if found.value is None:
         return
@@ -207,12 +156,10 @@ def _parameter_dims(reading: Reading, found: Value) -> None:
 _HARDWARE = "random numbers are JAX's threefry, the same on all hardware"
 _AS_TRAINED = "a checkpoint holds the state as it is trained, in float32"
 _STEP_IS_STATE = "the place in the data is the step, which every checkpoint has"
-_NO_DECODING = "no text is decoded during pretraining"
 _WHOLE = "the checkpoint's parameters are taken whole"
 _ORBAX = "checkpoints are Orbax's, asynchronous, whole or absent"
 _MESH = "set --mesh.data, --mesh.fsdp and --mesh.tensor"
 _OWN_METRICS = "config.json, metrics.jsonl and TensorBoard are written always"
-_OWN_CONVERTER = "the model's stacks choose the converter"
 
 _RULES = Configurable(
     ("t5x.partitioning.standard_logical_axis_rules",),
@@ -225,7 +172,7 @@ _RULES = Configurable(
 _PARTITIONER = Configurable(
     ("t5x.partitioning.PjitPartitioner",),
     {
-        "num_partitions": field("mesh.num_partitions", convert=_or(1)),
+        "num_partitions": field("mesh.num_partitions", convert=none_is(1)),
         "model_parallel_submesh": take(_submesh),
         "logical_axis_rules": refers(_RULES, default=None),
         "params_on_devices": only(True, "parameters are on the devices"),
@@ -235,181 +182,15 @@ _PARTITIONER = Configurable(
     },
 )
 
-_SCHEDULE = Configurable(
-    ("t5x.utils.create_learning_rate_scheduler",),
-    {
-        "factors": field("optimizer.schedule", "constant * linear_warmup * rsqrt_decay"),
-        "base_learning_rate": field("optimizer.learning_rate", 0.5),
-        "warmup_steps": field("optimizer.warmup_steps", 1000),
-        "decay_factor": field("optimizer.decay_factor"),
-        "steps_per_decay": field("optimizer.steps_per_decay"),
-        "steps_per_cycle": field("optimizer.steps_per_cycle"),
-        "step_offset": only(0, "the schedule counts the run's own steps"),
-        "min_learning_rate": field("optimizer.minimum_learning_rate"),
-    },
-)
-_FACTOR_RULES = Configurable(
-    ("t5x.adafactor.standard_logical_factor_rules",),
-    {},
-)
-_ADAFACTOR = Configurable(
-    ("t5x.adafactor.Adafactor",),
-    {
-        "learning_rate": nothing("Trainer.learning_rate_fn goes before it", None),
-        "factored": only(True, "raise min_dim_size_to_factor instead"),
-        "multiply_by_parameter_scale": field("optimizer.multiply_by_parameter_scale"),
-        "beta1": field("optimizer.beta1"),
-        "decay_rate": field("optimizer.decay_rate"),
-        "step_offset": field("optimizer.step_offset"),
-        "clipping_threshold": field("optimizer.clipping_threshold", convert=_or(math.inf)),
-        "weight_decay_rate": field("optimizer.weight_decay"),
-        "min_dim_size_to_factor": field("optimizer.min_dim_size_to_factor"),
-        "epsilon1": field("optimizer.epsilon"),
-        "epsilon2": field("optimizer.minimum_parameter_scale"),
-        "dtype_momentum": only("float32", "moments are float32"),
-        "factor_map": only(None, "tensors are factored by their sizes"),
-        "logical_factor_rules": refers(_FACTOR_RULES, optional=True, default=None),
-        "weight_decay_rate_lr_exponent": field("optimizer.weight_decay_rate_exponent"),
-        "global_norm_clip_threshold": field("optimizer.clip_norm"),
-        "max_parameter_scale": field("optimizer.maximum_parameter_scale"),
-        "skip_nan_updates": only(False, "--on_nan=skip leaves whole updates out"),
-    },
-    {"optimizer.name": "adafactor"},
-)
-
-
-def _own_rate(reading: Reading, found: Value) -> None:
-    """The learning rate of a wrapped optax optimizer, for which Trainer.learning_rate_fn only is
-    what is logged."""
-    if isinstance(found.value, Reference):
-        reading.follow("learning_rate", found, (_SCHEDULE,))
-    else:
-        reading.set("optimizer.schedule", "constant", found.origin)
-        reading.set("optimizer.learning_rate", found.value, found.origin)
-
-
-def _optax(name: str, b2: float, weight_decay: float, more: Mapping[str, Argument]) -> Configurable:
-    return Configurable(
-        (f"t5x.optimizers.{name}",),
-        {
-            "learning_rate": take(_own_rate, MUST),
-            "b1": field("optimizer.beta1", 0.9),
-            "b2": field("optimizer.beta2", b2),
-            "weight_decay": field("optimizer.weight_decay", weight_decay),
-            "mu_dtype": only(None, "moments are float32"),
-            "mask": only(None, "--optimizer.no_weight_decay has patterns of what is spared"),
-            **more,
-        },
-        # optax decays every tensor where nobody gives a mask.
-        {"optimizer.name": name, "optimizer.no_weight_decay": ()},
-    )
-
-
-_ADAMW = _optax(
-    "adamw",
-    b2=0.999,
-    weight_decay=1e-4,
-    more={
-        "eps": field("optimizer.epsilon", 1e-8),
-        "eps_root": only(0.0, "it is 0 here"),
-        "nesterov": only(False, "momentum is Adam's own"),
-    },
-)
-_LION = _optax("lion", b2=0.99, weight_decay=1e-3, more={})
-
-_SENTENCEPIECE = Configurable(
-    ("seqio.SentencePieceVocabulary", "seqio.vocabularies.SentencePieceVocabulary"),
-    {
-        "sentencepiece_model_file": field("vocabulary.model_file", MUST),
-        "extra_ids": field("vocabulary.extra_ids"),
-        "normalizer_spec_overrides": only(None, "pipeline.build normalizes as the model says"),
-        "reverse_extra_ids": only(True, "sentinels descend from the last id"),
-        "use_fast_tokenizer": nothing("the tokenizer gives SentencePiece's ids and is fast", False),
-    },
-)
-_BYTES = Configurable(
-    ("seqio.ByteVocabulary", "seqio.vocabularies.ByteVocabulary"),
-    {"extra_ids": field("vocabulary.extra_ids")},
-)
-_PASS_THROUGH = Configurable(
-    ("seqio.PassThroughVocabulary", "seqio.vocabularies.PassThroughVocabulary"),
-    {"size": nothing("the task knows its vocabulary"), "eos_id": only(1, "EOS is T5's")},
-)
-_VOCABULARY = refers(_SENTENCEPIECE, _BYTES, _PASS_THROUGH)
-
-_SIZES = {
-    "vocab_size": field("model.vocab_size", MUST),
-    "dtype": field("model.dtype", "float32"),
-    "emb_dim": field("model.emb_dim", 512),
-    "num_heads": field("model.num_heads", 8),
-    "head_dim": field("model.head_dim", 64),
-    "mlp_dim": field("model.mlp_dim", 2048),
-    "mlp_activations": field("model.mlp_activations", ("relu",), _activations),
-    "dropout_rate": field("model.dropout_rate", 0.1),
-    "logits_via_embedding": field("model.tied_logits", False),
-    "float32_attention_logits": nothing("attention logits are float32 always", False),
-}
-_T5_CONFIG = Configurable(
-    ("t5x.examples.t5.network.T5Config", "t5x.examples.scalable_t5.network.T5Config"),
-    {
-        **_SIZES,
-        "num_encoder_layers": field("model.num_encoder_layers", 6),
-        "num_decoder_layers": field("model.num_decoder_layers", 6),
-        "scan_layers": field("model.scan_layers"),
-        "remat_policy": field("model.remat", convert=_remat),
-        "param_scan_axis": nothing("stacked layers are on the first axis", 1),
-    },
-    {"model.family": "t5_1_1"},
-)
-_DECODER_CONFIG = Configurable(
-    ("t5x.examples.decoder_only.network.TransformerConfig",),
-    {**_SIZES, "num_layers": field("model.num_decoder_layers", 6)},
-    {"model.family": "lm", "model.num_encoder_layers": 0},
-)
-_NETWORK = Configurable(
-    ("t5x.examples.t5.network.Transformer", "t5x.examples.scalable_t5.network.Transformer"),
-    {"config": refers(_T5_CONFIG)},
-)
-_DECODER_NETWORK = Configurable(
-    ("t5x.examples.decoder_only.network.DecoderWrapper",), {"config": refers(_DECODER_CONFIG)}
-)
-_MODEL = {
-    "optimizer_def": refers(_ADAFACTOR, _ADAMW, _LION),
-    "label_smoothing": field("loss.label_smoothing", 0.0),
-    "z_loss": field("loss.z_loss", 0.0),
-    "loss_normalizing_factor": take(_normalizer),
-    "decode_fn": nothing(_NO_DECODING),
-    "feature_converter_cls": only(None, _OWN_CONVERTER),
-}
-_ENCODER_DECODER = Configurable(
-    ("t5x.models.EncoderDecoderModel",),
-    {
-        "module": refers(_NETWORK),
-        "input_vocabulary": _VOCABULARY,
-        "output_vocabulary": _VOCABULARY,
-        "default_decoder_params": nothing(_NO_DECODING, None),
-        **_MODEL,
-    },
-)
-_DECODER_ONLY = Configurable(
-    ("t5x.models.DecoderOnlyModel",),
-    {
-        "module": refers(_DECODER_NETWORK),
-        "vocabulary": _VOCABULARY,
-        "inputs_bidirectional_attention": _remember("bidirectional"),
-        **_MODEL,
-    },
-)
-
 _TRAINING_DATA = {
     "mixture_or_task_name": take(_task, MUST),
     "task_feature_lengths": take(_lengths, MUST),
     "split": only("train", "training reads the split train"),
     "batch_size": field("batch_size", MUST),
-    "shuffle": _remember("shuffle"),
-    "seed": _remember("data_seed"),
-    "use_cached": _remember("use_cached"),
-    "pack": _remember("pack"),
+    "shuffle": keep("shuffle"),
+    "seed": keep("data_seed"),
+    "use_cached": keep("use_cached", False),
+    "pack": keep("pack", False),
     "module": take(_module),
     "use_custom_packing_ops": nothing("rows are the same", False),
     "use_memory_cache": nothing("batches of the evaluation are made anew", True),
@@ -432,7 +213,7 @@ _EVALUATION = Configurable(
         "seed": nothing("validation rows have the same noise always, of the run's seed", 42),
         "use_cached": _same("use_cached", "use_cached"),
         "pack": nothing("validation rows are made as training rows", True),
-        "module": _remember("evaluation_module"),
+        "module": keep("evaluation_module"),
         "num_prefetch_threads": nothing("one thread makes them", None),
     },
 )
@@ -440,7 +221,7 @@ _EVALUATION = Configurable(
 _SAVE = Configurable(
     ("t5x.utils.SaveCheckpointConfig",),
     {
-        "period": field("checkpoint.every_steps", 0, _or(0)),
+        "period": field("checkpoint.every_steps", 0, none_is(0)),
         "keep": field("checkpoint.keep", None),
         "dtype": nothing(_AS_TRAINED, "float32"),
         "save_dataset": nothing(_STEP_IS_STATE, False),
@@ -478,7 +259,7 @@ _TRAINER = Configurable(
     ("t5x.trainer.Trainer",),
     {
         "num_microbatches": take(_microbatches),
-        "learning_rate_fn": refers(_SCHEDULE),
+        "learning_rate_fn": refers(SCHEDULE),
         "weight_metrics_computer": nothing("--metrics has what is written", None),
     },
 )
@@ -490,9 +271,9 @@ TRAIN = Configurable(
     ("t5x.train.train",),
     {
         "trainer_cls": refers(_TRAINER),
-        "model": refers(_ENCODER_DECODER, _DECODER_ONLY, optional=True),
+        "model": refers(ENCODER_DECODER, DECODER_ONLY, optional=True),
         "train_dataset_cfg": refers(_TRAINING),
-        "infer_eval_dataset_cfg": nothing(_NO_DECODING, None),
+        "infer_eval_dataset_cfg": nothing(NO_DECODING, None),
         "checkpoint_cfg": refers(_CHECKPOINTS),
         "partitioner": refers(_PARTITIONER),
         "model_dir": field("model_dir", MUST),
@@ -502,10 +283,10 @@ TRAIN = Configurable(
         "train_eval_dataset_cfg": take(_no_evaluation, MUST),
         "relative_steps": take(_relative_steps),
         "stats_period": take(_stats_period),
-        "random_seed": _remember("random_seed"),
+        "random_seed": keep("random_seed"),
         "use_hardware_rng": nothing(_HARDWARE, False),
         "summarize_config_fn": refers(_SUMMARY, default=None),
-        "inference_evaluator_cls": nothing(_NO_DECODING),
+        "inference_evaluator_cls": nothing(NO_DECODING),
         "get_dataset_fn": nothing("data are read by trainer.data"),
         "train_eval_get_dataset_fn": nothing("data are read by trainer.data"),
         "concurrent_metrics": nothing(_OWN_METRICS, True),
@@ -522,28 +303,25 @@ TRAIN = Configurable(
 _IDLE = (
     Configurable(
         ("seqio.Evaluator",),
-        {
-            name: nothing(_NO_DECODING)
-            for name in ("logger_cls", "num_examples", "use_memory_cache")
-        },
+        {name: nothing(NO_DECODING) for name in ("logger_cls", "num_examples", "use_memory_cache")},
     ),
     Configurable(("seqio.PyLoggingLogger",), {}),
     Configurable(("seqio.TensorBoardLogger",), {}),
-    Configurable(("seqio.JSONLogger",), {"write_n_results": nothing(_NO_DECODING)}),
+    Configurable(("seqio.JSONLogger",), {"write_n_results": nothing(NO_DECODING)}),
     Configurable(
         (
             "t5x.models.EncoderDecoderModel.predict_batch_with_aux",
             "t5x.models.DecoderOnlyModel.predict_batch_with_aux",
         ),
-        {"num_decodes": nothing(_NO_DECODING)},
+        {"num_decodes": nothing(NO_DECODING)},
     ),
     Configurable(
         ("t5x.decoding.temperature_sample",),
-        {name: nothing(_NO_DECODING) for name in ("temperature", "topk", "topp")},
+        {name: nothing(NO_DECODING) for name in ("temperature", "topk", "topp")},
     ),
     Configurable(
         ("t5x.decoding.beam_search",),
-        {name: nothing(_NO_DECODING) for name in ("alpha", "num_decodes")},
+        {name: nothing(NO_DECODING) for name in ("alpha", "num_decodes")},
     ),
     Configurable(("t5x.trainer.TerminateOnNanAction",), {"task": nothing("see --on_nan")}),
     Configurable(("t5x.trainer.WeightMetricsComputer",), {}),
@@ -551,8 +329,6 @@ _IDLE = (
 )
 
 KNOWN = (
-    *(TRAIN, _TRAINER, _ENCODER_DECODER, _DECODER_ONLY, _NETWORK, _DECODER_NETWORK, _T5_CONFIG),
-    *(_DECODER_CONFIG, _TRAINING, _CHECKPOINTS, _SAVE, _RESTORE, _PARTITIONER, _RULES, _SCHEDULE),
-    *(_ADAFACTOR, _FACTOR_RULES, _ADAMW, _LION, _SENTENCEPIECE, _BYTES, _PASS_THROUGH),
-    *(_SUMMARY, *_IDLE),
+    *(TRAIN, _TRAINER, _TRAINING, _CHECKPOINTS, _SAVE, _RESTORE, _PARTITIONER, _RULES, _SUMMARY),
+    *(*t5x_model.KNOWN, *_IDLE),
 )
