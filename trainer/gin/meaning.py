@@ -82,10 +82,12 @@ def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Ar
     return Argument(default=default, take=function)
 
 
-def keep(name: str, default: Any = UNSET) -> Argument:
-    """An argument whose meaning depends on others: kept in `facts`, in a scope as SCOPE/NAME."""
+def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
+    """An argument whose meaning depends on others: a value of type `kind` (object: any), kept in
+    `facts`, in a scope as SCOPE/NAME."""
 
     def note(reading: Reading, found: Value) -> None:
+        found = Value(typed(found, name, kind), found.origin)
         reading.facts[f"{reading.scope}/{name}" if reading.scope else name] = found
 
     return take(note, default)
@@ -321,21 +323,32 @@ class Reading:
             seen[(file, binding.name)] = binding
 
 
-def check_type(value: Any, declared: Any) -> Any:
-    """Returns `value` as a field of that type has it.
+def typed(found: Value, name: str, declared: Any) -> Any:
+    """Returns a value as a field of that type has it.
 
     Raises:
-      ValueError: it is of another type.
+      UserError: it is of another type; names file, line and `name`.
     """
+    try:
+        return _typed(found.value, declared)
+    except ValueError as error:
+        raise UserError(
+            f"{found.origin}: {name} takes {error}, and {shown(found.value)} is none"
+        ) from error
+
+
+def _typed(value: Any, declared: Any) -> Any:
+    if declared is object:
+        return value
     choices = typing.get_args(declared)
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return check_type(value, next(kind for kind in choices if kind is not type(None)))
+        return _typed(value, next(kind for kind in choices if kind is not type(None)))
     if typing.get_origin(declared) is tuple:
         if not isinstance(value, list | tuple) or isinstance(value, Reference):
-            raise ValueError("list")
-        return tuple(check_type(item, choices[0]) for item in value)
+            raise ValueError("a list")
+        return tuple(_typed(item, choices[0]) for item in value)
     if declared is float and type(value) is int:
         return float(value)
     if type(value) is not declared:

@@ -33,6 +33,8 @@ _OBJECTIVES: dict[tuple[str, ...], dict[str | None, str]] = {
         "random_prefix_noise_mask": "prefix_lm"
     },
 }
+# T5's own spans.
+_SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
 _SWITCH = (*_PLAIN * 3, ATTENTION, "MoE1D")
 _EVOLVED = ("DoubleHeadsAttentionLayer", "DecoderConvolutionalLayer", *_PLAIN)
@@ -132,6 +134,8 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
         # Only SelfAttention's heads are bound by Mesh's files; a Synthesizer has its own.
         for path in ("model.num_heads", "model.head_dim"):
             reading.fields.pop(path, None)
+    if "MoE1D" in names and "num_experts" in reading.facts:
+        reading.set("model.num_experts", *reading.facts["num_experts"])
     if "ineffective" in reading.facts:
         where = reading.facts["ineffective"].origin
         reading.warn(
@@ -181,19 +185,20 @@ def _set_schedule(reading: Reading) -> None:
             f"{found.origin}: learning_rate_schedule = {shown(found.value)} must be "
             "@learning_rate_schedule_noam or @constant_learning_rate"
         )
-    steps = reading.fields.get("train_steps")
+    steps = reading.fields.get("train_steps", Value(None, found.origin))
     fraction = reading.facts.get("linear_decay_fraction", Value(0.1, "Mesh T5's default"))
     schedule = "constant * rsqrt_decay"
     if fraction.value:
-        if steps is None or type(steps.value) is not int or type(fraction.value) is not float:
+        if type(steps.value) is not int or steps.value < 1:
             raise UserError(
-                f"{fraction.origin}: linear_decay_fraction = {shown(fraction.value)} is a share of "
-                "utils.run.train_steps: set both"
+                f"{steps.origin}: linear_decay_fraction = {fraction.value} ({fraction.origin}) is "
+                "a share of utils.run.train_steps, which must be 1 or more: set it"
             )
-        cooldown = round(steps.value * fraction.value)
+        cooldown = max(1, round(steps.value * fraction.value))
+        origin = f"{fraction.origin}, {steps.origin}"
         schedule += " * linear_cooldown"
-        reading.set("optimizer.cooldown_start", steps.value - cooldown, fraction.origin)
-        reading.set("optimizer.cooldown_steps", cooldown, fraction.origin)
+        reading.set("optimizer.cooldown_start", steps.value - cooldown, origin)
+        reading.set("optimizer.cooldown_steps", cooldown, origin)
     reading.set("optimizer.schedule", schedule, found.origin)
 
 
@@ -201,9 +206,15 @@ def _set_lengths_and_rows(reading: Reading) -> None:
     lengths = reading.facts["lengths"]
     sizes = dict(lengths.value) if isinstance(lengths.value, dict) else {}
     if _short(sizes.get("targets")) == "random_spans_targets_length":
-        density = _value(reading, "noise_density", 0.15)
-        length = _value(reading, "mean_noise_span_length", 3.0)
-        sizes["targets"] = span_corruption_lengths(sizes["inputs"], density, length)[1]
+        spans = [_value(reading, name, default) for name, default in _SPANS.items()]
+        if type(sizes.get("inputs")) is not int or not 0 < spans[0] < 1 or not spans[1] > 0:
+            places = [found.origin for name in _SPANS if (found := reading.facts.get(name))]
+            raise UserError(
+                f"{', '.join([*places, lengths.origin])}: no targets follow from inputs of "
+                f"{shown(sizes.get('inputs'))}, a noise_density of {spans[0]} and a "
+                f"mean_noise_span_length of {spans[1]}"
+            )
+        sizes["targets"] = span_corruption_lengths(sizes["inputs"], *spans)[1]
         lengths = reading.facts["lengths"] = Value(sizes, lengths.origin)
     if not sizes or not all(type(size) is int for size in sizes.values()):
         raise UserError(
@@ -258,17 +269,12 @@ def task(reading: Reading) -> Value:
             "name a task of ours as --task"
         )
     if objective == "span_corruption":
-        settings = {
-            "noise_density": _value(reading, "noise_density", 0.15),
-            "mean_noise_span_length": _value(reading, "mean_noise_span_length", 3.0),
-        }
-        values = tuple(
-            f"mask.{key}={value}"
-            for key, value in settings.items()
-            if value != {"noise_density": 0.15, "mean_noise_span_length": 3.0}[key]
-        )
-        if values:
-            reading.set("objective", values, steps.origin)
+        values = {name: _value(reading, name, default) for name, default in _SPANS.items()}
+        settings = [
+            f"mask.{name}={values[name]}" for name in _SPANS if values[name] != _SPANS[name]
+        ]
+        if settings:
+            reading.set("objective", tuple(settings), steps.origin)
     return Value(f"{family}_{objective}", f"{name.origin}, {steps.origin}")
 
 

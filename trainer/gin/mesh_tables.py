@@ -44,9 +44,9 @@ _HEADS = {
     **_unread(_FOLDED, "fold_scaling_into_initializer", "combine_dims", "keep_query_heads_dims"),
 }
 _DATA = {
-    "mixture_or_task_name": keep("task"),
-    "use_cached": keep("use_cached"),
-    "pack": keep("pack"),
+    "mixture_or_task_name": keep("task", str),
+    "use_cached": keep("use_cached", bool),
+    "pack": keep("pack", bool),
     "seed": nothing("the order has the run's seed", None),
 }
 NORMS = {
@@ -57,9 +57,9 @@ NORMS = {
 _NO_EPSILON = {
     "dropout_rate": nothing("the sublayers have it"),
     "norm_epsilon": only(None, "epsilon is 1e-6"),
-    "sublayers_initial": keep("first"),
-    "sublayers_per_layer": keep("norm"),
-    "sublayers_final": keep("last_norm"),
+    "sublayers_initial": keep("first", object),
+    "sublayers_per_layer": keep("norm", list),
+    "sublayers_final": keep("last_norm", object),
     "recompute_grads": nothing("--model.remat", False),
 }
 
@@ -70,14 +70,14 @@ KNOWN = (
         {
             "train_steps": field("train_steps"),
             "model_dir": field("model_dir"),
-            "batch_size": keep("batch_size"),
-            "sequence_length": keep("lengths"),
+            "batch_size": keep("batch_size", object),
+            "sequence_length": keep("lengths", object),
             "save_checkpoints_steps": field("checkpoint.every_steps"),
             "keep_checkpoint_max": field("checkpoint.keep"),
             "init_checkpoint": field("init_from"),
-            "model_type": keep("model_type"),
-            "learning_rate_schedule": keep("schedule"),
-            "optimizer": keep("optimizer"),
+            "model_type": keep("model_type", str),
+            "learning_rate_schedule": keep("schedule", object),
+            "optimizer": keep("optimizer", object),
             "mode": only("train", "evaluate with python -m trainer.evaluate"),
             "dataset_split": only("train", "training reads the split train"),
             "vocabulary": nothing("the vocabulary is the cache's"),
@@ -123,7 +123,7 @@ KNOWN = (
             "label_smoothing": field("loss.label_smoothing"),
             "z_loss": field("loss.z_loss"),
             "positional_embedding": only(False, "positions are T5's relative ones"),
-            "layer_stack": keep("ineffective"),
+            "layer_stack": keep("ineffective", object),
             "vocab_divisor": only(128, "embeddings are a multiple of 128"),
             "token_dropout_rate": only(0.0, "no tokens are dropped"),
             "max_length": nothing("relative positions have no end"),
@@ -138,9 +138,9 @@ KNOWN = (
         _TRANSFORMER,
         "make_layer_stack",
         {
-            "layers": keep("layers"),
-            "num_layers": keep("num_layers"),
-            "layer_stack_cls": keep("layer_stack_cls"),
+            "layers": keep("layers", list),
+            "num_layers": keep("num_layers", int),
+            "layer_stack_cls": keep("layer_stack_cls", object),
             "block_scope": nothing("parameters have T5X's names"),
         },
     ),
@@ -161,7 +161,7 @@ KNOWN = (
     ),
     _known(_LAYERS, ATTENTION, _HEADS),
     _known(_LAYERS, "LocalSelfAttention", {"dropout_rate": nothing("no layer is one")}),
-    _known("t5_models", "MDHA", {**_HEADS, "share_qk_rep": keep("share_qk")}),
+    _known("t5_models", "MDHA", {**_HEADS, "share_qk_rep": keep("share_qk", bool)}),
     _known(
         "t5_models",
         "DoubleHeadsAttentionLayer",
@@ -194,17 +194,17 @@ KNOWN = (
         MLP,
         {
             "hidden_size": field("model.mlp_dim"),
-            "activation": keep("activations"),
+            "activation": keep("activations", object),
             "dropout_rate": field("model.dropout_rate"),
-            "use_bias": keep("use_bias"),
+            "use_bias": keep("use_bias", bool),
         },
     ),
     _known(
         "mesh_tensorflow.transformer.moe",
         "MoE1D",
         {
-            "num_experts": field("model.num_experts"),
-            "activation": keep("expert_activations"),
+            "num_experts": keep("num_experts", int),
+            "activation": keep("expert_activations", object),
             "hidden_size": field("model.mlp_dim"),
             "dropout_rate": field("model.dropout_rate"),
             "moe_gating": only("switch", "a token goes to one expert"),
@@ -236,15 +236,15 @@ KNOWN = (
         {
             "warmup_steps": field("optimizer.warmup_steps"),
             "multiplier": field("optimizer.learning_rate"),
-            "linear_decay_fraction": keep("linear_decay_fraction"),
+            "linear_decay_fraction": keep("linear_decay_fraction", float),
             "offset": only(0, "the schedule counts the run's own steps"),
         },
     ),
-    _known(_RATES, "constant_learning_rate", {"learning_rate": keep("constant_rate")}),
+    _known(_RATES, "constant_learning_rate", {"learning_rate": keep("constant_rate", float)}),
     _known(_T5, "mesh_train_dataset_fn", _DATA),
     _known(_T5, "mesh_eval_dataset_fn", _unread(_EVALUATED, "mixture_or_task_name")),
     _known(_T5, "get_vocabulary", _unread("the vocabulary is the cache's", "mixture_or_task_name")),
-    _known(_PREPROCESSORS, "unsupervised", {"preprocessors": keep("preprocessors")}),
+    _known(_PREPROCESSORS, "unsupervised", {"preprocessors": keep("preprocessors", list)}),
     _known(
         _PREPROCESSORS,
         "select_random_chunk",
@@ -254,16 +254,16 @@ KNOWN = (
         _PREPROCESSORS,
         "denoise",
         {
-            "noise_density": keep("noise_density"),
-            "noise_mask_fn": keep("noise_mask"),
-            "inputs_fn": keep("inputs_fn"),
-            "targets_fn": keep("targets_fn"),
+            "noise_density": keep("noise_density", float),
+            "noise_mask_fn": keep("noise_mask", object),
+            "inputs_fn": keep("inputs_fn", object),
+            "targets_fn": keep("targets_fn", object),
         },
     ),
     _known(
         _PREPROCESSORS,
         "random_spans_noise_mask",
-        {"mean_noise_span_length": keep("mean_noise_span_length")},
+        {"mean_noise_span_length": keep("mean_noise_span_length", float)},
     ),
     *(
         _known(_PREPROCESSORS, name)

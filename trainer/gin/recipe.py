@@ -13,7 +13,7 @@ from tasks.vocabulary import TokenIds
 from trainer import config as configuration
 from trainer.config import Config
 from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x
-from trainer.gin.meaning import Reading, check_type, shown
+from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Value
 from trainer.padding import WASTEFUL
 from trainer.presets import MODEL_PRESETS, model_preset
@@ -135,7 +135,7 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
                     )
                 )
     shuffle = reading.facts.get("shuffle")
-    if shuffle and _bool(shuffle, "shuffle") is False:
+    if shuffle and not shuffle.value:
         reading.set("data.shuffle", "none", shuffle.origin)
         reading.warn(f"shuffle = False ({shuffle.origin}): windows are read in the cache's order")
     bidirectional = reading.facts.get("bidirectional")
@@ -146,12 +146,6 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
             "that has some in both directions"
         )
     _warn_of_padding(reading, found.value)
-
-
-def _bool(found: Value, name: str) -> bool:
-    if type(found.value) is not bool:
-        raise UserError(f"{found.origin}: {name} = {shown(found.value)} must be True or False")
-    return found.value
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
@@ -233,15 +227,9 @@ def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
         leaves = dict(configuration.leaves(config))
         origins |= {path: f"preset {preset}" for path in leaves if path.startswith("model.")}
     values: dict[str, Any] = {}
-    for path, (value, origin) in reading.fields.items():
-        declared = configuration.field_type(config, path)
-        try:
-            values[path] = check_type(value, declared)
-        except ValueError as error:
-            raise UserError(
-                f"{origin}: {path} takes {error}, and {shown(value)} is none"
-            ) from error
-        origins[path] = origin
+    for path, found in reading.fields.items():
+        values[path] = typed(found, path, configuration.field_type(config, path))
+        origins[path] = found.origin
     try:
         config = configuration.replace_all(config, values)
     except UserError as error:

@@ -44,14 +44,6 @@ def _lengths(reading: Reading, found: Value) -> None:
     reading.facts["lengths"] = found
 
 
-def _task(reading: Reading, found: Value) -> None:
-    if not isinstance(found.value, str):
-        raise UserError(
-            f"{found.origin}: mixture_or_task_name = {shown(found.value)} must be a name"
-        )
-    reading.facts["task"] = found
-
-
 def _same(fact: str, what: str) -> Argument:
     """An argument of the evaluation's data that the training's has too."""
 
@@ -183,14 +175,14 @@ _PARTITIONER = Configurable(
 )
 
 _TRAINING_DATA = {
-    "mixture_or_task_name": take(_task, MUST),
+    "mixture_or_task_name": keep("task", str, MUST),
     "task_feature_lengths": take(_lengths, MUST),
     "split": only("train", "training reads the split train"),
     "batch_size": field("batch_size", MUST),
-    "shuffle": keep("shuffle"),
-    "seed": keep("data_seed"),
-    "use_cached": keep("use_cached", False),
-    "pack": keep("pack", False),
+    "shuffle": keep("shuffle", bool),
+    "seed": keep("data_seed", int | None),
+    "use_cached": keep("use_cached", bool, False),
+    "pack": keep("pack", bool, False),
     "module": take(_module),
     "use_custom_packing_ops": nothing("rows are the same", False),
     "use_memory_cache": nothing("batches of the evaluation are made anew", True),
@@ -213,7 +205,7 @@ _EVALUATION = Configurable(
         "seed": nothing("validation rows have the same noise always, of the run's seed", 42),
         "use_cached": _same("use_cached", "use_cached"),
         "pack": nothing("validation rows are made as training rows", True),
-        "module": keep("evaluation_module"),
+        "module": keep("evaluation_module", str | None),
         "num_prefetch_threads": nothing("one thread makes them", None),
     },
 )
@@ -283,7 +275,7 @@ TRAIN = Configurable(
         "train_eval_dataset_cfg": take(_no_evaluation, MUST),
         "relative_steps": take(_relative_steps),
         "stats_period": take(_stats_period),
-        "random_seed": keep("random_seed"),
+        "random_seed": keep("random_seed", int | None),
         "use_hardware_rng": nothing(_HARDWARE, False),
         "summarize_config_fn": refers(_SUMMARY, default=None),
         "inference_evaluator_cls": nothing(NO_DECODING),

@@ -40,13 +40,13 @@ def _activations(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
     for name in value:
-        if name not in _ACTIVATIONS:
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise ValueError(f"the activations are {', '.join(_ACTIVATIONS)}")
     return tuple(_ACTIVATIONS[name] for name in value)
 
 
 def _remat(value: Any) -> str:
-    if value not in _REMAT:
+    if not isinstance(value, str) or value not in _REMAT:
         raise ValueError(f"it must be one of {', '.join(_REMAT)}")
     return _REMAT[value]
 
@@ -234,7 +234,7 @@ DECODER_ONLY = Configurable(
     {
         "module": refers(_DECODER_NETWORK),
         "vocabulary": _VOCABULARY,
-        "inputs_bidirectional_attention": keep("bidirectional"),
+        "inputs_bidirectional_attention": keep("bidirectional", bool),
         **_MODEL,
     },
 )
