@@ -263,8 +263,9 @@ def task(reading: Reading) -> Value:
     by_mask = _OBJECTIVES.get(tuple(_short(each) for each in steps.value), {})
     objective = by_mask.get(_short(mask) if mask and None not in by_mask else None)
     if objective is None:
+        bound = [reading.facts[each].origin for each in ("noise_mask",) if each in reading.facts]
         raise UserError(
-            f"{steps.origin}: the objective is none of "
+            f"{', '.join([steps.origin, *bound])}: the objective is none of "
             f"{', '.join(each for masks in _OBJECTIVES.values() for each in masks.values())}: "
             "name a task of ours as --task"
         )
