@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
         help="where gin files and what they include are sought",
     )
     gin.add_argument(
-        "--gin_param",
+        *("--gin_param", "--gin_bindings"),
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -127,7 +127,8 @@ def main(argv: list[str]) -> int:
             arguments.preset,
             overrides,
         )
-        print("\n".join(f"{subject:<14} {text}" for subject, text in notes), flush=True)
+        for subject, text in notes:
+            print(f"{subject}: {text}", flush=True)
     elif flags:
         raise UserError(f"--gin.{flags[0]} needs a --gin_file")
     elif not arguments.preset:

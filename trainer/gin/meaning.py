@@ -98,7 +98,7 @@ class Reading:
 
     Attributes:
       fields: path in our configuration -> value and origin.
-      notes: lines to print: ("warning", …) and ("no counterpart", …).
+      notes: lines to print: ("warning", …) and ("read, no counterpart", …).
       facts: what functions of tables keep for others.
       scope: that of the binding which is looked at.
     """
@@ -121,6 +121,10 @@ class Reading:
     def warn(self, text: str) -> None:
         """Notes a legal choice that has consequences."""
         self.notes.append(("warning", text))
+
+    def idle(self, text: str) -> None:
+        """Notes what is read and means nothing here."""
+        self.notes.append(("read, no counterpart", text))
 
     def set(self, path: str, value: Any, origin: str) -> None:
         """Sets a field of our configuration."""
@@ -214,7 +218,7 @@ class Reading:
                 configurable = self._called(binding.selector)
                 why = configurable and configurable.arguments[binding.argument].why
                 text = why or "nothing in these files refers to it"
-                self.notes.append(("no counterpart", f"{binding.name} ({binding.place}): {text}"))
+                self.idle(f"{binding.name} ({binding.place}): {text}")
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
         found = self.macros.resolve(binding)
@@ -247,12 +251,7 @@ class Reading:
         for reference in references(found.value):
             self._cover(reference, found.origin)
         if found.value != argument.default and not binding.library:
-            self.notes.append(
-                (
-                    "no counterpart",
-                    f"{name} = {shown(found.value)} ({found.origin}): {argument.why}",
-                )
-            )
+            self.idle(f"{name} = {shown(found.value)} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
         """Counts as read what is bound of a configurable that has no counterpart, and of those that
@@ -368,10 +367,11 @@ def shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A reference as text, which tables compare: its name is as long as the file has it."""
+    """A value as tables compare it: a reference as text, its name being as long as the file has it,
+    and a tuple as a list."""
     if isinstance(value, Reference):
         return str(value._replace(name=value.name.rpartition(".")[2]))
-    return value
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _names(configurable: Configurable, selector: str) -> bool:

@@ -18,20 +18,14 @@ from trainer.gin.reader import Binding, Value
 from trainer.padding import WASTEFUL
 from trainer.presets import MODEL_PRESETS, model_preset
 
-# Modules of T5X and what it stands on, which hold no tasks.
-_HARMLESS_IMPORTS = (
-    "__gin__",
-    "__main__",
-    "t5x",
-    "seqio",
-    "optax",
-    "flax",
-    "jax",
-    "mesh_tensorflow",
-)
+# What T5X and Mesh T5 consist of and stand on: modules of these hold no tasks.
+_LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
+_WITHOUT_TASKS = ("t5.models.mesh_transformer", "t5_models")
 
 # Origins of what no file of the user's says.
 _DEFAULTS = ("(built in)", "DatasetConfig.use_cached", "DatasetConfig.pack")
+# Fields that a run refuses to be below 1, which is said here with the place.
+_COUNTS = ("train_steps", "batch_size", "microbatches", "lengths.inputs", "lengths.targets")
 
 
 class Recipe(NamedTuple):
@@ -127,12 +121,9 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
     else:
         for name, value in settings.items():
             if value.value is not True and not value.origin.endswith(_DEFAULTS):
-                reading.notes.append(
-                    (
-                        "no counterpart",
-                        f"{name} = {value.value} ({value.origin}): {task} is read from a cache, "
-                        "whose windows fill their rows and whose noise is drawn anew each epoch",
-                    )
+                reading.idle(
+                    f"{name} = {value.value} ({value.origin}): {task} is read from a cache, whose "
+                    "windows fill their rows and whose noise is drawn anew each epoch"
                 )
     shuffle = reading.facts.get("shuffle")
     if shuffle and not shuffle.value:
@@ -202,13 +193,9 @@ def _warn_of_vocabulary(reading: Reading) -> None:
 
 def _warn_of_imports(reading: Reading) -> None:
     for module, place in reading.statements.imports:
-        if not module.startswith(_HARMLESS_IMPORTS):
-            reading.notes.append(
-                (
-                    "not imported",
-                    f"{module} ({place}): its tasks are there with --task_module={module}",
-                )
-            )
+        if module.partition(".")[0] not in _LIBRARIES and module not in _WITHOUT_TASKS:
+            text = f"{module} ({place}): its tasks are there with --task_module={module}"
+            reading.notes.append(("not imported", text))
 
 
 def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
@@ -230,6 +217,8 @@ def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     for path, found in reading.fields.items():
         values[path] = typed(found, path, configuration.field_type(config, path))
         origins[path] = found.origin
+        if path in _COUNTS and values[path] is not None and values[path] < 1:
+            raise UserError(f"{found.origin}: {path} is {values[path]}; it must be 1 or more")
     try:
         config = configuration.replace_all(config, values)
     except UserError as error:

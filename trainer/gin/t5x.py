@@ -188,7 +188,7 @@ _TRAINING_DATA = {
     "use_memory_cache": nothing("batches of the evaluation are made anew", True),
     "trim_output_features": only(True, "rows have the lengths of task_feature_lengths"),
     "runtime_preprocessors": only(None, "preprocessors are the task's"),
-    "num_prefetch_threads": field("data.threads"),
+    "num_prefetch_threads": nothing("threads are --data.threads", None),
     "num_workers": nothing("batches are made by threads, of --data.threads", 0),
 }
 _DATA_NAMES = ("t5x.utils.DatasetConfig",)

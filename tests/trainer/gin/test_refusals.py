@@ -43,6 +43,8 @@ BROKEN = {
         ["must be lengths", "'18'"],
     ),
     "a value that makes no sense": ("Z_LOSS = -1.0", ["via Z_LOSS", "LossConfig.z_loss"]),
+    "no steps": ("TRAIN_STEPS = 0", ["via TRAIN_STEPS", "train_steps is 0", "1 or more"]),
+    "no rows": ("BATCH_SIZE = -8", ["via BATCH_SIZE", "batch_size is -8"]),
     "a factor that is none": (
         "create_learning_rate_scheduler.factors = 'constnat'",
         ["OptimizerConfig.schedule", "constnat"],
@@ -143,6 +145,12 @@ def test_a_setting_of_ours_that_the_files_make_idle(folder):
             None,
             [],
         )
+
+
+def test_a_module_named_like_a_library_s_is_told(folder):
+    (folder / "run.gin").write_text(GOOD + "import t5x_tasks\n")
+    told = [text for subject, text in read(folder).notes if subject == "not imported"]
+    assert [text.split()[0] for text in told] == ["trap", "t5x_tasks"]
 
 
 def test_a_name_set_twice_in_a_file_is_told(folder):
