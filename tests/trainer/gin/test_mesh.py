@@ -88,6 +88,9 @@ def test_a_constant_rate():
         ("ez", "small_primer_ez"),
         ("released", "small_primer_as_released"),
         ("gelu", "small_transformer_gelu"),
+        ("switch", "switch_transformer"),
+        ("evolved", "small_evolved_transformer"),
+        ("synthesizer", "synthesizer"),
     ],
 )
 def test_a_model_of_primer_s_is_its_preset_or_there_is_none(file, preset):

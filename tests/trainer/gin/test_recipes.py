@@ -10,6 +10,7 @@ import pytest
 from tasks.command_line import UserError
 from trainer import config as configuration
 from trainer.gin import includes, recipe
+from trainer.presets import model_preset
 from trainer.pretrain import build_from_gin
 
 RECIPES = pathlib.Path(__file__).parent / "recipes"
@@ -337,6 +338,36 @@ def test_finetuning_begins_with_a_checkpoint():
     assert (config.optimizer.schedule, config.optimizer.learning_rate) == ("constant", 1e-3)
     assert config.model.dropout_rate == 0.1
     assert not [text for subject, text in notes if subject == "read, no counterpart"]
+
+
+def test_descriptions_are_our_presets_and_t5x_s_settings():
+    flags = ["MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5", "DROPOUT_RATE=0.0"]
+    flags += ["TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}"]
+    for name, preset in (
+        ("t5_1_0/3B", "t5_1_0_3b"),
+        ("t5_1_1/xl", "t5_1_1_xl"),
+        ("mt5/small", "mt5_small"),
+    ):
+        files = [f"t5x/examples/t5/{name}.gin", "t5x/configs/runs/pretrain.gin"]
+        config = load(files, *flags).config
+        model = model_preset(preset)
+        expected = dataclasses.replace(
+            model,
+            dtype="bfloat16",
+            tied_logits="1_0" in name,
+            mlp_activations=("relu",) if "1_0" in name else ("gelu", "linear"),
+        )
+        assert config.model == expected
+    # Source: T5X's `configs/runs/pretrain.gin`.
+    assert config.batch_size == config.evaluation.batch_size == 128
+    assert (config.evaluation.every_steps, config.evaluation.batches) == (1000, 20)
+    assert (config.checkpoint.every_steps, config.checkpoint.keep) == (1000, None)
+    optimizer = config.optimizer
+    assert optimizer.schedule == "constant * rsqrt_decay"
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (1.0, 10_000)
+    assert (optimizer.decay_rate, optimizer.step_offset) == (0.8, 0)
+    assert (config.loss.z_loss, config.loss.label_smoothing) == (1e-4, 0.0)
+    assert (config.mesh.num_partitions, config.microbatches, config.init_from) == (1, 1, None)
 
 
 def test_descriptions_say_what_t5x_s_files_say():

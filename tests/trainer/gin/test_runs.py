@@ -110,7 +110,7 @@ def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_another_vocabulary_than_the_cache_s_is_refused(text_cache, tmp_path):
+def test_what_the_cache_cannot_be_is_refused(text_cache, tmp_path):
     own = next(text_cache.parents[1].glob("vocabulary/*.model"))
     (tmp_path / "tiny.gin").write_text(RECIPE)
     # One with a field more, of a number that no reader knows.
@@ -131,3 +131,5 @@ def test_another_vocabulary_than_the_cache_s_is_refused(text_cache, tmp_path):
     assert result.returncode == 0, result.stderr
     result = pretrain(tmp_path, *flags, "--gin.SentencePieceVocabulary.extra_ids=100")
     assert "--vocabulary.extra_ids=100" in result.stderr
+    result = pretrain(tmp_path, *flags, "--data.pack=false")
+    assert f"--data.pack has no effect on --task={TASK}" in result.stderr
