@@ -37,6 +37,16 @@ def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
     return {mixture.name: mixture for mixture in found}
 
 
+def names(module: str | None = None) -> set[str]:
+    """Names of all known tasks and mixtures; `module` may be a user's own file that has neither.
+
+    Raises:
+      UserError: the module cannot be imported.
+    """
+    known = {*tasks(), *mixtures(module)}
+    return known | {task.name for task in getattr(load(module), "TASKS", ())} if module else known
+
+
 def load(module: str) -> types.ModuleType:
     """Imports a user's own file, by its module name, from the working directory or the path.
 

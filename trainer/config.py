@@ -1,6 +1,7 @@
 """The configuration of a run: frozen typed dataclasses, and where each value came from.
 
-A preset < what the task and the cache imply < `--field.path=value`. Every field keeps its origin.
+A preset < gin files < what the task and the cache imply < `--field.path=value`. Every field keeps
+its origin.
 No heavy import: `python -m trainer.pretrain --help` needs none.
 """
 
@@ -22,7 +23,7 @@ from trainer.processes import ProcessesConfig as ProcessesConfig
 
 CONFIG_FILE = "config.json"
 
-SHUFFLES = ("global", "block")
+SHUFFLES = ("global", "block", "none")
 ENGINES = ("palimpsest", "t5x")
 ON_NAN = ("stop", "skip")
 # Of `Evaluator`'s metrics those that can say which checkpoint is best; accuracy is best high.
@@ -111,11 +112,14 @@ class DataConfig:
     """How the cache is read.
 
     `shuffle` "global" permutes all windows of an epoch; "block", for a remote cache larger than the
-    disk, permutes blocks of whole shards of at most `block_bytes` and the windows inside each.
-    Shards of a remote cache are copied to `local_dir`, where they stay for the next start (None:
-    to a temporary folder), at most `local_bytes` of them at a time. `threads` make up to
-    `prefetch` batches ahead; one is fastest where batches are small, by
-    benchmarks/input_pipeline.py.
+    disk, permutes blocks of whole shards of at most `block_bytes` and the windows inside each;
+    "none" reads windows in the cache's order. Shards of a remote cache are copied to `local_dir`,
+    where they stay for the next start (None: to a temporary folder), at most `local_bytes` of them
+    at a time. `threads` make up to `prefetch` batches ahead; one is fastest where batches are
+    small, by benchmarks/input_pipeline.py.
+
+    A task of seqio's is read from a cache if it has one; `use_cached` False: never; True says so
+    where it has none. `pack` False leaves its examples one a row.
     """
 
     shuffle: str = "global"
@@ -124,6 +128,8 @@ class DataConfig:
     local_dir: str | None = None
     threads: int = 1
     prefetch: int = 4
+    use_cached: bool | None = None
+    pack: bool = True
 
     def __post_init__(self) -> None:
         if self.shuffle not in SHUFFLES:
@@ -177,15 +183,31 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Evaluation on the whole validation split every so many steps, and at the last; 0: never.
 
-    `batch_size` None is the training batch's; the result does not depend on it.
+    `batch_size` None is the training batch's; the result does not depend on it. `batches` of a task
+    are evaluated on, from its first, in place of all: T5X's `eval_steps`.
     """
 
     every_steps: int = 1000
     batch_size: int | None = None
+    batches: int | None = None
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "every_steps")
-        _at_least(self, 1, "batch_size")
+        _at_least(self, 1, "batch_size", "batches")
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyConfig:
+    """The vocabulary that tasks and caches must have; None: whichever they have.
+
+    `model_file` is a SentencePiece model, `extra_ids` the sentinels that come on top of its pieces.
+    """
+
+    model_file: str | None = None
+    extra_ids: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "extra_ids")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +267,7 @@ class Config:
     lengths: LengthsConfig = LengthsConfig()
     mixing: MixingConfig = MixingConfig()
     data: DataConfig = DataConfig()
+    vocabulary: VocabularyConfig = VocabularyConfig()
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     loss: LossConfig = LossConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -291,6 +314,7 @@ RESUMABLE_CHANGES = (
     "spike_factor",
     "profile_steps",
     "mixing.schedule",
+    "vocabulary.",
     "data.local_",
     "data.threads",
     "data.prefetch",

@@ -18,7 +18,7 @@ from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batc
 from trainer.config import Config
 from trainer.features import Batch, Converter, filling
 from trainer.interleave import Schedule
-from trainer.order import BlockOrder, GlobalOrder, Order
+from trainer.order import BlockOrder, CacheOrder, GlobalOrder, Order
 from trainer.padding import WASTEFUL, better_lengths, packing
 
 
@@ -200,6 +200,8 @@ class CachedData:
         reading = self._config.data
         if reading.shuffle == "global":
             return GlobalOrder(len(windows), seed)
+        if reading.shuffle == "none":
+            return CacheOrder()
         if 2 * reading.block_bytes > reading.local_bytes:
             raise UserError(
                 f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "

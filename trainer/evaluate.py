@@ -4,6 +4,7 @@ python -m trainer.evaluate --model_dir=DIR [--checkpoints=all|latest|STEPS]
 """
 
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ EVALUATION_FILE = "evaluation.json"
 
 
 class Evaluator:
-    """Runs the evaluation step over every row of a split.
+    """Runs the evaluation step over every row of a split, or so many batches of each of its tasks.
 
     Raises:
       UserError: the split is empty.
@@ -41,6 +42,7 @@ class Evaluator:
                 "devices of data and fsdp"
             )
         self._sets = run.data.evaluation(split, batch_size)
+        self._batches = run.config.evaluation.batches
 
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
         """Returns, by split, loss and unigram_entropy in nats a target token, perplexity, accuracy,
@@ -70,8 +72,9 @@ class Evaluator:
 
         sums = _Sums(np.zeros(self._vocab_size, np.int64))
         pending = None
-        with progress.shown(f"evaluating {self._split} of {rows.name}", rows.batches) as bar:
-            for number, batch in enumerate(rows.iterate()):
+        total = min(filter(None, (rows.batches, self._batches)), default=None)
+        with progress.shown(f"evaluating {self._split} of {rows.name}", total) as bar:
+            for number, batch in enumerate(itertools.islice(rows.iterate(), self._batches)):
                 sums.add_targets(batch)
                 ready, pending = pending, self._step(params, put_batch(batch, self._mesh))
                 sums.add_metrics(ready)

@@ -44,6 +44,13 @@ class GlobalOrder:
         return windows_W
 
 
+class CacheOrder:
+    """The order of the cache, in every epoch."""
+
+    def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
+        return ranks_W.astype(np.int64)
+
+
 class BlockOrder:
     """A permutation of blocks and, in each, of its windows, others in each epoch.
 

@@ -2,6 +2,8 @@
 
     python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
         --cache_dir=DIR --model_dir=DIR [--train_steps=N] [--field.path=value]
+    python -m trainer.pretrain --gin_file=FILE [--gin_search_paths=DIR,DIR] [--gin.NAME=VALUE] \\
+        --cache_dir=DIR
 """
 
 import dataclasses
@@ -54,6 +56,24 @@ def _recipe(name: str) -> dict[str, Any]:
     return {**of_optimizer, **_LOSS_OF_RECIPE.get(name, {})}
 
 
+def build_from_gin(
+    gin_files: list[str],
+    search_paths: list[str],
+    flags: list[str],
+    preset: str | None,
+    overrides: list[str],
+) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
+    """Returns (the configuration, field path -> origin, (subject, text) lines to print).
+
+    Raises:
+      UserError: what `build_config` refuses, or a gin file; names file and line.
+    """
+    from trainer.gin import recipe
+
+    config, origins, notes = recipe.load(gin_files, search_paths, flags, preset, overrides)
+    return configuration.override(config, origins, overrides), origins, notes
+
+
 def main(argv: list[str]) -> int:
     parser = Parser(
         prog="python -m trainer.pretrain",
@@ -62,7 +82,7 @@ def main(argv: list[str]) -> int:
         epilog=_fields(),
         formatter_class=command_line.RawHelp,
     )
-    parser.add_argument("--preset", required=True, help=", ".join(MODEL_PRESETS))
+    parser.add_argument("--preset", help=", ".join(MODEL_PRESETS))
     parser.add_argument(
         "--optimizer_preset",
         help=f"a whole recipe, of which any --optimizer field may differ: "
@@ -73,8 +93,48 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="print every field with its value and origin, and stop",
     )
-    arguments, overrides = parser.parse_known_args(argv)
-    config, origins = build_config(arguments.preset, overrides, arguments.optimizer_preset)
+    gin = parser.add_argument_group(
+        "gin files of T5X and Mesh T5", "read, never executed; docs/migrating_from_t5x.md"
+    )
+    gin.add_argument(
+        "--gin_file", action="append", default=[], help="may be given again; the last holds"
+    )
+    gin.add_argument(
+        *("--gin_search_paths", "--gin_location_prefix"),
+        action="append",
+        default=[],
+        metavar="DIR,DIR",
+        help="where gin files and what they include are sought",
+    )
+    gin.add_argument(
+        *("--gin_param", "--gin_bindings"),
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a binding after the files; as T5X has it: --gin.NAME=VALUE",
+    )
+    arguments, others = parser.parse_known_args(argv)
+    flags = [flag.removeprefix("--gin.") for flag in others if flag.startswith("--gin.")]
+    flags = [*arguments.gin_param, *flags]
+    overrides = [flag for flag in others if not flag.startswith("--gin.")]
+    if arguments.gin_file and arguments.optimizer_preset:
+        raise UserError("--optimizer_preset and --gin_file both name an optimizer: leave out one")
+    if arguments.gin_file:
+        config, origins, notes = build_from_gin(
+            arguments.gin_file,
+            [path for paths in arguments.gin_search_paths for path in paths.split(",")],
+            flags,
+            arguments.preset,
+            overrides,
+        )
+        for subject, text in notes:
+            print(f"{subject}: {text}", flush=True)
+    elif flags:
+        raise UserError(f"--gin.{flags[0]} needs a --gin_file")
+    elif not arguments.preset:
+        raise UserError("--preset or --gin_file is missing")
+    else:
+        config, origins = build_config(arguments.preset, overrides, arguments.optimizer_preset)
 
     from trainer.setup import prepare
 

@@ -132,7 +132,7 @@ Next:
   every checkpoint    python -m trainer.evaluate --model_dir={arguments.model_dir} --checkpoints=all
   watch               tensorboard --logdir={arguments.model_dir}/tensorboard
   your own text       python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
-  all settings        python -m trainer.pretrain --preset={config.preset} --print_config""")
+  all settings        python -m trainer.pretrain --help""")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ feature converters. What caches of pipeline.build promise, these cannot; `conseq
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,8 +28,8 @@ _LIMITS = (
 class SeqioData:
     """Batches of a seqio Task or Mixture; see trainer.data.Data.
 
-    Rows are packed, as T5X packs them, and come from the cache that `cache_dir` has for the task,
-    if it has one.
+    Rows are packed as T5X packs them, unless `data.pack` is false, and come from the cache that
+    `cache_dir` has for the task, if it has one and `data.use_cached` is not false.
 
     Raises:
       UserError: seqio is not installed, there is no such task, or lengths are missing.
@@ -60,7 +61,12 @@ class SeqioData:
         if "targets" not in features:
             raise UserError(f"seqio:{name} has no feature targets, only {', '.join(features)}")
         self.lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-        self.vocab_size = int(features["targets"].vocabulary.vocab_size)
+        vocabulary = features["targets"].vocabulary
+        self.vocab_size = int(vocabulary.vocab_size)
+        self.extra_ids = int(vocabulary.extra_ids)
+        # Only SentencePiece's vocabularies have a model.
+        model = getattr(vocabulary, "sp_model", None)
+        self.vocabulary_sha256 = model and hashlib.sha256(model).hexdigest()
         self._feature_lengths = {
             side: length
             for side, length in dataclasses.asdict(self.lengths).items()
@@ -69,7 +75,7 @@ class SeqioData:
         # seqio knows no fingerprint of its caches.
         self.fingerprints: dict[str, str] = {}
         self._cached = False
-        if config.cache_dir:
+        if config.cache_dir and config.data.use_cached is not False:
             seqio.add_global_cache_dirs([config.cache_dir])
             tasks = getattr(self._mixture, "tasks", [self._mixture])
             self._cached = all(task.cache_dir for task in tasks)
@@ -77,7 +83,8 @@ class SeqioData:
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, … without end, or a host's rows
         of them; every host reads them whole, which alone keeps them what one host would read."""
-        dataset = self._dataset("train", shuffle=True, num_epochs=None)
+        shuffle = self._config.data.shuffle != "none"
+        dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
         size = self._config.batch_size // hosts
         part = slice(host * size, (host + 1) * size)
@@ -105,25 +112,52 @@ class SeqioData:
     ) -> list[tuple[str, str]]:
         """What the configuration means for the data: (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized anew by this process"
+        packed = "packed" if self._config.data.pack else "one example a row"
+        warnings = [_LIMITS, *self._uncached(), *self._colliding()]
         return [
             (
                 "task",
                 f"seqio:{self._name}, {source}, inputs {self.lengths.inputs}, targets "
-                f"{self.lengths.targets}, packed",
+                f"{self.lengths.targets}, {packed}",
             ),
-            ("warning", _LIMITS),
+            *(("warning", text) for text in warnings),
             ("batch", f"{self._config.batch_size} rows"),
             ("packing", packing(next(self.training(0)))),
         ]
 
+    def _uncached(self) -> list[str]:
+        """What to say if a cache was asked for and there is none."""
+        if self._cached or not self._config.data.use_cached:
+            return []
+        tasks = getattr(self._mixture, "tasks", [self._mixture])
+        refusing = [task.name for task in tasks if not task.supports_caching]
+        why = f"{', '.join(refusing)} cannot be cached" if refusing else "cache_dir has none"
+        return [
+            f"data.use_cached asks for a cache, and {why}: text is tokenized anew; pipeline.build "
+            "caches the corpora of our own tasks"
+        ]
+
+    def _colliding(self) -> list[str]:
+        """What to say if sentinels would be pieces of text."""
+        vocabulary = self._mixture.output_features["targets"].vocabulary
+        if not self.vocabulary_sha256 or self.extra_ids:
+            return []
+        last = vocabulary.tokenizer.IdToPiece(self.vocab_size - 1)
+        if "extra_id_" in last:
+            return []
+        return [
+            f"the vocabulary has no sentinels (extra_ids is 0, and its last piece is {last!r}): an "
+            "objective that takes some takes pieces of text"
+        ]
+
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
-        seqio, model = self._seqio, self._config.model
+        seqio, model, pack = self._seqio, self._config.model, self._config.data.pack
         if model.num_encoder_layers > 0:
-            converter = seqio.EncDecFeatureConverter(pack=True)
+            converter = seqio.EncDecFeatureConverter(pack=pack)
         elif "inputs" in self._feature_lengths:
-            converter = seqio.PrefixLMFeatureConverter(pack=True)
+            converter = seqio.PrefixLMFeatureConverter(pack=pack)
         else:
-            converter = seqio.LMFeatureConverter(pack=True)
+            converter = seqio.LMFeatureConverter(pack=pack)
         return seqio.get_dataset(
             self._name,
             task_feature_lengths=self._feature_lengths,

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tasks import files
 from tasks.command_line import UserError
 from tasks.objectives import Lengths
 from tasks.task import TaskSpec
@@ -59,6 +60,7 @@ def vocabulary_sha256(data: Data) -> str | None:
 def _cached_data(config: Config, origins: dict[str, str]) -> Run:
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
+    _refuse_idle(config, ("data.use_cached", "data.pack"))
     names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
     tasks = [open_cache(config, name) for name in names]
     for each in tasks:
@@ -66,6 +68,8 @@ def _cached_data(config: Config, origins: dict[str, str]) -> Run:
         config = _imply_lengths(config, origins, each.task)
     where = f"the vocabulary of {tasks[0].cache}"
     config = _imply_vocabulary(config, origins, tasks[0].ids.size, "vocabulary of the cache", where)
+    record = tasks[0].manifest.plan.vocabulary
+    _check_vocabulary(config, where, record.sha256, record.extra_ids)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     _check_positions(config, lengths.inputs)
     converter = features.converter(config.model, lengths)
@@ -76,11 +80,10 @@ def _cached_data(config: Config, origins: dict[str, str]) -> Run:
 def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
     from trainer.seqio_data import SeqioData
 
-    idle = ("mixing.", "objective", "data.shuffle", "data.local_", "data.block_", "data.threads")
-    defaults = dict(configuration.leaves(Config(config.preset, config.model)))
-    for path, value in configuration.leaves(config):
-        if path.startswith(idle) and value != defaults[path]:
-            raise UserError(f"--{path} has no effect on --task={config.task}")
+    idle = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
+    _refuse_idle(config, idle)
+    if config.data.shuffle == "block":
+        raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":
         raise UserError(
             f"--task={config.task}: an encoder alone trains on caches of pipeline.build; choose "
@@ -89,8 +92,16 @@ def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
     data = SeqioData(config, config.task.removeprefix(SEQIO))
     where = f"the vocabulary of {config.task}"
     config = _imply_vocabulary(config, origins, data.vocab_size, "vocabulary of the task", where)
+    _check_vocabulary(config, where, data.vocabulary_sha256, data.extra_ids)
     _check_mesh(config)
     return Run(config, data, features.converter(config.model, data.lengths))
+
+
+def _refuse_idle(config: Config, idle: tuple[str, ...]) -> None:
+    defaults = dict(configuration.leaves(Config(config.preset, config.model)))
+    for path, value in configuration.leaves(config):
+        if path.startswith(idle) and value != defaults[path]:
+            raise UserError(f"--{path} has no effect on --task={config.task}")
 
 
 def _check_task(task: TaskSpec, config: Config) -> None:
@@ -146,7 +157,7 @@ def _imply_vocabulary(
     config: Config, origins: dict[str, str], size: int, origin: str, where: str
 ) -> Config:
     """Sets the number of embeddings, if nobody did, to what `size` ids need."""
-    if origins.get("model.vocab_size") != "command line":
+    if origins.get("model.vocab_size", "preset").startswith("preset"):
         rounded = -(-size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
         config = configuration.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = origin
@@ -155,3 +166,24 @@ def _imply_vocabulary(
             f"--model.vocab_size={config.model.vocab_size} is smaller than {where}, {size} ids"
         )
     return config
+
+
+def _check_vocabulary(config: Config, where: str, sha256: str | None, extra_ids: int) -> None:
+    """Holds the vocabulary that a run expects against the one that it has; a remote file is not
+    fetched for it."""
+    expected = config.vocabulary
+    if expected.extra_ids not in (None, extra_ids):
+        raise UserError(
+            f"--vocabulary.extra_ids={expected.extra_ids}: {where} has {extra_ids} on top of its "
+            "pieces"
+        )
+    path = expected.model_file
+    if path is None or files.is_remote(path):
+        return
+    if not files.exists(path):
+        raise UserError(f"--vocabulary.model_file={path}: there is no such file")
+    if files.sha256(path) != sha256:
+        raise UserError(
+            f"--vocabulary.model_file={path} is another vocabulary than {where}: name the one that "
+            "the cache was built with, or build a cache with this one"
+        )

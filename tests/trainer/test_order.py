@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import noise
-from trainer.order import BlockOrder, GlobalOrder
+from trainer.order import BlockOrder, CacheOrder, GlobalOrder
 
 seeds = st.integers(0, 2**64 - 1)
 blocks = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(
@@ -23,6 +23,11 @@ def epoch_of(order, epoch, windows):
 @given(st.integers(1, 300), seeds, st.integers(0, 10**6))
 def test_an_epoch_is_a_permutation(windows, seed, epoch):
     assert sorted(epoch_of(GlobalOrder(windows, seed), epoch, windows)) == list(range(windows))
+
+
+def test_without_shuffling_an_epoch_is_the_cache():
+    assert epoch_of(CacheOrder(), 3, 7) == list(range(7))
+    assert CacheOrder()(np.zeros(2, int), np.arange(2, dtype=np.int32)).dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from tasks.command_line import UserError
 from trainer.metrics import read_metrics
@@ -40,6 +41,16 @@ seqio.TaskRegistry.add(
     output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
     metric_fns=[],
 )
+seqio.TaskRegistry.add(
+    "streamed",
+    source=seqio.FunctionDataSource(sentences, ["train", "validation"], caching_permitted=False),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features={{
+        side: seqio.Feature(seqio.SentencePieceVocabulary("{folder}/bare.model"))
+        for side in ("inputs", "targets")
+    }},
+    metric_fns=[],
+)
 seqio.MixtureRegistry.add("both", [("backwards", 1), ("python_docs_span_corruption", 3)])
 """
 
@@ -48,6 +59,10 @@ seqio.MixtureRegistry.add("both", [("backwards", 1), ("python_docs_span_corrupti
 def folder(text_cache, tmp_path_factory):
     """A working directory with a module that registers tasks with seqio."""
     folder = tmp_path_factory.mktemp("seqio_data")
+    sources = text_cache.parents[1]
+    trained = ["--input=" + str(sources / "train.txt"), "--vocab_size=300", "--pad_id=0"]
+    trained += ["--eos_id=1", "--unk_id=2", "--bos_id=-1", "--minloglevel=2"]
+    sentencepiece.SentencePieceTrainer.train(" ".join([*trained, f"--model_prefix={sources}/bare"]))
     (folder / "our_tasks.py").write_text(MODULE.format(folder=text_cache.parents[1]))
     return folder
 
@@ -127,9 +142,34 @@ def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
     (tmp_path / name).symlink_to(text_cache)
     cached = data(name, f"--cache_dir={tmp_path}")
     assert "its cache" in dict(cached.consequences())["task"]
+    refused = data(name, f"--cache_dir={tmp_path}", "--data.use_cached=false")
+    assert "tokenized anew" in dict(refused.consequences())["task"]
     batch = next(cached.training(0))
     assert batch["decoder_target_tokens"].shape == (4, 64)
     assert (batch["decoder_loss_weights"] == 1).mean() > 0.9
+
+
+def warnings(data):
+    return [text for subject, text in data.consequences() if subject == "warning"]
+
+
+def test_a_task_s_risks_are_told(data):
+    flags = ("--lengths.inputs=64", "--data.use_cached=true")
+    asked = warnings(data("streamed", *flags, preset="t5_1_1_tiny"))
+    assert any("streamed cannot be cached" in text for text in asked)
+    assert any("the vocabulary has no sentinels" in text for text in asked)
+    # One that could be, with sentinels: only that there is no cache.
+    (_, missing) = warnings(data("python_docs_span_corruption", *flags, preset="t5_1_1_tiny"))
+    assert "cache_dir has none" in missing
+
+
+def test_rows_and_their_order_as_a_gin_file_may_ask(data):
+    flags = ("--lengths.inputs=64", "--data.shuffle=none", "--data.pack=false")
+    first = next(data("backwards", *flags, preset="t5_1_1_tiny").training(0))
+    # One example a row: no second segment; the first rows are the first sentences.
+    assert "decoder_segment_ids" not in first
+    again = next(data("backwards", *flags, "--seed=7", preset="t5_1_1_tiny").training(0))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +178,8 @@ def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
         ("backward", (), "did you mean backwards"),
         ("backwards", (), "needs --lengths.inputs"),
         ("backwards", ("--mixing.maximum=3",), "--mixing.maximum has no effect"),
+        ("backwards", ("--data.shuffle=block",), "--data.shuffle=block has no effect"),
+        ("backwards", ("--lengths.inputs=64", "--vocabulary.extra_ids=5"), "has 0 on top"),
         ("backwards", ("--task_module=my_tasks",), "my_tasks cannot be imported"),
     ],
 )

@@ -1,0 +1,193 @@
+"""Files that cannot be what they say: each is refused by file and line, and nothing is executed."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tasks.command_line import UserError
+from trainer.gin import recipe
+
+ROOT = pathlib.Path(__file__).parents[3]
+GOOD = """\
+include 't5x/examples/t5/t5_1_1/tiny.gin'
+include 't5x/configs/runs/pretrain.gin'
+from t5x import utils
+import trap
+MIXTURE_OR_TASK_NAME = 'rlm_span_corruption'
+TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 18}
+TRAIN_STEPS = 5
+DROPOUT_RATE = 0.0
+MODEL_DIR = 'model'
+"""
+# What is added to a good file as its line 10, and what the one line of error has besides the place.
+BROKEN = {
+    "unknown argument": ("utils.SaveCheckpointConfig.perod = 5", ["no argument perod", "period?"]),
+    "unknown configurable": ("utils.SaveCheckpointConfg.period = 5", ["SaveCheckpointConfig?"]),
+    "another module's": (
+        "from my_library import utils as mine\nmine.SaveCheckpointConfig.period = 5",
+        [":11", "my_library.utils.SaveCheckpointConfig"],
+    ),
+    "wrong type": (
+        "utils.SaveCheckpointConfig.period = 'often'",
+        ["checkpoint.every_steps", "int"],
+    ),
+    "a float for an integer": ("TRAIN_STEPS = 1e6", ["via TRAIN_STEPS", "train_steps", "int"]),
+    "a number for a text": ("MODEL_DIR = 7", ["via MODEL_DIR", "model_dir", "str"]),
+    "a truth for a number": ("BATCH_SIZE = True", ["via BATCH_SIZE", "batch_size", "int"]),
+    "lengths that are none": ("TASK_FEATURE_LENGTHS = 512", ["{'inputs': 512, 'targets': 114}"]),
+    "a length that is none": (
+        "TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': '18'}",
+        ["must be lengths", "'18'"],
+    ),
+    "a value that makes no sense": ("Z_LOSS = -1.0", ["via Z_LOSS", "LossConfig.z_loss"]),
+    "no steps": ("TRAIN_STEPS = 0", ["via TRAIN_STEPS", "train_steps is 0", "1 or more"]),
+    "no rows": ("BATCH_SIZE = -8", ["via BATCH_SIZE", "batch_size is -8"]),
+    "a factor that is none": (
+        "create_learning_rate_scheduler.factors = 'constnat'",
+        ["OptimizerConfig.schedule", "constnat"],
+    ),
+    "missing include": ("include 'ro_pretrain.gin'", ["ro_pretrain.gin", "--gin_search_paths"]),
+    "missing file of T5X's": (
+        "include 't5x/configs/runs/pretrian.gin'",
+        ["t5x/configs/runs/pretrain.gin?"],
+    ),
+    "a circle of files": (
+        "include 'other.gin'",
+        ["other.gin:1: ", "in a circle: run.gin -> other.gin -> run.gin"],
+    ),
+    "a circle of macros": (
+        "A = %B\nB = %A\nTRAIN_STEPS = %A",
+        [":11", "in a circle", "%A -> %B -> %A"],
+    ),
+    "unknown macro": ("train.total_steps = %TRAIN_STEP", ["%TRAIN_STEP", "TRAIN_STEPS?"]),
+    "a macro that nobody reads": ("TRAIN_STEP = 9", ["TRAIN_STEP", "TRAIN_STEPS?"]),
+    "what must be set": ("TRAIN_STEPS = %gin.REQUIRED", ["TRAIN_STEPS must be set", "--gin."]),
+    "a program": ("MODEL_DIR = @os.system()", ["@os.system()", "nothing"]),
+    "a program in place of a part": (
+        "train.partitioner = @os.system('touch executed')",
+        ["Expected ')'"],
+    ),
+    "a call": ("MODEL_DIR = os.system('touch executed')", ["literal"]),
+    "a product": ("TRAIN_STEPS = 2 * 3", ["Expected newline", "literal"]),
+    "no syntax": ("TRAIN_STEPS =\n", ["Unable to parse"]),
+    "an open bracket": ("TASK_FEATURE_LENGTHS = {'inputs': 64,", ["EOF"]),
+    "another data set to evaluate": (
+        "train_eval/utils.DatasetConfig.mixture_or_task_name = 'c4_span_corruption'",
+        ["c4_span_corruption", "rlm_span_corruption", "both are the same"],
+    ),
+    "other wiring": (
+        "train.partitioner = @utils.SaveCheckpointConfig()",
+        ["must be @PjitPartitioner"],
+    ),
+    "wiring that is a literal": ("train.trainer_cls = 'Trainer'", ["must be @Trainer"]),
+    "what only T5X has": ("Adafactor.factored = False", ["only True", "min_dim_size_to_factor"]),
+    "a split of its own": ("train/utils.DatasetConfig.split = 'test'", ["only 'train'"]),
+    "two checkpoints": (
+        "RestoreCheckpointConfig.path = ['a', 'b']",
+        ["RestoreCheckpointConfig.path", "one checkpoint"],
+    ),
+    "an activation that is none": (
+        "T5Config.mlp_activations = ('gleu', 'linear')",
+        ["T5Config.mlp_activations", "gelu, linear"],
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a good file, one that includes it, and modules that leave a trace."""
+    (tmp_path / "run.gin").write_text(GOOD)
+    (tmp_path / "other.gin").write_text("include 'run.gin'\n")
+    for module in ("trap", "my_library"):
+        (tmp_path / f"{module}.py").write_text("open('executed', 'w').close()")
+    return tmp_path
+
+
+def read(folder):
+    return recipe.load(["run.gin"], [str(folder)], [], None, [])
+
+
+def test_the_good_file_is_read(folder):
+    assert read(folder).config.train_steps == 5
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_refused_by_file_and_line(case, folder, monkeypatch):
+    text, says = BROKEN[case]
+    (folder / "run.gin").write_text(GOOD + text + "\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    modules = set(sys.modules)
+    with pytest.raises(UserError) as error:
+        read(folder)
+    message = str(error.value)
+    assert "\n" not in message
+    places = [f"run.gin:{line}" for line in (10, 11)] + ["other.gin:1"]
+    assert message.startswith(tuple(places))
+    for part in says:
+        assert part in message
+    assert not (folder / "executed").exists()
+    assert {"trap", "my_library"}.isdisjoint(set(sys.modules) - modules)
+
+
+def test_a_setting_of_ours_that_the_files_make_idle(folder):
+    with pytest.raises(UserError, match="these files name no model"):
+        recipe.load(
+            ["t5x/configs/runs/pretrain.gin"],
+            [],
+            [
+                *("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=1", "MODEL=None"),
+                "TASK_FEATURE_LENGTHS={'targets': 8}",
+            ],
+            None,
+            [],
+        )
+
+
+def test_a_module_named_like_a_library_s_is_told(folder):
+    (folder / "run.gin").write_text(GOOD + "import t5x_tasks\n")
+    told = [text for subject, text in read(folder).notes if subject == "not imported"]
+    assert [text.split()[0] for text in told] == ["trap", "t5x_tasks"]
+
+
+def test_a_name_set_twice_in_a_file_is_told(folder):
+    (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
+    found = read(folder)
+    assert found.config.train_steps == 6
+    assert (
+        "warning",
+        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last holds",
+    ) in found.notes
+
+
+COMMANDS = {
+    "a file that is refused": (["--gin_file=broken.gin"], "broken.gin:10"),
+    "no model at all": ([], "--preset or --gin_file"),
+    "a binding without a file": (["--gin.TRAIN_STEPS=5"], "needs a --gin_file"),
+    "a file that is not there": (["--gin_file=no.gin"], "no.gin"),
+    "a recipe of an optimizer": (
+        ["--gin_file=run.gin", "--optimizer_preset=nanot5"],
+        "--optimizer_preset",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_the_command_refuses_in_one_line(case, folder):
+    flags, says = COMMANDS[case]
+    (folder / "broken.gin").write_text(GOOD + "MODEL_DIR = @os.system()\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "trainer.pretrain", *flags],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if ": error: " in line]
+    assert says in line
+    assert not (folder / "executed").exists()

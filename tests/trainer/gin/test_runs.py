@@ -1,0 +1,135 @@
+"""Runs from gin files as a user starts them."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from trainer.metrics import read_metrics
+
+ROOT = pathlib.Path(__file__).parents[3]
+TASK = "python_docs_span_corruption"
+# A recipe as somebody has it; T5X's own files are not there.
+RECIPE = f"""\
+from __gin__ import dynamic_registration
+import __main__ as train_script
+import my_tasks
+from t5x import partitioning
+from t5x import utils
+
+include 't5x/examples/t5/t5_1_1/tiny.gin'
+include 't5x/configs/runs/pretrain.gin'
+
+MIXTURE_OR_TASK_NAME = '{TASK}'
+TASK_FEATURE_LENGTHS = {{'inputs': 64, 'targets': 18}}
+TRAIN_STEPS = 6
+BATCH_SIZE = 4
+DROPOUT_RATE = 0.1
+RANDOM_SEED = 3
+network.T5Config:
+  dtype = 'float32'
+  mlp_activations = ('relu', 'linear')
+train_script.train:
+  eval_period = 3
+  eval_steps = 2
+utils.SaveCheckpointConfig:
+  period = 3
+  keep = 2
+utils.create_learning_rate_scheduler.warmup_steps = 4
+"""
+FLAGS = (
+    *("--preset=t5_1_1_tiny", f"--task={TASK}", "--lengths.inputs=64", "--lengths.targets=18"),
+    *("--train_steps=6", "--batch_size=4", "--model.dropout_rate=0.1", "--seed=3"),
+    *("--model.mlp_activations=relu,linear", "--model.vocab_size=32128"),
+    *("--evaluation.every_steps=3", "--evaluation.batches=2", "--checkpoint.every_steps=3"),
+    *("--checkpoint.keep=2", "--optimizer.warmup_steps=4", "--evaluation.batch_size=4"),
+)
+
+
+def pretrain(folder, *flags):
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.pretrain", *flags],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+
+
+def state(model_dir):
+    return ocp.StandardCheckpointer().restore(model_dir / "checkpoint_6" / "state")
+
+
+def curve(model_dir):
+    lines = read_metrics(str(model_dir))
+    return [{name: value for name, value in line.items() if name != "speed"} for line in lines]
+
+
+def test_a_run_from_a_gin_file_is_the_run_of_our_flags(text_cache, tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tiny.gin").write_text(RECIPE)
+    (tmp_path / "my_tasks.py").write_text("raise SystemExit('executed')")
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    files = ("--gin_file=tiny.gin", "--gin_search_paths=elsewhere,recipes")
+    common = (f"--cache_dir={text_cache.parent}", "--metrics.every_steps=2")
+    result = pretrain(tmp_path, *files, f"--gin.MODEL_DIR='{theirs}'", *common)
+    assert result.returncode == 0, result.stderr
+    assert "my_tasks (tiny.gin:3): its tasks are there with --task_module=my_tasks" in result.stdout
+    assert "the order of the data and their noise have no seed" in result.stdout
+    second = pretrain(tmp_path, *FLAGS, f"--model_dir={ours}", *common)
+    assert second.returncode == 0, second.stderr
+
+    left, right = jax.tree.leaves(state(theirs)), jax.tree.leaves(state(ours))
+    assert len(left) == len(right) > 100
+    assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+    assert curve(theirs) == curve(ours)
+    validation = [line for line in curve(ours) if line["split"] == "validation"]
+    # Two batches of four rows, less than the whole split.
+    assert [line["step"] for line in validation] == [3, 6]
+    assert validation[0]["metrics"]["tokens"] == 2 * 4 * 14
+
+    written = json.loads((theirs / "config.json").read_text())
+    assert written["origins"]["batch_size"] == "tiny.gin:13 via BATCH_SIZE"
+
+
+def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
+    (tmp_path / "tiny.gin").write_text(RECIPE)
+    flags = ("--gin_file=tiny.gin", "--gin.MODEL_DIR='model'", "--print_config")
+    result = pretrain(tmp_path, *flags, f"--cache_dir={text_cache.parent}", "--batch_size=8")
+    assert result.returncode == 0, result.stderr
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if "#" in line}
+    assert lines["train_steps"].endswith("# tiny.gin:12 via TRAIN_STEPS")
+    assert lines["batch_size"].endswith("# command line")
+    assert lines["model.emb_dim"].endswith("# t5x/examples/t5/t5_1_1/tiny.gin (built in)")
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_the_cache_cannot_be_is_refused(text_cache, tmp_path):
+    own = next(text_cache.parents[1].glob("vocabulary/*.model"))
+    (tmp_path / "tiny.gin").write_text(RECIPE)
+    # One with a field more, of a number that no reader knows.
+    (tmp_path / "other.model").write_bytes(own.read_bytes() + b"\x9a\x06\x00")
+    (tmp_path / "text.model").write_text("no model")
+    flags = ("--gin_file=tiny.gin", "--gin.MODEL_DIR='model'", "--print_config")
+    flags += (f"--cache_dir={text_cache.parent}",)
+    for model, says in (
+        ("other.model", "is another vocabulary"),
+        ("no.model", "no such file"),
+        ("text.model", "no SentencePiece model"),
+    ):
+        name = "SentencePieceVocabulary.sentencepiece_model_file"
+        result = pretrain(tmp_path, *flags, f"--gin.{name}='{model}'")
+        assert result.returncode == 2
+        assert says in result.stderr
+    result = pretrain(tmp_path, *flags, f"--gin.{name}='{own}'")
+    assert result.returncode == 0, result.stderr
+    result = pretrain(tmp_path, *flags, "--gin.SentencePieceVocabulary.extra_ids=100")
+    assert "--vocabulary.extra_ids=100" in result.stderr
+    result = pretrain(tmp_path, *flags, "--data.pack=false")
+    assert f"--data.pack has no effect on --task={TASK}" in result.stderr

@@ -1,0 +1,1 @@
+"""Gin files of T5X and of Mesh T5, read as data and never executed."""

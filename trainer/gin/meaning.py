@@ -1,0 +1,383 @@
+"""From bindings to fields of a configuration, by tables of configurables and their arguments.
+
+A table says of each argument what it means for us: a field, a configurable that it refers to, the
+one value that it may have, or nothing, and why. What no table knows is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tasks.command_line import UserError, nearest
+from trainer.gin.reader import Binding, Macros, Reference, Statements, Value, references
+
+# An argument without a default of its own, which a file has to set where it is walked through.
+MUST = object()
+# One that is left alone where no file sets it.
+UNSET = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """What an argument means. One of:
+
+    `field`, a path in our configuration, of the value that `convert` makes of it;
+    `refers`, configurables of which it must name one (or be None, if `optional`);
+    `only`, the one value that it may have, `why` being said of any other;
+    `take`, called with (reading, value) where neither is enough;
+    none of them: it has no counterpart, for the reason `why`, told unless it is the `default`.
+    """
+
+    default: Any = UNSET
+    field: str = ""
+    convert: Callable[[Any], Any] | None = None
+    refers: tuple[Configurable, ...] = ()
+    optional: bool = False
+    only: Any = UNSET
+    take: Callable[[Reading, Value], None] | None = None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Configurable:
+    """Something that files bind: its full names, the first of which it is called by, arguments, and
+    `fields` that follow from its being used at all."""
+
+    names: tuple[str, ...]
+    arguments: Mapping[str, Argument]
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        """The last part of its name."""
+        return self.names[0].rpartition(".")[2]
+
+
+def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
+    """An argument that is a field of ours; unset, it has T5X's `default` if there is one."""
+    return Argument(default=default, field=path, convert=convert)
+
+
+def refers(*known: Configurable, optional: bool = False, default: Any = MUST) -> Argument:
+    """An argument that names a configurable."""
+    return Argument(default=default, refers=known, optional=optional)
+
+
+def only(value: Any, why: str) -> Argument:
+    """An argument that may have one value."""
+    return Argument(only=value, why=why)
+
+
+def nothing(why: str, default: Any = UNSET) -> Argument:
+    """An argument without counterpart and without harm; not worth a word at its `default`."""
+    return Argument(default=default, why=why)
+
+
+def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Argument:
+    """An argument that a function understands."""
+    return Argument(default=default, take=function)
+
+
+def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
+    """An argument whose meaning depends on others: a value of type `kind` (object: any), kept in
+    `facts`, in a scope as SCOPE/NAME."""
+
+    def note(reading: Reading, found: Value) -> None:
+        found = Value(typed(found, name, kind), found.origin)
+        reading.facts[f"{reading.scope}/{name}" if reading.scope else name] = found
+
+    return take(note, default)
+
+
+class Reading:
+    """What files mean, as it is found out.
+
+    Attributes:
+      fields: path in our configuration -> value and origin.
+      notes: lines to print: ("warning", …) and ("read, no counterpart", …).
+      facts: what functions of tables keep for others.
+      scope: that of the binding which is looked at.
+    """
+
+    def __init__(self, statements: Statements, known: Iterable[Configurable]):
+        self.statements = statements
+        self.macros = Macros(statements.bindings)
+        self.fields: dict[str, Value] = {}
+        self.notes: list[tuple[str, str]] = []
+        self.facts: dict[str, Value] = {}
+        self.scope = ""
+        self._known = tuple(known)
+        self._bound: dict[tuple[str, str, str], Binding] = {}
+        self._used: set[tuple[str, str, str]] = set()
+        for binding in statements.bindings:
+            if binding.argument:
+                self._bound[self._key(binding)] = binding
+        self._twice()
+
+    def warn(self, text: str) -> None:
+        """Notes a legal choice that has consequences."""
+        self.notes.append(("warning", text))
+
+    def idle(self, text: str) -> None:
+        """Notes what is read and means nothing here."""
+        self.notes.append(("read, no counterpart", text))
+
+    def set(self, path: str, value: Any, origin: str) -> None:
+        """Sets a field of our configuration."""
+        self.fields[path] = Value(value, origin)
+
+    def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
+        """Takes the arguments of a configurable that is used under a scope, and of all that it
+        refers to; `origin` is where it is named.
+
+        Raises:
+          UserError: a value that makes no sense; names file and line.
+        """
+        for path, value in configurable.fields.items():
+            self.set(path, value, f"{origin} as @{configurable.short}()")
+        for name, argument in configurable.arguments.items():
+            binding = self._binding(configurable, scope, name)
+            if binding is not None:
+                prefix = f"{scope}/" if scope else ""
+                self._argument(f"{prefix}{configurable.short}.{name}", argument, binding)
+            elif argument.default is MUST:
+                raise UserError(
+                    f"{configurable.short}.{name} is set by none of these files: include the one "
+                    "that sets it, as 't5x/configs/runs/pretrain.gin' does, or give "
+                    f"--gin.{configurable.short}.{name}=VALUE"
+                )
+            elif argument.default is not UNSET:
+                default = Value(argument.default, f"T5X's default of {configurable.short}.{name}")
+                if argument.field:
+                    self.set(argument.field, *default)
+                elif argument.take:
+                    argument.take(self, default)
+
+    def everything(self, scopes: Iterable[str]) -> None:
+        """Takes every binding of these scopes, those of shorter ones first: for files that refer to
+        nothing.
+
+        Raises:
+          UserError: a value that makes no sense; names file and line.
+        """
+        order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
+        for (scope, name, argument), binding in order:
+            if scope not in scopes:
+                continue
+            self.scope = scope
+            self._used.add((scope, name, argument))
+            configurable = next(each for each in self._known if each.names[0] == name)
+            short = f"{configurable.short}.{argument}"
+            self._argument(short, configurable.arguments[argument], binding)
+
+    def follow(
+        self, name: str, found: Value, known: tuple[Configurable, ...], optional: bool = False
+    ) -> None:
+        """Walks the one of `known` configurables that a value names.
+
+        Raises:
+          UserError: it names none.
+        """
+        reference = found.value
+        if reference is None and optional:
+            return
+        if isinstance(reference, Reference):
+            for configurable in known:
+                if _names(configurable, reference.name):
+                    self.walk(configurable, reference.scope, found.origin)
+                    return
+        wanted = [*(f"@{each.short}" for each in known), *(["None"] if optional else [])]
+        raise UserError(
+            f"{found.origin}: {name} = {shown(reference)} must be {' or '.join(wanted)}; files are "
+            "read, and nothing in them is executed"
+        )
+
+    def finish(self, macros: Iterable[str]) -> None:
+        """Notes what was read by nothing; `macros` are the names of those that files may set idly.
+
+        Raises:
+          UserError: a macro that no file reads and nobody knows.
+        """
+        named = self.macros.named()
+        for binding in self.macros.unread():
+            if binding.library:
+                continue
+            if binding.name in macros:
+                self.warn(f"{binding.name} ({binding.place}) is read by none of these files")
+            elif binding.name not in named:
+                raise UserError(
+                    f"{binding.place}: no file reads the macro {binding.name}"
+                    f"{nearest(binding.name, {*macros, *named})}: correct or remove it"
+                )
+        for key, binding in self._bound.items():
+            if key not in self._used and not binding.library:
+                configurable = self._called(binding.selector)
+                why = configurable and configurable.arguments[binding.argument].why
+                text = why or "nothing in these files refers to it"
+                self.idle(f"{binding.name} ({binding.place}): {text}")
+
+    def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
+        found = self.macros.resolve(binding)
+        for reference in references(found.value):
+            self._configurable(reference, found.origin)
+        if argument.refers:
+            self.follow(name, found, argument.refers, argument.optional)
+        elif argument.field:
+            try:
+                value = argument.convert(found.value) if argument.convert else found.value
+            except ValueError as error:
+                raise UserError(
+                    f"{found.origin}: {name} = {shown(found.value)}: {error}"
+                ) from error
+            self.set(argument.field, value, found.origin)
+        elif argument.take:
+            argument.take(self, found)
+        elif argument.only is not UNSET:
+            if _plain(found.value) != argument.only:
+                raise UserError(
+                    f"{found.origin}: {name} = {shown(found.value)} is not supported, only "
+                    f"{shown(argument.only)}: {argument.why}"
+                )
+        else:
+            self._without_counterpart(name, argument, binding, found)
+
+    def _without_counterpart(
+        self, name: str, argument: Argument, binding: Binding, found: Value
+    ) -> None:
+        for reference in references(found.value):
+            self._cover(reference, found.origin)
+        if found.value != argument.default and not binding.library:
+            self.idle(f"{name} = {shown(found.value)} ({found.origin}): {argument.why}")
+
+    def _cover(self, reference: Reference, origin: str) -> None:
+        """Counts as read what is bound of a configurable that has no counterpart, and of those that
+        it refers to."""
+        configurable = self._configurable(reference, origin)
+        for key, binding in self._bound.items():
+            here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
+            if here and key not in self._used:
+                self._used.add(key)
+                value, origin = self.macros.resolve(binding)
+                for inner in references(value):
+                    self._cover(inner, origin)
+
+    def _configurable(self, reference: Reference, origin: str) -> Configurable:
+        configurable = self._called(reference.name)
+        if configurable is None:
+            raise UserError(
+                f"{origin}: {reference} is no configurable that is known here"
+                f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
+            )
+        return configurable
+
+    def _called(self, selector: str) -> Configurable | None:
+        return next((each for each in self._known if _names(each, selector)), None)
+
+    def _nearest(self, selector: str) -> str:
+        return nearest(selector.rpartition(".")[2], [each.short for each in self._known])
+
+    def _key(self, binding: Binding) -> tuple[str, str, str]:
+        """(scope, full name, argument), which must be known."""
+        named = [each for each in self._known if _names(each, binding.selector)]
+        if not named:
+            raise UserError(
+                f"{binding.place}: {binding.name}: no configurable {binding.selector} is known "
+                f"here{self._nearest(binding.selector)}: correct or remove it"
+            )
+        arguments = {name for each in named for name in each.arguments}
+        if binding.argument not in arguments:
+            raise UserError(
+                f"{binding.place}: {named[0].short} has no argument {binding.argument}"
+                f"{nearest(binding.argument, arguments)}; it has {', '.join(sorted(arguments))}"
+            )
+        return binding.scope, named[0].names[0], binding.argument
+
+    def _binding(self, configurable: Configurable, scope: str, name: str) -> Binding | None:
+        """What holds under a scope: the binding of its longest part that has one."""
+        parts = scope.split("/") if scope else []
+        for depth in range(len(parts), -1, -1):
+            key = ("/".join(parts[:depth]), configurable.names[0], name)
+            if key in self._bound:
+                # Those of shorter scopes are not idle: they hold elsewhere, or are overridden.
+                keys = {("/".join(parts[:less]), *key[1:]) for less in range(depth + 1)}
+                self._used |= keys
+                return self._bound[key]
+        return None
+
+    def _twice(self) -> None:
+        seen: dict[tuple[str, str], Binding] = {}
+        for binding in self.statements.bindings:
+            file = binding.place.rpartition(":")[0]
+            before = seen.get((file, binding.name))
+            unset = before is not None and "gin.REQUIRED" in str(before.value)
+            if file and before and not unset and before.value != binding.value:
+                self.warn(
+                    f"{binding.name} is set twice in {file}, to {shown(before.value)} "
+                    f"({before.place}) and {shown(binding.value)} ({binding.place}): the last holds"
+                )
+            seen[(file, binding.name)] = binding
+
+
+def typed(found: Value, name: str, declared: Any) -> Any:
+    """Returns a value as a field of that type has it.
+
+    Raises:
+      UserError: it is of another type; names file, line and `name`.
+    """
+    try:
+        return _typed(found.value, declared)
+    except ValueError as error:
+        raise UserError(
+            f"{found.origin}: {name} takes {error}, and {shown(found.value)} is none"
+        ) from error
+
+
+def _typed(value: Any, declared: Any) -> Any:
+    if declared is object:
+        return value
+    choices = typing.get_args(declared)
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _typed(value, next(kind for kind in choices if kind is not type(None)))
+    if typing.get_origin(declared) is tuple:
+        if not isinstance(value, list | tuple) or isinstance(value, Reference):
+            raise ValueError("a list")
+        return tuple(_typed(item, choices[0]) for item in value)
+    if declared is float and type(value) is int:
+        return float(value)
+    if type(value) is not declared:
+        raise ValueError(declared.__name__)
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value as a file would have it."""
+    if isinstance(value, Reference):
+        return str(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{shown(key)}: {shown(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value as tables compare it: a reference as text, its name being as long as the file has it,
+    and a tuple as a list."""
+    if isinstance(value, Reference):
+        return str(value._replace(name=value.name.rpartition(".")[2]))
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _names(configurable: Configurable, selector: str) -> bool:
+    return any(_matches(name, selector) for name in configurable.names)
+
+
+def _matches(name: str, selector: str) -> bool:
+    """gin's rule: a selector is the end of a full name, dot by dot."""
+    return name == selector or name.endswith(f".{selector}")

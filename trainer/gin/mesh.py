@@ -1,0 +1,287 @@
+"""What gin files of Mesh T5, the T5 library before T5X, and of Primer mean for us.
+
+Mesh TensorFlow puts arguments where no file refers to them, so every binding counts. What kind of
+model it is follows from layers, norms and activations together, as a preset; sizes go before its.
+
+Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
+google-research/google-research `primer/`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.command_line import UserError
+from tasks.objectives import span_corruption_lengths
+from trainer.gin.meaning import Reading, shown
+from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
+from trainer.gin.reader import Reference, Value
+from trainer.presets import MODEL_PRESETS
+
+_ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
+_ACTIVATIONS["swish"] = "silu"
+# Of a cache for a task of T5's or Primer's, by the names of objectives here.
+_FAMILIES = {"c4": "c4", "lm1b": "lm1b", "pg19": "pg19"}
+_OBJECTIVES: dict[tuple[str, ...], dict[str | None, str]] = {
+    ("select_random_chunk", "reduce_concat_tokens", "split_tokens_to_targets_length"): {
+        None: "autoregressive_lm"
+    },
+    ("select_random_chunk", "reduce_concat_tokens", "split_tokens", "denoise"): {
+        "random_spans_noise_mask": "span_corruption"
+    },
+    ("select_random_chunk", "split_tokens_to_inputs_length", "denoise"): {
+        "random_prefix_noise_mask": "prefix_lm"
+    },
+}
+# T5's own spans.
+_SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
+_PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
+_SWITCH = (*_PLAIN * 3, ATTENTION, "MoE1D")
+_EVOLVED = ("DoubleHeadsAttentionLayer", "DecoderConvolutionalLayer", *_PLAIN)
+_SYNTHESIZER = ("Synthesizer", MLP)
+# (layers, activations, norm, whether queries and keys are shared) -> a preset of Primer's.
+_KINDS = {
+    (_PLAIN, ("relu",), "layer", False): "medium_transformer_vanilla",
+    (_PLAIN, ("gelu",), "layer", False): "medium_transformer_gelu",
+    (_PLAIN, ("silu",), "layer", False): "medium_transformer_swish",
+    (_PLAIN, ("squared_relu",), "layer", False): "medium_transformer_squared_relu",
+    (_PLAIN, ("relu", "linear"), "layer", False): "medium_transformer_reglu",
+    (_PLAIN, ("silu", "linear"), "layer", False): "medium_transformer_swiglu",
+    (_PLAIN, ("silu", "linear"), "rms", False): "medium_transformer_plusplus",
+    (_MDHA, ("relu",), "layer", False): "medium_transformer_mdha",
+    (_MDHA, ("squared_relu",), "layer", False): "medium_primer_ez",
+    (_MDHA, ("squared_relu",), "prime", True): "medium_primer_as_released",
+    (_EVOLVED, ("silu",), "layer", False): "medium_evolved_transformer",
+    (_SWITCH, ("relu",), "layer", False): "switch_transformer",
+    (
+        (*_MDHA * 3, "MDHA", "MoE1D"),
+        ("squared_relu",),
+        "layer",
+        False,
+    ): "switch_primer",
+    (_SYNTHESIZER, ("relu",), "layer", False): "synthesizer",
+    (_SYNTHESIZER, ("squared_relu",), "layer", False): "synthesizer_squared_relu",
+}
+
+
+def is_mesh(selectors: set[str]) -> bool:
+    """Whether files that bind these speak of Mesh T5 rather than of T5X."""
+    return any(name.rpartition(".")[2] in ("run", "make_layer_stack") for name in selectors)
+
+
+def understand(reading: Reading, preset: str | None) -> str:
+    """Sets what follows from several bindings together; returns the preset of the model, which is
+    the one given, of whatever size, if one is.
+
+    Raises:
+      UserError: it is no model, task or schedule that is known here.
+    """
+    reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
+    _set_schedule(reading)
+    _set_lengths_and_rows(reading)
+    if not preset:
+        return _set_model(reading)
+    for path in [path for path in reading.fields if path.startswith("model.")]:
+        if path not in ("model.dtype", "model.dropout_rate"):
+            del reading.fields[path]
+    return preset
+
+
+def _set_model(reading: Reading) -> str:
+    kind = reading.facts.get("model_type", Value("bitransformer", "Mesh T5's default"))
+    activations = _activations(reading)
+    layers = reading.facts["num_layers"]
+    norm = _norm(reading)
+    biased = _value(reading, "use_bias", False)
+    reading.set("model.mlp_activations", activations.value, activations.origin)
+    if kind.value == "bitransformer":
+        if norm.value != "rms" or biased:
+            raise UserError(
+                f"{norm.origin}: an encoder-decoder of Mesh T5 has RMS norms and no biases here"
+            )
+        for stack in ("encoder", "decoder"):
+            here = reading.facts.get(f"{stack}/num_layers", layers)
+            reading.set(f"model.num_{stack}_layers", *here)
+        tied = reading.fields["model.tied_logits"].value
+        return "t5_1_0_base" if tied else "t5_1_1_base"
+    if kind.value != "lm":
+        raise UserError(
+            f"{kind.origin}: model_type = {shown(kind.value)} must be 'lm' or 'bitransformer'"
+        )
+    if norm.value == "rms" and not biased:
+        reading.set("model.num_decoder_layers", *layers)
+        return "lm_base"
+    return _set_primer(reading, activations, norm, layers)
+
+
+def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value) -> str:
+    found = reading.facts["layers"]
+    names = tuple(_short(each) for each in found.value)
+    shared = _value(reading, "share_qk", False)
+    preset = _KINDS.get((names, activations.value, norm.value, shared))
+    if preset is None or preset not in MODEL_PRESETS:
+        what = f"{preset}, " if preset else ""
+        raise UserError(
+            f"{found.origin}: there is no preset of this kind of model ({what}layers "
+            f"{', '.join(dict.fromkeys(names))}; activations {', '.join(activations.value)}; norm "
+            f"{norm.value}): name one as --preset and leave out the models' files"
+        )
+    attentions = sum(name in (ATTENTION, "MDHA", "Synthesizer") for name in names)
+    # An evolved block counts as one; other patterns repeat.
+    repeats = 1 if names == _EVOLVED else attentions
+    reading.set("model.num_decoder_layers", layers.value * repeats, layers.origin)
+    if names == _SYNTHESIZER:
+        # Only SelfAttention's heads are bound by Mesh's files; a Synthesizer has its own.
+        for path in ("model.num_heads", "model.head_dim"):
+            reading.fields.pop(path, None)
+    if "MoE1D" in names and "num_experts" in reading.facts:
+        reading.set("model.num_experts", *reading.facts["num_experts"])
+    if "ineffective" in reading.facts:
+        where = reading.facts["ineffective"].origin
+        reading.warn(
+            f"Unitransformer.layer_stack ({where}) changes nothing in Mesh TensorFlow, whose own "
+            "argument goes before it: norms are before sublayers, as in what was released; the "
+            "paper's alternate is the preset medium_primer"
+        )
+    reading.fields.pop("model.mlp_activations")
+    reading.fields.pop("model.tied_logits", None)
+    return preset
+
+
+def _norm(reading: Reading) -> Value:
+    found = reading.facts.get("norm")
+    if found is None:
+        return Value("rms", "Mesh T5's default")
+    norms = [NORMS[name] for each in found.value if (name := _short(each)) in NORMS]
+    if len(norms) != 1:
+        raise UserError(f"{found.origin}: sublayers_per_layer must have one norm")
+    return Value(norms[0], found.origin)
+
+
+def _activations(reading: Reading) -> Value:
+    found = reading.facts.get("activations", Value("relu", "Mesh T5's default"))
+    names = [found.value] if isinstance(found.value, str) else found.value
+    if not isinstance(names, list | tuple) or not set(names) <= set(_ACTIVATIONS):
+        raise UserError(
+            f"{found.origin}: DenseReluDense.activation = {shown(found.value)} must be of "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return Value(tuple(_ACTIVATIONS[name] for name in names), found.origin)
+
+
+def _set_schedule(reading: Reading) -> None:
+    found = reading.facts["schedule"]
+    name = _short(found.value)
+    if name == "constant_learning_rate":
+        rate = reading.facts.get("constant_rate")
+        if rate is None:
+            raise UserError(f"{found.origin}: set constant_learning_rate.learning_rate")
+        reading.set("optimizer.schedule", "constant", found.origin)
+        reading.set("optimizer.learning_rate", *rate)
+        reading.fields.pop("optimizer.warmup_steps", None)
+        return
+    if name != "learning_rate_schedule_noam":
+        raise UserError(
+            f"{found.origin}: learning_rate_schedule = {shown(found.value)} must be "
+            "@learning_rate_schedule_noam or @constant_learning_rate"
+        )
+    steps = reading.fields.get("train_steps", Value(None, found.origin))
+    fraction = reading.facts.get("linear_decay_fraction", Value(0.1, "Mesh T5's default"))
+    schedule = "constant * rsqrt_decay"
+    if fraction.value:
+        if type(steps.value) is not int or steps.value < 1:
+            raise UserError(
+                f"{steps.origin}: linear_decay_fraction = {fraction.value} ({fraction.origin}) is "
+                "a share of utils.run.train_steps, which must be 1 or more: set it"
+            )
+        cooldown = max(1, round(steps.value * fraction.value))
+        origin = f"{fraction.origin}, {steps.origin}"
+        schedule += " * linear_cooldown"
+        reading.set("optimizer.cooldown_start", steps.value - cooldown, origin)
+        reading.set("optimizer.cooldown_steps", cooldown, origin)
+    reading.set("optimizer.schedule", schedule, found.origin)
+
+
+def _set_lengths_and_rows(reading: Reading) -> None:
+    lengths = reading.facts["lengths"]
+    sizes = dict(lengths.value) if isinstance(lengths.value, dict) else {}
+    if _short(sizes.get("targets")) == "random_spans_targets_length":
+        spans = [_value(reading, name, default) for name, default in _SPANS.items()]
+        if type(sizes.get("inputs")) is not int or not 0 < spans[0] < 1 or not spans[1] > 0:
+            places = [found.origin for name in _SPANS if (found := reading.facts.get(name))]
+            raise UserError(
+                f"{', '.join([*places, lengths.origin])}: no targets follow from inputs of "
+                f"{shown(sizes.get('inputs'))}, a noise_density of {spans[0]} and a "
+                f"mean_noise_span_length of {spans[1]}"
+            )
+        sizes["targets"] = span_corruption_lengths(sizes["inputs"], *spans)[1]
+        lengths = reading.facts["lengths"] = Value(sizes, lengths.origin)
+    if not sizes or not all(type(size) is int for size in sizes.values()):
+        raise UserError(
+            f"{lengths.origin}: sequence_length = {shown(lengths.value)} must be lengths, as "
+            "{'inputs': 512, 'targets': 114}"
+        )
+    decoder_only = _value(reading, "model_type", "") == "lm"
+    for side, size in sizes.items():
+        # Mesh asks for a length of inputs of a language model too, which has none.
+        if side == "targets" or not decoder_only:
+            reading.set(f"lengths.{side}", size, lengths.origin)
+    found = reading.facts.get(
+        "batch_size", Value(("tokens_per_replica", 2048), "Mesh T5's default")
+    )
+    rows = found.value
+    if isinstance(rows, list | tuple) and len(rows) == 2 and type(rows[1]) is int:
+        unit, number = rows
+        longest = max(sizes.values())
+        if unit == "sequences_per_batch":
+            reading.set("batch_size", number, found.origin)
+            return
+        if unit == "tokens_per_batch" and number % longest == 0:
+            reading.set("batch_size", number // longest, found.origin)
+            return
+    raise UserError(
+        f"{found.origin}: batch_size = {shown(rows)} must be ('sequences_per_batch', ROWS) or "
+        f"('tokens_per_batch', a multiple of the longest sequence): those of a replica depend on "
+        "the machine"
+    )
+
+
+def task(reading: Reading) -> Value:
+    """The task of ours that stands for the named one and the objective that files bind, or the name
+    itself where there is none."""
+    name = reading.facts.get("task")
+    if name is None:
+        raise UserError(
+            "mesh_train_dataset_fn.mixture_or_task_name is set by none of these files: add "
+            "dataset.gin, and --gin.MIXTURE_NAME=\"'NAME'\""
+        )
+    steps = reading.facts.get("preprocessors")
+    family = _FAMILIES.get(str(name.value).partition("_")[0])
+    if steps is None or family is None or not isinstance(steps.value, list | tuple):
+        return name
+    mask = _value(reading, "noise_mask", None)
+    by_mask = _OBJECTIVES.get(tuple(_short(each) for each in steps.value), {})
+    objective = by_mask.get(_short(mask) if mask and None not in by_mask else None)
+    if objective is None:
+        bound = [reading.facts[each].origin for each in ("noise_mask",) if each in reading.facts]
+        raise UserError(
+            f"{', '.join([steps.origin, *bound])}: the objective is none of "
+            f"{', '.join(each for masks in _OBJECTIVES.values() for each in masks.values())}: "
+            "name a task of ours as --task"
+        )
+    if objective == "span_corruption":
+        values = {name: _value(reading, name, default) for name, default in _SPANS.items()}
+        settings = [
+            f"mask.{name}={values[name]}" for name in _SPANS if values[name] != _SPANS[name]
+        ]
+        if settings:
+            reading.set("objective", tuple(settings), steps.origin)
+    return Value(f"{family}_{objective}", f"{name.origin}, {steps.origin}")
+
+
+def _value(reading: Reading, name: str, default: Any) -> Any:
+    return reading.facts[name].value if name in reading.facts else default
+
+
+def _short(value: Any) -> str:
+    return value.name.rpartition(".")[2] if isinstance(value, Reference) else shown(value)

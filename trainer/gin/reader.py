@@ -1,0 +1,283 @@
+"""Gin files -> bindings, each with its place. Nothing is imported or executed from a file.
+
+gin-config's parser knows the syntax; what a binding means is said by `trainer.gin.t5x` and
+`trainer.gin.mesh`. Values are literals, `@references` and `%MACROS`; an expression is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tokenize
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tasks.command_line import UserError, nearest
+
+# The value of what must be set elsewhere.
+REQUIRED = "gin.REQUIRED"
+_MAIN = "__main__."
+_LIBRARY = "t5x/"
+
+
+class Reference(NamedTuple):
+    """`@scope/name`, with `()` if it is `called`; its name as imports of the file spell it out."""
+
+    scope: str
+    name: str
+    called: bool
+
+    def __str__(self) -> str:
+        scope = f"{self.scope}/" if self.scope else ""
+        return f"@{scope}{self.name}{'()' if self.called else ''}"
+
+
+class Macro(NamedTuple):
+    """`%NAME`."""
+
+    name: str
+
+
+class Binding(NamedTuple):
+    """`scope/selector.argument = value`; a macro has no argument.
+
+    `place` is FILE:LINE, the flag, or the name of an include that we describe. `library`: it is in
+    one of T5X's own files, whose settings nobody has to use.
+    """
+
+    scope: str
+    selector: str
+    argument: str
+    value: Any
+    place: str
+    library: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a file would have it."""
+        scope = f"{self.scope}/" if self.scope else ""
+        argument = f".{self.argument}" if self.argument else ""
+        return f"{scope}{self.selector}{argument}"
+
+
+class Import(NamedTuple):
+    """A line that names a module, which is not imported."""
+
+    module: str
+    place: str
+
+
+@dataclasses.dataclass
+class Statements:
+    """What files say, in the order in which they say it."""
+
+    bindings: list[Binding] = dataclasses.field(default_factory=list)
+    imports: list[Import] = dataclasses.field(default_factory=list)
+
+
+class Value(NamedTuple):
+    """A value without macros, and where it comes from: "ro.gin:12 via BATCH_SIZE"."""
+
+    value: Any
+    origin: str
+
+
+def read(
+    files: Iterable[str],
+    search_paths: Iterable[str],
+    flags: Iterable[str],
+    built_in: Mapping[str, list[Binding]],
+) -> Statements:
+    """Reads files in order, then `NAME=VALUE` of flags.
+
+    Args:
+      files: sought in the working folder, then in `search_paths`.
+      search_paths: folders; includes are sought there too, then beside the file that has them.
+      flags: each a binding.
+      built_in: path of an include -> the bindings that it stands for where there is no such file.
+
+    Raises:
+      UserError: a file is missing, includes itself or cannot be parsed; names file and line.
+    """
+    reader = _Reader(["", *search_paths], built_in)
+    for path in files:
+        reader.file(path, f"--gin_file={path}", ())
+    for flag in flags:
+        reader.flag(flag)
+    return reader.found
+
+
+class _Reader:
+    def __init__(self, folders: list[str], built_in: Mapping[str, list[Binding]]):
+        self._folders, self._built_in = folders, built_in
+        self._modules: dict[str, str] = {}
+        self.found = Statements()
+
+    def file(self, name: str, named_at: str, above: tuple[tuple[str, str], ...]) -> None:
+        """Reads a file; `above` are (name, real path) of those that include it."""
+        beside = [os.path.dirname(path) for _, path in above[-1:]]
+        candidates = [os.path.join(folder, name) for folder in [*self._folders, *beside]]
+        path = next((each for each in candidates if os.path.isfile(each)), None)
+        if path is None:
+            if name not in self._built_in:
+                sought = ", ".join(dict.fromkeys(folder or "." for folder in self._folders))
+                raise UserError(
+                    f"{named_at}: there is no {name} in {sought}{nearest(name, self._built_in)}: "
+                    "name the folder that has it in --gin_search_paths"
+                )
+            self.found.bindings += self._built_in[name]
+            return
+        real = os.path.realpath(path)
+        if real in [each for _, each in above]:
+            circle = " -> ".join([*(each for each, _ in above), name])
+            raise UserError(f"{named_at}: files include one another in a circle: {circle}")
+        with open(path) as lines:
+            self._statements(lines, name, (*above, (name, real)))
+
+    def flag(self, flag: str) -> None:
+        name, equals, text = flag.partition("=")
+        name, place = name.strip(), f"--gin.{name.strip()}"
+        if not equals:
+            raise UserError(f"{place} needs a value: {place}=VALUE, strings as \"'text'\"")
+        self._statements(f"{name} = {text.strip()}", place, ())
+
+    def _statements(self, source: Any, name: str, above: tuple[tuple[str, str], ...]) -> None:
+        """Reads the text of a file or, with nothing above it, of a flag."""
+        from gin import config_parser
+
+        # A file knows its own imports; a flag, those of all files.
+        modules: dict[str, str] = {} if above else self._modules
+        library = len(above) > 1 and name.startswith(_LIBRARY)
+        try:
+            for statement in config_parser.ConfigParser(source, _delegate()):
+                place = f"{name}:{statement.location.line_num}" if above else name
+                if isinstance(statement, config_parser.IncludeStatement):
+                    self.file(statement.filename, place, above)
+                elif isinstance(statement, config_parser.ImportStatement):
+                    modules[statement.bound_name()] = statement.partial_path()
+                    if statement.alias or statement.is_from:
+                        modules[statement.bound_name()] = statement.module
+                    self._modules |= modules
+                    self.found.imports.append(Import(statement.module, place))
+                elif isinstance(statement, config_parser.BindingStatement):
+                    scope, selector, argument, value, _ = statement
+                    selector = _spelled_out(selector, modules) if argument else selector
+                    value = _each(value, lambda each: _with_modules(each, modules))
+                    self.found.bindings.append(
+                        Binding(scope, selector, argument, value, place, library)
+                    )
+        except (SyntaxError, tokenize.TokenError) as error:
+            line, what = _failure(error)
+            place = f"{name}:{line}" if above else name
+            raise UserError(
+                f"{place}: {what}: a value is a literal, an @reference or a %MACRO"
+            ) from error
+
+
+def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
+    """The line and the message of what the parser raises."""
+    if isinstance(error, SyntaxError):
+        return error.lineno, str(error.msg).splitlines()[-1].strip().rstrip(".")
+    message, (line, _) = error.args
+    return line, message
+
+
+def _delegate() -> Any:
+    from gin import config_parser
+
+    class Delegate(config_parser.ParserDelegate):
+        def configurable_reference(self, name: str, evaluate: bool) -> Reference:
+            scope, _, selector = name.rpartition("/")
+            return Reference(scope, selector, evaluate)
+
+        def macro(self, name: str) -> Macro:
+            return Macro(name)
+
+    return Delegate()
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` made to it or, in a container, to everything in it."""
+    if isinstance(value, Reference | Macro):
+        return change(value)
+    if isinstance(value, dict):
+        return {_each(key, change): _each(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_each(item, change) for item in value)
+    return change(value)
+
+
+def _with_modules(value: Any, modules: dict[str, str]) -> Any:
+    if isinstance(value, Reference):
+        return value._replace(name=_spelled_out(value.name, modules))
+    return value
+
+
+def _spelled_out(selector: str, modules: dict[str, str]) -> str:
+    """`utils.X` as `t5x.utils.X` after `from t5x import utils`."""
+    first, dot, rest = selector.partition(".")
+    full = f"{modules[first]}.{rest}" if dot and first in modules else selector
+    return full.removeprefix(_MAIN)
+
+
+def references(value: Any) -> list[Reference]:
+    """Every reference in a value, those in its containers included."""
+    found: list[Reference] = []
+    _each(value, lambda each: found.append(each) if isinstance(each, Reference) else None)
+    return found
+
+
+class Macros:
+    """What macros stand for; remembers which were asked for."""
+
+    def __init__(self, bindings: Iterable[Binding]):
+        bindings = list(bindings)
+        # gin's rule: what is set last holds.
+        self._bound = {each.name: each for each in bindings if not each.argument}
+        self._values = [each.value for each in bindings]
+        self._read: set[str] = set()
+
+    def named(self) -> set[str]:
+        """Those that some value names, be it one that nothing asks for."""
+        found: set[str] = set()
+        for value in self._values:
+            _each(value, lambda each: found.add(each.name) if isinstance(each, Macro) else None)
+        return found
+
+    def unread(self) -> list[Binding]:
+        """Those that nothing asked for."""
+        return [each for name, each in self._bound.items() if name not in self._read]
+
+    def resolve(self, binding: Binding) -> Value:
+        """The value of a binding.
+
+        Raises:
+          UserError: a macro is unknown, stands for itself or was never set.
+        """
+        return self._resolve(binding.value, binding.place, ())
+
+    def _resolve(self, value: Any, place: str, through: tuple[str, ...]) -> Value:
+        if isinstance(value, Macro):
+            name = value.name
+            if name == REQUIRED:
+                what = f"{through[-1]} must be set" if through else "it must be set"
+                hint = f": --gin.{through[-1]}=VALUE" if through else ""
+                raise UserError(f"{place}: {what}{hint}")
+            if name in through:
+                circle = " -> ".join(f"%{each}" for each in (*through, name))
+                raise UserError(f"{place}: macros stand for one another in a circle: {circle}")
+            if name not in self._bound:
+                raise UserError(
+                    f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}"
+                )
+            self._read.add(name)
+            bound = self._bound[name]
+            return self._resolve(bound.value, bound.place, (*through, name))
+        # Macros inside a container leave its own place: it is where the value was put together.
+        whole = _each(
+            value,
+            lambda each: (
+                self._resolve(each, place, through).value if isinstance(each, Macro) else each
+            ),
+        )
+        return Value(whole, f"{place} via {', '.join(through)}" if through else place)

@@ -1,0 +1,234 @@
+"""T5X's command line as a run of ours: gin files and flags -> configuration, origins, notes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tasks import files, registry
+from tasks.command_line import UserError
+from tasks.objectives import span_corruption_lengths
+from tasks.vocabulary import TokenIds
+from trainer import config as configuration
+from trainer.config import Config
+from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x
+from trainer.gin.meaning import Reading, typed
+from trainer.gin.reader import Binding, Value
+from trainer.padding import WASTEFUL
+from trainer.presets import MODEL_PRESETS, model_preset
+
+# What T5X and Mesh T5 consist of and stand on: modules of these hold no tasks.
+_LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
+_WITHOUT_TASKS = ("t5.models.mesh_transformer", "t5_models")
+
+# Origins of what no file of the user's says.
+_DEFAULTS = ("(built in)", "DatasetConfig.use_cached", "DatasetConfig.pack")
+# Fields that a run refuses to be below 1, which is said here with the place.
+_COUNTS = ("train_steps", "batch_size", "microbatches", "lengths.inputs", "lengths.targets")
+
+
+class Recipe(NamedTuple):
+    """What files and flags come to; `notes` are (subject, text) lines to print."""
+
+    config: Config
+    origins: dict[str, str]
+    notes: list[tuple[str, str]]
+
+
+def load(
+    gin_files: Sequence[str],
+    search_paths: Sequence[str],
+    flags: Sequence[str],
+    preset: str | None,
+    overrides: Sequence[str],
+) -> Recipe:
+    """Reads gin files and bindings given as flags.
+
+    Args:
+      gin_files: in order; the last that sets something holds.
+      search_paths: folders of these files and of what they include.
+      flags: NAME=VALUE each, after the files.
+      preset: the model where the files name none; what they say of a model goes before it.
+      overrides: `--field=value` flags, which this does not apply; the task may be among them.
+
+    Raises:
+      UserError: a file cannot be read or has something that is not known; names file and line.
+    """
+    described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
+    statements = reader.read(gin_files, search_paths, flags, described)
+    named = preset or "+".join(os.path.basename(path) for path in gin_files)
+    if mesh.is_mesh({binding.selector for binding in statements.bindings}):
+        statements.bindings[:0] = mesh_includes.DEFAULTS
+        reading = Reading(statements, mesh_tables.KNOWN)
+        reading.everything(("", "encoder", "decoder"))
+        preset = mesh.understand(reading, preset)
+        reading.facts["task"] = mesh.task(reading)
+        reading.finish(mesh_tables.MACROS)
+    else:
+        if preset:
+            no_model = Binding("", "MODEL", "", None, f"preset {preset}", True)
+            statements.bindings.insert(0, no_model)
+        reading = Reading(statements, t5x.KNOWN)
+        reading.walk(t5x.TRAIN)
+        reading.finish(includes.MACROS)
+    _set_seed(reading)
+    _set_task(reading, overrides)
+    _warn_of_vocabulary(reading)
+    _warn_of_imports(reading)
+    return _configured(reading, named, preset)
+
+
+def _set_seed(reading: Reading) -> None:
+    run, data = reading.facts.get("random_seed"), reading.facts.get("data_seed")
+    seeds = [each for each in (run, data) if each is not None and each.value is not None]
+    if seeds:
+        reading.set("seed", *seeds[0])
+    for found, what in (
+        (run, "initial parameters and dropout"),
+        (data, "the order of the data and their noise"),
+    ):
+        where = f" ({found.origin})" if found else ""
+        seed = seeds[0].value if seeds else Config.seed
+        if found is None or found.value is None:
+            reading.warn(
+                f"{what} have no seed{where}: here they have {seed}, --seed, and are the same each "
+                "time"
+            )
+        elif found.value != seed:
+            reading.warn(f"{what} have the seed {found.value}{where}: here all have {seed}, --seed")
+
+
+def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
+    """The task, and what only tasks of seqio's know."""
+    found = reading.facts["task"]
+    known = registry.names(_flag(overrides, "task_module"))
+    task = found.value if found.value in known else f"seqio:{found.value}"
+    reading.set("task", task, found.origin)
+    task = _flag(overrides, "task") or task
+    settings = {
+        name: reading.facts[name] for name in ("use_cached", "pack") if name in reading.facts
+    }
+    cached = settings.get("use_cached")
+    if task.startswith("seqio:"):
+        for name, value in settings.items():
+            reading.set(f"data.{name}", *value)
+        if cached and cached.value:
+            reading.warn(
+                f"use_cached = True ({cached.origin}) and {task} is no task of ours: where it "
+                "cannot be cached, or is not in --cache_dir, its text is tokenized anew"
+            )
+    else:
+        for name, value in settings.items():
+            if value.value is not True and not value.origin.endswith(_DEFAULTS):
+                reading.idle(
+                    f"{name} = {value.value} ({value.origin}): {task} is read from a cache, whose "
+                    "windows fill their rows and whose noise is drawn anew each epoch"
+                )
+    shuffle = reading.facts.get("shuffle")
+    if shuffle and not shuffle.value:
+        reading.set("data.shuffle", "none", shuffle.origin)
+        reading.warn(f"shuffle = False ({shuffle.origin}): windows are read in the cache's order")
+    bidirectional = reading.facts.get("bidirectional")
+    alone = reading.fields.get("model.family", Value("", "")).value == "lm"
+    if alone and "lengths.inputs" in reading.fields and not (bidirectional and bidirectional.value):
+        reading.warn(
+            "inputs_bidirectional_attention is not True: here a decoder sees the inputs of a task "
+            "that has some in both directions"
+        )
+    _warn_of_padding(reading, found.value)
+
+
+def _flag(overrides: Sequence[str], name: str) -> str | None:
+    """The last value of a flag among others."""
+    value = None
+    for place, flag in enumerate(overrides):
+        key, equals, text = flag.removeprefix("--").partition("=")
+        if key == name:
+            value = text if equals else next(iter(overrides[place + 1 : place + 2]), None)
+    return value
+
+
+def _warn_of_padding(reading: Reading, task: str) -> None:
+    lengths = reading.facts["lengths"]
+    inputs, targets = (lengths.value.get(side) for side in ("inputs", "targets"))
+    if "span_corruption" not in task or not inputs or not targets:
+        return
+    filled = span_corruption_lengths(inputs)[1]
+    if filled < WASTEFUL * targets:
+        reading.warn(
+            f"targets of {targets} ({lengths.origin}): T5's span corruption of {inputs} inputs "
+            f"makes {filled} of them, {filled / targets:.1%}; the rest is padding, which "
+            f"--lengths.targets={filled} spares"
+        )
+
+
+def _warn_of_vocabulary(reading: Reading) -> None:
+    found = reading.fields.get("vocabulary.model_file")
+    if not found or not isinstance(found.value, str):
+        return
+    own = reading.fields.get("vocabulary.extra_ids")
+    if own and own.value:
+        return
+    if not files.is_remote(found.value):
+        if not files.exists(found.value):
+            return
+        try:
+            last = TokenIds(0, 0, files.read_bytes(found.value)).pieces[-1]
+        except (IndexError, KeyError, UnicodeDecodeError) as error:
+            raise UserError(f"{found.origin}: {found.value} is no SentencePiece model") from error
+        collide = "extra_id_" not in last
+        text = f"and its last piece is {last!r}"
+    else:
+        collide = "extra" not in found.value
+        text = "and nothing says that its own pieces end in sentinels"
+    if collide:
+        where = own.origin if own else found.origin
+        reading.warn(
+            f"extra_ids of {found.value} is 0 ({where}) {text}: sentinels would be its last pieces "
+            "of text; caches of pipeline.build are refused then, which --extra_ids=100 of "
+            "pipeline.build mends"
+        )
+
+
+def _warn_of_imports(reading: Reading) -> None:
+    for module, place in reading.statements.imports:
+        if module.partition(".")[0] not in _LIBRARIES and module not in _WITHOUT_TASKS:
+            text = f"{module} ({place}): its tasks are there with --task_module={module}"
+            reading.notes.append(("not imported", text))
+
+
+def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
+    if "model.family" not in reading.fields and not preset:
+        raise UserError(
+            "these files name no model: include one, as 't5x/examples/t5/t5_1_1/base.gin', or give "
+            "--preset"
+        )
+    tied = reading.fields.get("model.tied_logits")
+    if reading.fields.get("model.family", Value("", "")).value == "t5_1_1" and tied and tied.value:
+        reading.set("model.family", "t5_1_0", reading.fields["model.family"].origin)
+    base = preset or next(iter(MODEL_PRESETS))
+    config = Config(preset=name, model=model_preset(base))
+    origins = {"preset": "command line"}
+    if preset:
+        leaves = dict(configuration.leaves(config))
+        origins |= {path: f"preset {preset}" for path in leaves if path.startswith("model.")}
+    values: dict[str, Any] = {}
+    for path, found in reading.fields.items():
+        values[path] = typed(found, path, configuration.field_type(config, path))
+        origins[path] = found.origin
+        if path in _COUNTS and values[path] is not None and values[path] < 1:
+            raise UserError(f"{found.origin}: {path} is {values[path]}; it must be 1 or more")
+    try:
+        config = configuration.replace_all(config, values)
+    except UserError as error:
+        named = [path for path in values if _in_words(path) in str(error)]
+        places = ", ".join(f"{origins[path]}" for path in named)
+        raise UserError(f"{places}: {error}" if places else str(error)) from error
+    return Recipe(config, origins, reading.notes)
+
+
+def _in_words(path: str) -> str:
+    """A field as dataclasses name it when they refuse it: "LossConfig.z_loss"."""
+    group, _, name = path.rpartition(".")
+    return f"{group.capitalize()}Config.{name}" if group else f"--{name}="
