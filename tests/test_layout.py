@@ -29,6 +29,7 @@ OF_PIPELINE = {"pipeline.beam_options", "pipeline.beam_job"}
 ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
     "trainer/seqio_data.py": {"seqio", "tensorflow"},
+    "trainer/huggingface/tokenizer.py": {"sentencepiece"},
 }
 
 

@@ -19,8 +19,9 @@ class ModelConfig:
 
     `family` is one of FAMILY_NAMES; mT5 is family "t5_1_1" with its own vocabulary size.
     `num_encoder_layers` is 0 for the decoder-only families "lm" and "llama", `num_decoder_layers`
-    for the encoder-only families "bert" and "bert_pre_ln". `tied_logits` and `mlp_activations` left at
-    None mean the family's own. `dtype` is that of activations; parameters are float32 always.
+    for the encoder-only families "bert" and "bert_pre_ln". `tied_logits` and `mlp_activations`
+    left at None mean the family's own. `dtype` is that of activations; parameters are float32
+    always.
 
     `position`, one of POSITION_NAMES, is a choice of the encoder-only families alone, "absolute"
     if None; T5's is relative. `max_positions` is the size of its table if "absolute".
