@@ -97,13 +97,14 @@ def _inference(config: ModelConfig) -> ModelConfig:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """The family's own choices, and heads that fill the model."""
+    """The family's own choices; in BERT, heads that fill the model."""
+    fills = config.emb_dim // config.num_heads
     return ModelConfig(
         family=config.family,
         vocab_size=config.vocab_size,
         emb_dim=config.emb_dim,
         num_heads=config.num_heads,
-        head_dim=config.emb_dim // config.num_heads,
+        head_dim=fills if config.family == "bert" else config.head_dim,
         mlp_dim=config.mlp_dim,
         num_encoder_layers=config.num_encoder_layers,
         num_decoder_layers=config.num_decoder_layers,

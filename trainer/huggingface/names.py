@@ -59,7 +59,11 @@ def to_tensors(params: Tree, config: ModelConfig) -> Tensors:
     """Arrays float32 under transformers' names, from parameters in the unscanned tree."""
     names, flat = tensor_names(config), _flat(params)
     assert flat.keys() == names.keys(), sorted(flat.keys() ^ names.keys())
-    return {names[path]: _turned(path, np.asarray(array)) for path, array in flat.items()}
+    tensors = {names[path]: _turned(path, np.asarray(array)) for path, array in flat.items()}
+    if config.family == "bert" and not logits_are_tied(config):
+        # Of a kernel of its own, transformers reads the bias beside it.
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+    return tensors
 
 
 def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: str) -> Tree:

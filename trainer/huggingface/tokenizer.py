@@ -5,7 +5,11 @@ What `tokenizers` cannot do as SentencePiece does it:
 - Unigram scores are added in float64 and not rounded to float32 after every piece, so that where
   two ways of cutting are as good as equal (most often a run of one character) the other may be
   taken.
+- Marks that stand in no canonical order are put into it, and those behind a ligature, as ﬁ, are
+  composed with its last letter.
 - Texts of special tokens (`</s>`, `<pad>`, `<extra_id_0>`) are found in any text.
+- A text that begins with a user-defined symbol, or with a character that normalising takes out,
+  has no sign of a space before its first word.
 - In BPE the merges into one piece have an order among themselves.
 
 So a match is measured, by `compare`, and not taken for granted.
@@ -30,11 +34,14 @@ _SPACE = "\u2581"
 # TrainerSpec.ModelType of sentencepiece_model.proto; `tokenizers` has no word or char models.
 _UNIGRAM, _BPE = 1, 2
 _USER_DEFINED = 4
-# A character that no text has, that combines with nothing, and that ends a grapheme.
-_BREAK = "\u0001"
+# A noncharacter: no text has it, no rule knows it, and nothing is composed across it.
+_BREAK = "\ufdd0"
+# SentencePiece's nmt rules keep the wide tilde, alone of what NFKC replaces.
+_TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
+# What does not begin a grapheme: marks, joiners, the colours of hands.
+_EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
 # Canonical order sorts the marks behind a letter by their class; SentencePiece leaves them as they
 # are. The marks of Arabic and Hebrew are those that people write in another order.
-_MARKS = r"\p{M}"
 _UNSORTED_MARKS = r"[\u0591-\u05C7\u0610-\u061A\u064B-\u065F\u0670\u06D6-\u06ED]"
 
 
@@ -60,7 +67,7 @@ def tokenizer_json(vocabulary: Vocabulary, decoder_only: bool = False) -> str:
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     tokenizer = Tokenizer(_model(proto, pieces, vocabulary))
-    _set_text_rules(tokenizer, proto)
+    _set_text_rules(tokenizer, proto, vocabulary.processor)
     sentinels = [sentinel_piece(number) for number in range(vocabulary.record.sentinels)]
     names = [piece for piece, _, kind in pieces[:3]]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
@@ -123,7 +130,15 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
     return [(piece[:cut], piece[cut:]) for _, cut, piece in sorted(found)]
 
 
-def _set_text_rules(tokenizer: Any, proto: Any) -> None:
+def _removed(processor: Any) -> str:
+    """The characters that the normaliser takes out, as a class of a regular expression."""
+    every = [*range(1, 0xD800), *range(0xE000, 0x10000), *range(0xE0000, 0xE1000)]
+    plain = processor.normalize("ab")
+    found = [code for code in every if processor.normalize(f"a{chr(code)}b") == plain]
+    return "".join(rf"\x{{{code:X}}}" for code in found)
+
+
+def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
     """Normaliser, spaces and the way back to text."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
@@ -138,20 +153,30 @@ def _set_text_rules(tokenizer: Any, proto: Any) -> None:
     if rules.precompiled_charsmap:
         # `Precompiled` looks up a grapheme of under 6 bytes as a whole, takes the shortest rule
         # that it begins with and forgets the rest; SentencePiece takes the longest at each
-        # character. So letters and marks are composed first, as the longest rules would, and what
-        # is left is looked up one character at a time.
+        # character. So what NFKC does is left to NFKC, and every mark is parted from its letter
+        # before the other rules are looked up. It also panics where a text begins with what is
+        # taken out, or with what was put in.
+        form = normalizers.NFKC() if "nfkc" in rules.name else normalizers.NFC()
+        removed = _removed(processor)
+        if removed:
+            steps.append(normalizers.Replace(Regex(f"[{removed}]"), _BREAK))
         steps += [
             normalizers.Replace(Regex(f"(?<={_UNSORTED_MARKS})(?={_UNSORTED_MARKS})"), _BREAK),
-            normalizers.NFC(),
-            normalizers.Replace(Regex(f"(?={_MARKS})"), _BREAK),
+            normalizers.Replace(_TILDE, _KEPT_TILDE),
+            form,
+            normalizers.Replace(_KEPT_TILDE, _TILDE),
+            normalizers.Replace(Regex(rf"(?<=[\s\S])(?={_EXTENDS})"), _BREAK),
             normalizers.Precompiled(rules.precompiled_charsmap),
             normalizers.Replace(_BREAK, ""),
         ]
     if rules.remove_extra_whitespaces:
         steps += [
             normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(Regex(r" \z"), ""),
+            normalizers.Replace(Regex(rf"[ {_SPACE}]+\z"), ""),
         ]
+    if rules.add_dummy_prefix:
+        # `Metaspace` takes a sign of a space that is in the text for its own.
+        steps.append(normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     # "first": what stands behind a special token begins a word only where there is a space.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
