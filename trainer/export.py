@@ -80,6 +80,11 @@ def export(
         raise UserError(f"{model_dir} cannot become a model of transformers: {reason}")
     run = prepare(on_this_machine(config), origins)
     vocabulary = _vocabulary(run, vocabulary_path)
+    if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
+        raise UserError(
+            f"{model_dir}: {config.task} shows prefixes in both directions, and LlamaForCausalLM "
+            "sees what lies before alone"
+        )
 
     from trainer.checkpoint import Checkpoints
     from trainer.program import Program
