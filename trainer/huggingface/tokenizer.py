@@ -149,7 +149,7 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
             "the vocabulary has SentencePiece's add_dummy_prefix without remove_extra_whitespaces, "
             "or the reverse, or no escape_whitespaces: tokenizer.json is not written for those"
         )
-    steps = []
+    steps: list[Any] = []
     if rules.precompiled_charsmap:
         # `Precompiled` looks up a grapheme of under 6 bytes as a whole, takes the shortest rule
         # that it begins with and forgets the rest; SentencePiece takes the longest at each

@@ -102,6 +102,10 @@ class Exported:
         self.write(self.written, self.tensors)
 
     @property
+    def batch(self):
+        return random_batch(self.config)
+
+    @property
     def logits(self):
         return our_logits(self.name)
 
@@ -115,7 +119,7 @@ class Exported:
             self.write({**self.written, **changed}, self.tensors)
         model = parity.their_model(str(self.folder), self.written)
         theirs = parity.their_logits(model)
-        return parity.compare(lambda batch: self.logits, theirs, [random_batch(self.config)])
+        return parity.compare(lambda batch: self.logits, theirs, [self.batch])
 
 
 @pytest.fixture

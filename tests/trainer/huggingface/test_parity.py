@@ -36,6 +36,22 @@ def test_logits_are_ours(exported, name):
     assert np.abs(model.logits[0]).max() > 1
 
 
+@pytest.mark.parametrize("name", ["lm", "lm_untied"])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_our_own_modelling_file_computes_the_same(exported, models, name, prefix):
+    from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM
+
+    model, config = exported(name), models[name]
+    batch = model.batch
+    if prefix:
+        marks = np.arange(batch["decoder_input_tokens"].shape[1]) < 9
+        batch["decoder_causal_attention"] = np.tile(marks, (4, 1)).astype(np.int32)
+    theirs = PalimpsestForCausalLM.from_pretrained(model.folder).eval()
+    ours = parity.our_logits(config, model.params)
+    found = parity.compare(ours, parity.their_logits(theirs), [batch])
+    assert found.holds, str(found)
+
+
 def turned_table(model):
     name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     model.tensors[name] = model.tensors[name][::-1]

@@ -140,10 +140,12 @@ def test_ids_are_sentencepiece_s(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_sentencepiece_s_on_10_000_lines(tmp_path, kind):
+    symbols = tuple(KINDS[kind].get("user_defined_symbols", ["\0"]))
+    lines = [line for line in lines_of_text(10_000) if not line.strip().startswith(symbols)]
     match = check(
         tmp_path,
         trained(lines=10_000, vocab_size=3000, **KINDS[kind]),
-        lines_of_text(10_000),
+        lines,
         0.005,
     )
     print(f"{kind}: {len(match.different)} of {match.texts} lines cut otherwise, as well")
