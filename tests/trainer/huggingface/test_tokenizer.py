@@ -36,7 +36,7 @@ AWKWARD = [
 
 
 def lines_of_text(count: int) -> list[str]:
-    """Lines of the standard library's documentation, of twelve languages, and of what can be made
+    """Lines of the standard library's documentation, of eleven languages, and of what can be made
     of them: decomposed, wide, with signs put in at random."""
     chance = random.Random(5)
     corpus = sources.resolve(sources.parse("python_docs"))
