@@ -30,6 +30,7 @@ ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
     "trainer/seqio_data.py": {"seqio", "tensorflow"},
     "trainer/t5x/engine.py": {"seqio", "tensorflow"},
+    "trainer/huggingface/tokenizer.py": {"sentencepiece"},
 }
 
 

@@ -15,7 +15,7 @@ from trainer.model.transformer import init_params
 
 def parameter_count(config: ModelConfig) -> int:
     """The number of trainable parameters. Nothing is allocated."""
-    return sum(math.prod(shape) for shape in _parameter_shapes(config).values())
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def flops_per_step(
@@ -33,7 +33,7 @@ def flops_per_step(
     encoder_tokens = batch_size * encoder_length
     decoder_tokens = batch_size * decoder_length
     matmul_elements = 0
-    shapes = _parameter_shapes(config)
+    shapes = parameter_shapes(config)
     for path, shape in shapes.items():
         if path[-1] == "kernel":
             # Keys and values of cross attention are projected from the encoder's positions.
@@ -56,8 +56,8 @@ def flops_per_step(
 
 
 @lru_cache
-def _parameter_shapes(config: ModelConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Path to shape, for each parameter."""
+def parameter_shapes(config: ModelConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Path to shape, for each parameter. Nothing is allocated."""
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     params = jax.eval_shape(lambda key: init_params(model_spec(config), key), key)
     return {

@@ -186,7 +186,12 @@ class _Sums:
         return loss * self.tokens / math.log(2)
 
 
-def _chosen(text: str, steps: list[int], model_dir: str) -> list[int]:
+def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
+    """Those of a run's checkpoints that "all", "latest" or "1000,2000" names.
+
+    Raises:
+      UserError: there is none, or not that one.
+    """
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")
     if text == "all":
@@ -206,7 +211,7 @@ def _chosen(text: str, steps: list[int], model_dir: str) -> list[int]:
     return wanted
 
 
-def _on_this_machine(config: "Config") -> "Config":
+def on_this_machine(config: "Config") -> "Config":
     """The run's configuration for this process alone: on its mesh if that fits the devices here,
     else on all of them, rows divided."""
     import jax
@@ -242,7 +247,7 @@ def main(argv: list[str]) -> None:
     for path, value in overrides.items():
         if value is not None:
             config = configuration.replace(config, path, value)
-    config = _on_this_machine(config)
+    config = on_this_machine(config)
 
     from trainer.checkpoint import Checkpoints
     from trainer.program import Program
@@ -250,7 +255,7 @@ def main(argv: list[str]) -> None:
 
     run = prepare(config, origins)
     checkpoints = Checkpoints(arguments.model_dir, writable=False)
-    steps = _chosen(arguments.checkpoints, checkpoints.steps(), arguments.model_dir)
+    steps = chosen_steps(arguments.checkpoints, checkpoints.steps(), arguments.model_dir)
     program = Program(run)
     evaluator = Evaluator(run, arguments.split, program.evaluation_step, program.mesh)
     results = {}

@@ -107,7 +107,8 @@ def _start_wandb(config: Config) -> Any:
         import wandb
     except ImportError as error:
         raise UserError(
-            f"--metrics.wandb={config.metrics.wandb} needs Weights & Biases: pip install wandb"
+            f"--metrics.wandb={config.metrics.wandb} needs Weights & Biases: "
+            "pip install 'palimpsest[wandb]'"
         ) from error
     path = files.join(config.model_dir, WANDB_FILE)
     if not files.exists(path):

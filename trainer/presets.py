@@ -13,6 +13,8 @@ from trainer.model.config import ModelConfig
 T5_VOCAB_SIZE = 32_128
 # Source: T5X, `examples/t5/mt5/base.gin`.
 MT5_VOCAB_SIZE = 250_112
+# Source: Touvron et al. 2023 (arXiv:2302.13971), section 2.1, as their tokenizer has it.
+LLAMA_VOCAB_SIZE = 32_000
 # Source: google-research/bert, the uncased vocabulary.
 BERT_VOCAB_SIZE = 30_522
 
@@ -29,6 +31,22 @@ def _encoder_decoder(
         head_dim=head_dim,
         mlp_dim=mlp_dim,
         num_encoder_layers=num_layers,
+        num_decoder_layers=num_layers,
+    )
+
+
+def _llama(
+    emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int
+) -> ModelConfig:
+    """A decoder alone."""
+    return ModelConfig(
+        family="llama",
+        vocab_size=LLAMA_VOCAB_SIZE,
+        emb_dim=emb_dim,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        mlp_dim=mlp_dim,
+        num_encoder_layers=0,
         num_decoder_layers=num_layers,
     )
 
@@ -87,6 +105,15 @@ _LM = {
         ("1b", "xl"),
     )
 }
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers.
+# Source: 7b, Touvron et al. 2023 (arXiv:2302.13971), table 2; 1b, the sizes of Sheared LLaMA 1.3B,
+# Xia et al. 2023 (arXiv:2310.06694), table 1. tiny and mini are ours, for a CPU and little text.
+_LLAMA = {
+    "tiny": _llama(16, 2, 8, 32, 2),
+    "mini": _llama(128, 4, 32, 352, 2),
+    "1b": _llama(2048, 16, 128, 5504, 24),
+    "7b": _llama(4096, 32, 128, 11_008, 32),
+}
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers, dropout_rate.
 # Source: Devlin et al. 2019 (arXiv:1810.04805), section 3 and appendix A.2. mini has the sizes of
 # BERT-Tiny of Turc et al. 2019 (arXiv:1908.08962) and, with tiny, is for a CPU and little text.
@@ -105,6 +132,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("t5_1_1", _T5_1_1),
             ("mt5", _MT5),
             ("lm", _LM),
+            ("llama", _LLAMA),
             ("bert", _BERT),
         )
         for size, config in sizes.items()

@@ -1,8 +1,10 @@
 """Where numbers go, what they are of, and what a resumed run does to those of one killed."""
 
 import json
+import os
+import pathlib
+import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,6 +18,8 @@ from trainer.metrics import MetricsWriter, means, perplexity, read_metrics
 from trainer.pretrain import build_config
 from trainer.program import Program
 from trainer.setup import prepare
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def config_of(model_dir, *flags):
@@ -49,56 +53,53 @@ def test_of_several_processes_one_writes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-class FakeWandb:
-    """Stands for the package: it remembers what it is given."""
-
-    Error = type("Error", (Exception,), {})
-
-    def __init__(self, fails=False):
-        self.started, self.logged, self.axes, self.finished = [], [], [], 0
-        self._fails = fails
-
-    def init(self, **settings):
-        if self._fails:
-            raise self.Error("no API key:\nlog in first")
-        self.started.append(settings)
-        return SimpleNamespace(
-            log=self.logged.append,
-            define_metric=lambda name, **kwargs: self.axes.append((name, kwargs)),
-            finish=lambda: setattr(self, "finished", self.finished + 1),
-        )
+# Weights & Biases itself, without its server, in a process of its own: it leaves threads and hooks.
+WRITES = """
+import sys
+from trainer.metrics import MetricsWriter
+from trainer.pretrain import build_config
+for first in (0, 5):
+    arguments = [f"--model_dir={sys.argv[1]}", "--metrics.wandb=shelf", "--train_steps=77"]
+    writer = MetricsWriter(build_config("t5_1_1_tiny", arguments)[0], first)
+    writer.write(first + 5, "train", {"loss": 0.625 + first}, {"steps_per_second": 3.25})
+    writer.close()
+"""
 
 
-def test_weights_and_biases_gets_the_same_numbers(tmp_path, monkeypatch):
-    wandb = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    for first in (0, 5):  # and the same run when resumed
-        writer = MetricsWriter(config_of(tmp_path, "--metrics.wandb=project"), first)
-        writer.write(first + 5, "train", {"loss": 2.0}, {"steps_per_second": 3.0})
-        writer.close()
-    assert wandb.logged[0] == {"step": 5, "train/loss": 2.0, "train/steps_per_second": 3.0}
-    assert wandb.finished == 2
-    assert wandb.axes[0] == ("*", {"step_metric": "step"})
-    one, two = wandb.started
-    assert one["project"] == "project"
-    assert one["id"] == two["id"]
-    assert one["config"]["train_steps"] == 10_000
-    other = FakeWandb()
-    (tmp_path / "other").mkdir()
-    monkeypatch.setitem(sys.modules, "wandb", other)
-    MetricsWriter(config_of(tmp_path / "other", "--metrics.wandb=project"), 0).close()
-    assert other.started[0]["id"] != one["id"]
+def with_wandb(program, folder, **environment):
+    environment = {**os.environ, "HOME": str(folder), "WANDB_SILENT": "true", **environment}
+    environment.pop("WANDB_API_KEY", None)
+    return subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True, text=True, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_weights_and_biases_gets_the_same_numbers(tmp_path):
+    pytest.importorskip("wandb")
+    done = with_wandb(WRITES, tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    identity = json.loads((tmp_path / "wandb.json").read_text())["id"]
+    # A resumed run goes on as the run of Weights & Biases that it was.
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert [path.name for path in files] == [f"run-{identity}.wandb"] * 2
+    for path, loss in zip(files, (b"0.625", b"5.625"), strict=True):
+        data = path.read_bytes()
+        for text in (b"shelf", identity.encode(), b"train/loss", b"train/steps_per_second", b"77"):
+            assert text in data
+        assert loss in data
+        assert b"3.25" in data
 
 
 def test_weights_and_biases_missing_or_refusing_is_one_clear_line(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    refused = with_wandb(WRITES, tmp_path, WANDB_MODE="online")
+    last = refused.stderr.splitlines()[-1]
+    assert "UserError: Weights & Biases does not start: No API key configured" in last
     config = config_of(tmp_path, "--metrics.wandb=project")
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="pip install wandb"):
+    with pytest.raises(UserError, match=r"pip install 'palimpsest\[wandb\]'"):
         MetricsWriter(config, 0)
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails=True))
-    with pytest.raises(UserError, match="does not start: no API key"):
-        MetricsWriter(config, 0)
-    assert MetricsWriter(config_of(tmp_path), 0).close() is None
 
 
 @pytest.mark.parametrize(

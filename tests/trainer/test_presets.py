@@ -77,6 +77,20 @@ def test_decoder_only_totals(size, emb, heads, head_dim, mlp, layers):
     assert parameter_count(model_preset(f"lm_{size}")) == total
 
 
+# emb, heads, head_dim, mlp, layers; totals as the checkpoints' model cards have them.
+@pytest.mark.parametrize(
+    ("size", "emb", "heads", "head_dim", "mlp", "layers", "total"),
+    [
+        ("1b", 2048, 16, 128, 5504, 24, 1_345_423_360),
+        ("7b", 4096, 32, 128, 11_008, 32, 6_738_415_616),
+    ],
+)
+def test_published_totals_of_llama(size, emb, heads, head_dim, mlp, layers, total):
+    layer = 4 * emb * heads * head_dim + 3 * emb * mlp + 2 * emb
+    assert 2 * 32_000 * emb + layers * layer + emb == total
+    assert parameter_count(model_preset(f"llama_{size}")) == total
+
+
 def test_tiny_is_t5xs():
     # T5X's tiny.gin: 0.52 million parameters in 52 arrays.
     assert parameter_count(model_preset("t5_1_1_tiny")) == t5_parameters(
@@ -116,7 +130,7 @@ def test_pre_norm_and_other_positions_of_bert():
 
 def test_every_preset_has_the_stacks_of_its_family():
     for name, config in MODEL_PRESETS.items():
-        assert (config.num_encoder_layers == 0) == name.startswith("lm_")
+        assert (config.num_encoder_layers == 0) == name.startswith(("lm_", "llama_"))
         assert (config.num_decoder_layers == 0) == name.startswith("bert_")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The keys of `spec.FAMILIES` and `feedforward.ACTIVATIONS`, which hold what they stand for.
-FAMILY_NAMES = ("bert", "bert_pre_ln", "lm", "t5_1_0", "t5_1_1")
+FAMILY_NAMES = ("bert", "bert_pre_ln", "llama", "lm", "t5_1_0", "t5_1_1")
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu")
 # The keys of `spec.POSITIONS`.
 POSITION_NAMES = ("absolute", "relative", "rotary")
@@ -19,9 +19,10 @@ class ModelConfig:
     """A model in T5X's words.
 
     `family` is one of FAMILY_NAMES; mT5 is family "t5_1_1" with its own vocabulary size.
-    `num_encoder_layers` is 0 for the decoder-only family "lm", `num_decoder_layers` for the
-    encoder-only families "bert" and "bert_pre_ln". `tied_logits` and `mlp_activations` left at
-    None mean the family's own. `dtype` is that of activations; parameters are float32 always.
+    `num_encoder_layers` is 0 for the decoder-only families "lm" and "llama", `num_decoder_layers`
+    for the encoder-only families "bert" and "bert_pre_ln". `tied_logits` and `mlp_activations`
+    left at None mean the family's own. `dtype` is that of activations; parameters are float32
+    always.
 
     `position`, one of POSITION_NAMES, is a choice of the encoder-only families alone, "absolute"
     if None; T5's is relative. `max_positions` is the size of its table if "absolute".
@@ -65,7 +66,7 @@ class ModelConfig:
     @property
     def architecture(self) -> str:
         """What stacks there are: "encoder_decoder", "decoder" or "encoder"."""
-        if self.family == "lm":
+        if self.family in ("lm", "llama"):
             return "decoder"
         return "encoder" if self.family in ("bert", "bert_pre_ln") else "encoder_decoder"
 
@@ -95,6 +96,9 @@ class ModelConfig:
             _require(
                 encoder_only and self.position in POSITION_NAMES, "position", self.position, rule
             )
+        if self.family == "llama":
+            # All channels turn, in pairs.
+            _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even")
         if self.position == "rotary":
             # A quarter of the channels turns, in pairs.
             _require(self.head_dim % 8 == 0, "head_dim", self.head_dim, "a multiple of 8")

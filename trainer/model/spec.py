@@ -107,17 +107,33 @@ def _t5_1_1(config: ModelConfig) -> ModelSpec:
 
 
 def _lm(config: ModelConfig) -> ModelSpec:
-    """T5X's `decoder_only` example: the decoder of T5 1.1 by itself, logits tied.
+    """T5X's `decoder_only` example: the decoder of T5 1.1 by itself, logits tied."""
+    position = T5RelativePosition(bidirectional=False)
+    return _decoder_only(config, position, ("gelu", "linear"), tied_logits=True)
 
-    One mask serves causal and prefix batches: a prefix is seen in both directions where the
-    batch marks one (`decoder_causal_attention`).
+
+def _llama(config: ModelConfig) -> ModelSpec:
+    """Llama (arXiv:2302.13971): rotary positions, SwiGLU, logits with a kernel of their own.
+
+    The paper says nothing of initial values; these are GPT-2's, as in Megatron-LM.
     """
+    position = RotaryPosition(channels=config.head_dim)
+    spec = _decoder_only(config, position, ("silu", "linear"), tied_logits=False)
+    parametrisation = BertParametrisation(residual_branches=2 * config.num_decoder_layers)
+    return replace(spec, shared=replace(spec.shared, parametrisation=parametrisation))
+
+
+def _decoder_only(
+    config: ModelConfig, position: Position, activations: tuple[str, ...], tied_logits: bool
+) -> ModelSpec:
+    """One mask serves causal and prefix batches: a prefix is seen in both directions where the
+    batch marks one (`decoder_causal_attention`)."""
     decoder = StackSpec(
-        layers=(_layer(config, ("gelu", "linear")),) * config.num_decoder_layers,
-        position=T5RelativePosition(bidirectional=False),
+        layers=(_layer(config, activations),) * config.num_decoder_layers,
+        position=position,
         mask=AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))),
         norm=RMSNorm(),
-        logits=_logits(config, tied=True),
+        logits=_logits(config, tied=tied_logits),
     )
     return ModelSpec(_shared(config), decoder)
 
@@ -219,6 +235,7 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = Mappi
         "t5_1_0": _t5_1_0,
         "t5_1_1": _t5_1_1,
         "lm": _lm,
+        "llama": _llama,
         "bert": _bert,
         "bert_pre_ln": _bert_pre_ln,
     }

@@ -24,7 +24,7 @@ def tiny_config(family: str, **changes) -> ModelConfig:
         "num_heads": 2,
         "head_dim": 4,
         "mlp_dim": 16,
-        "num_encoder_layers": 0 if family == "lm" else 1,
+        "num_encoder_layers": 0 if family in ("lm", "llama") else 1,
         "num_decoder_layers": 0 if family.startswith("bert") else 1,
     }
     return ModelConfig(**(fields | changes))
@@ -57,7 +57,7 @@ class TinyModel:
 tiny_model = cache(TinyModel)
 
 
-@pytest.fixture(scope="session", params=["t5_1_0", "t5_1_1", "lm"])
+@pytest.fixture(scope="session", params=["t5_1_0", "t5_1_1", "lm", "llama"])
 def tiny(request: pytest.FixtureRequest) -> TinyModel:
     return tiny_model(request.param)
 

@@ -36,8 +36,13 @@ def test_families_fill_the_slots(make_config):
         DenseLogits,
         TiedLogits,
     ]
-    assert lm.encoder is None
-    assert lm.decoder.layers[0].cross_mixer is None
+    llama = model_spec(make_config("llama", head_dim=4))
+    assert llama.decoder.layers[0].feed_forward.activations == ("silu", "linear")
+    assert llama.decoder.position == RotaryPosition(channels=4)
+    assert isinstance(llama.decoder.logits, DenseLogits)
+    for decoder_only in (lm, llama):
+        assert decoder_only.encoder is None
+        assert decoder_only.decoder.layers[0].cross_mixer is None
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,7 @@ def test_bert_s_families_differ_in_two_slots(make_config):
         ("bert", {"position": "rotary", "head_dim": 12}),
         ("t5_1_1", {"position": "absolute"}),
         ("lm", {"position": "relative"}),
+        ("llama", {"head_dim": 3}),
     ],
 )
 def test_a_configuration_names_what_bert_cannot_have(make_config, family, changes):

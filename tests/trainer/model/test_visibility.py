@@ -65,14 +65,18 @@ def test_packed(tiny, batch):
 
 
 @pytest.mark.parametrize(
-    ("segments", "prefix"),
-    [([1] * 5 + [0], [1, 1, 1, 0, 0, 0]), (DECODER_SEGMENTS, [1, 1, 0, 1, 1, 0])],
-    ids=["unpacked", "packed"],
+    ("family", "segments", "prefix"),
+    [
+        ("lm", [1] * 5 + [0], [1, 1, 1, 0, 0, 0]),
+        ("lm", DECODER_SEGMENTS, [1, 1, 0, 1, 1, 0]),
+        ("llama", DECODER_SEGMENTS, [1, 1, 0, 1, 1, 0]),
+    ],
+    ids=["unpacked", "packed", "llama"],
 )
-def test_prefix(make_tiny, batch, segments, prefix):
+def test_prefix(make_tiny, batch, family, segments, prefix):
     batch["decoder_causal_attention"] = jnp.asarray([prefix])
     batch["decoder_segment_ids"] = jnp.asarray([segments])
-    check(make_tiny("lm"), batch, None, segments, prefix)
+    check(make_tiny(family), batch, None, segments, prefix)
 
 
 def test_packed_rows_equal_rows_of_their_own(tiny):

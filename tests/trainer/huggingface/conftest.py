@@ -1,0 +1,133 @@
+"""Random models of every family that transformers has, and folders of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from trainer.huggingface import configs, names, parity, weights
+from trainer.model.config import ModelConfig
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params
+from trainer.presets import model_preset
+
+SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 24, "mlp_dim": 64, "vocab_size": 384}
+# Heads that do not fill the model: nothing is square. One layer where another model has more.
+T5 = SIZES | {"num_encoder_layers": 1, "num_decoder_layers": 1}
+DECODER = SIZES | {"num_encoder_layers": 0, "num_decoder_layers": 1}
+MODELS = {
+    "t5_1_0": ModelConfig(family="t5_1_0", **T5),
+    "t5_1_1": ModelConfig(family="t5_1_1", **T5 | {"num_encoder_layers": 3}),
+    "t5_1_1_tied": ModelConfig(family="t5_1_1", tied_logits=True, **T5),
+    # 250,112 ids, with the widths of tiny.
+    "mt5": replace(model_preset("t5_1_1_tiny"), vocab_size=model_preset("mt5_base").vocab_size),
+    "bert": replace(model_preset("bert_tiny"), vocab_size=384, max_positions=64),
+    "bert_untied": replace(
+        model_preset("bert_tiny"),
+        vocab_size=384,
+        max_positions=64,
+        tied_logits=False,
+        mlp_activations=("gelu",),
+    ),
+    "llama": ModelConfig(family="llama", **DECODER | {"num_decoder_layers": 2}),
+    "llama_tied": ModelConfig(family="llama", tied_logits=True, **DECODER),
+    "lm": ModelConfig(family="lm", **DECODER),
+    "lm_untied": ModelConfig(
+        family="lm", tied_logits=False, mlp_activations=("silu", "linear"), **DECODER
+    ),
+}
+
+
+def random_params(config: ModelConfig):
+    """Random in every tensor: biases, scales and tables too."""
+    spec = model_spec(config)
+    shapes = jax.eval_shape(lambda key: init_params(spec, key), jax.random.key(0))
+    random = np.random.default_rng(1)
+
+    def draw(path, leaf):
+        noise = random.normal(size=leaf.shape).astype(np.float32)
+        if path[-1].key == "scale":
+            return 1 + 0.1 * noise
+        if path[-1].key == "kernel":
+            return noise / np.float32(leaf.shape[0] ** 0.5)
+        return 0.5 * noise
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def random_batch(config: ModelConfig, rows: int = 4, length: int = 40):
+    """Rows of different lengths, padding behind; long enough that positions share buckets."""
+    random = np.random.default_rng(2)
+    lengths = np.linspace(length // 2, length, rows).astype(int)
+
+    def tokens(size):
+        ids = random.integers(3, 380, (rows, size))
+        return np.where(np.arange(size) < np.minimum(lengths, size)[:, None], ids, 0)
+
+    if config.architecture == "encoder":
+        inputs = tokens(length)
+        types = (np.arange(length) >= length // 3) & (inputs > 0)
+        return {"encoder_input_tokens": inputs, "encoder_token_types": types.astype(np.int64)}
+    targets = tokens(length - 7)
+    batch = {
+        "decoder_target_tokens": targets,
+        "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+    }
+    if config.architecture == "encoder_decoder":
+        batch["encoder_input_tokens"] = tokens(length)
+    return batch
+
+
+@cache
+def our_logits(name: str):
+    """Of the random model and batch."""
+    config = MODELS[name]
+    return parity.our_logits(config, random_params(config))(random_batch(config))
+
+
+class Exported:
+    """A random model, the same in a folder, and what the comparison of both finds."""
+
+    def __init__(self, name: str, folder):
+        self.name, self.config, self.folder = name, MODELS[name], folder
+        self.params = random_params(self.config)
+        folder.mkdir()
+        self.written = configs.to_config(self.config, 64, mt5=name == "mt5")
+        self.tensors = names.to_tensors(self.params, self.config)
+        self.write(self.written, self.tensors)
+
+    @property
+    def batch(self):
+        return random_batch(self.config)
+
+    @property
+    def logits(self):
+        return our_logits(self.name)
+
+    def write(self, written, tensors, max_shard_size="5GB"):
+        (self.folder / "config.json").write_text(json.dumps(written))
+        weights.write(str(self.folder), tensors, max_shard_size)
+
+    def parity(self, changed=None) -> parity.Parity:
+        """Of the folder, or of the folder with `changed` fields in its configuration."""
+        if changed:
+            self.write({**self.written, **changed}, self.tensors)
+        model = parity.their_model(str(self.folder), self.written)
+        theirs = parity.their_logits(model)
+        return parity.compare(lambda batch: self.logits, theirs, [self.batch])
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """Makes an `Exported` by the name of a model in MODELS."""
+    return lambda name: Exported(name, tmp_path / name)
+
+
+@pytest.fixture(scope="session")
+def models():
+    return MODELS

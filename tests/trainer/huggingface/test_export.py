@@ -1,0 +1,267 @@
+"""The command: a run becomes a folder that transformers loads, or nothing at all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.command_line import UserError
+from trainer import config as configuration
+from trainer import export
+from trainer.checkpoint import Checkpoints
+from trainer.huggingface import load, model_config, names, parity
+from trainer.metrics import MetricsWriter
+from trainer.pretrain import build_config
+from trainer.program import Program
+from trainer.setup import prepare
+
+ROOT = Path(__file__).parents[3]
+
+
+def saved(text_cache, folder, preset, *flags, task="python_docs_span_corruption"):
+    """What a run of two updates leaves behind, but that nothing was learned."""
+    arguments = [
+        f"--task={task}",
+        f"--cache_dir={text_cache}",
+        f"--model_dir={folder}",
+        "--train_steps=2",
+        "--batch_size=4",
+        "--lengths.targets=18",
+        "--metrics.tensorboard=false",
+        *flags,
+    ]
+    config, origins = build_config(preset, arguments)
+    run = prepare(config, origins)
+    Path(folder).mkdir()
+    configuration.save(run.config, origins)
+    MetricsWriter(run.config, 0).write(2, "validation", {"loss": 6.25})
+    checkpoints = Checkpoints(str(folder))
+    checkpoints.save(2, Program(run).initial_state(), run)
+    checkpoints.close()
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def run(text_cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "t5"
+    flags = ["--lengths.inputs=64", "--model.dtype=bfloat16", "--model.scan_layers=true"]
+    return saved(text_cache, folder, "t5_1_1_tiny", *flags)
+
+
+@pytest.fixture(scope="module")
+def folder(run):
+    """An export of a scanned bfloat16 model, in shards, by the command."""
+    output = f"{run}_exported"
+    assert export.main([f"--model_dir={run}", f"--output={output}", "--max_shard_size=20KB"]) == 0
+    return Path(output)
+
+
+def test_the_folder_has_what_hugging_face_expects(folder, run):
+    found = {path.name for path in folder.iterdir()}
+    shards = {name for name in found if name.startswith("model-")}
+    assert len(shards) > 1
+    assert found - shards == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "spiece.model",
+        "README.md",
+    }
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
+    written = json.loads((folder / "config.json").read_text())
+    assert written["model_type"] == "t5"
+    assert written["architectures"] == ["T5ForConditionalGeneration"]
+    assert written["feed_forward_proj"] == "gated-gelu"
+    assert written["tie_word_embeddings"] is False
+    assert written["vocab_size"] == 768  # 700 ids, rounded up as T5's
+    assert json.loads((folder / "generation_config.json").read_text()) == {
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_card_says_what_the_model_was_made_of(folder, text_cache):
+    card = (folder / "README.md").read_text()
+    manifest = json.loads((text_cache / "manifest.json").read_text())
+    for text in (
+        "| updates | 2 of 4 rows |",
+        f"| tokens of the corpus seen | {2 * 4 * 70} |",
+        "python_docs_span_corruption",
+        "mask.noise_density 0.15, mask.mean_noise_span_length 3.0",
+        manifest["plan"]["corpus"]["spec"],
+        manifest["plan"]["vocabulary"]["sha256"],
+        "manifest of the cache, sha256",
+        "| validation loss | 6.25 |",
+        "largest difference of logits",
+        "first tokens equal at 100.0000%",
+    ):
+        assert text in card, text
+
+
+def test_transformers_fills_a_span(folder):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    inputs = tokenizer("Return the <extra_id_0> of the list.", return_tensors="pt")
+    assert 699 in inputs["input_ids"][0].tolist()
+    made = model.generate(**inputs, max_new_tokens=4, min_new_tokens=4)[0].tolist()
+    assert len(made) == 5
+    assert made[0] == 0
+    # Greedy: each is the best after those before it.
+    logits = model(**inputs, decoder_input_ids=made_before(made)).logits[0]
+    logits[:, 1] = -np.inf  # EOS, which was not allowed yet
+    assert logits.argmax(-1).tolist()[:4] == made[1:]
+
+
+def made_before(made):
+    import torch
+
+    return torch.tensor([made[:-1]])
+
+
+def test_the_export_comes_back(folder, run):
+    config = configuration.load(run)[0].model
+    found = load(str(folder), config)
+    assert model_config(str(folder)).vocab_size == config.vocab_size
+    tensors = names.to_tensors(found, config)
+    assert tensors["shared.weight"].shape == (768, 8)
+    from trainer.huggingface import weights
+
+    for name, array in weights.read(str(folder)).items():
+        np.testing.assert_array_equal(tensors[name], array)
+
+
+def test_what_transformers_computes_otherwise_is_not_written(run, tmp_path, monkeypatch, capsys):
+    # A table turned around on the way to transformers.
+    def turned(params, config, to_tensors=names.to_tensors):
+        tensors = to_tensors(params, config)
+        name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        tensors[name] = tensors[name][::-1] + 1.0 * np.arange(32)[:, None]
+        return tensors
+
+    monkeypatch.setattr(names, "to_tensors", turned)
+    output = tmp_path / "output"
+    assert export.main([f"--model_dir={run}", f"--output={output}"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "transformers computes something else: largest difference of logits" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_not_written(run, tmp_path, monkeypatch, capsys):
+    from trainer.huggingface import tokenizer
+
+    monkeypatch.setattr(tokenizer, "compare", lambda *_: tokenizer.Match(200, ["some text"] * 30))
+    assert export.main([f"--model_dir={run}", f"--output={tmp_path}/output"]) == 1
+    assert "other ids than SentencePiece for 30 of 200 texts" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_named(run, folder, tmp_path):
+    def refused(match, **changes):
+        arguments = {"model_dir": run, "output": f"{tmp_path}/new", **changes}
+        with pytest.raises(UserError, match=match):
+            export.export(**arguments)
+        assert list(tmp_path.iterdir()) == []
+
+    refused(r"t5_exported exists: name another", output=str(folder))
+    refused("give a local folder", output="gs://bucket/model")
+    refused("holds no run", model_dir=str(tmp_path))
+    refused("no checkpoint of step 7; it has 2", step=7)
+    refused("max_shard_size=much: give a size", max_shard_size="much")
+    refused("no vocabulary at", vocabulary_path=str(tmp_path))
+
+
+def test_another_vocabulary_is_refused(run, tmp_path, text_cache):
+    from vocab.train import add_sentinels
+
+    longer = tmp_path / "longer.model"
+    model = (text_cache / "sentencepiece.model").read_bytes()
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    del proto.pieces[-100:]
+    longer.write_bytes(add_sentinels(proto.SerializeToString(), 101))
+    with pytest.raises(UserError, match="has 701 ids, and the model was trained on 700"):
+        export.export(run, f"{tmp_path}/new", vocabulary_path=str(longer))
+
+
+def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'palimpsest\[huggingface\]'"):
+        export.export(run, f"{tmp_path}/new")
+
+
+PREFIX = "python_docs_decoder_prefix_lm"
+
+
+@pytest.fixture(scope="module")
+def prefix_run(text_cache, tmp_path_factory):
+    """A decoder alone that saw prefixes in both directions."""
+    folder = tmp_path_factory.mktemp("export") / "lm"
+    return saved(text_cache, folder, "lm_tiny", "--lengths.targets=40", task=PREFIX)
+
+
+def test_a_model_that_transformers_lacks_is_refused(prefix_run, tmp_path):
+    with pytest.raises(UserError, match="does not have; --custom_code writes a modelling file"):
+        export.export(prefix_run, f"{tmp_path}/lm")
+
+
+@pytest.mark.slow
+def test_a_model_that_transformers_lacks_brings_its_code(prefix_run, tmp_path):
+    # In processes of their own: the modelling file is run from a folder of transformers' choice.
+    environment = {"HF_HOME": f"{tmp_path}/home", "JAX_PLATFORMS": "cpu"}
+    made = python(
+        environment, "-m", "trainer.export", f"--model_dir={prefix_run}",
+        f"--output={tmp_path}/lm", "--custom_code",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert "first tokens equal at 100.0000%" in made.stdout
+    program = f"""
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("{tmp_path}/lm", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("{tmp_path}/lm", trust_remote_code=True)
+inputs = tokenizer(["The function", "Return"], return_tensors="pt", padding=True,
+                   padding_side="left")
+made = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5)
+print(type(model).__name__, list(made.shape), inputs.input_ids[0, 0].item())
+loss = model(**inputs, labels=inputs.input_ids).loss
+loss.backward()
+print(model.model.relative_attention_bias.weight.grad.abs().sum().item() > 0)
+"""
+    used = python(environment, "-c", program)
+    assert used.returncode == 0, used.stderr
+    name, rest = used.stdout.split(maxsplit=1)
+    assert name == "PalimpsestForCausalLM"
+    assert rest.endswith("0\nTrue\n")
+
+
+def python(environment, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+def test_llama_sees_no_prefix(text_cache, tmp_path):
+    flags = ["--lengths.targets=40"]
+    prefix = saved(text_cache, tmp_path / "prefix", "llama_tiny", *flags, task=PREFIX)
+    with pytest.raises(UserError, match="LlamaForCausalLM sees what lies before alone"):
+        export.export(prefix, f"{tmp_path}/other")
+    causal = "python_docs_autoregressive_lm"
+    llama = saved(text_cache, tmp_path / "lm", "llama_tiny", *flags, task=causal)
+    step, found, _ = export.export(llama, f"{tmp_path}/llama")
+    assert (step, found.rows) == (2, 16)
+    assert found.difference <= parity.TOLERANCE

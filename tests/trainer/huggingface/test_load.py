@@ -1,0 +1,155 @@
+"""Folders of transformers become the parameters that they were made of, bit by bit."""
+
+import json
+from dataclasses import replace
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tasks.command_line import UserError
+from trainer.huggingface import configs, load, model_config, weights
+
+
+def assert_equal_trees(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert mine.dtype == np.float32
+        np.testing.assert_array_equal(mine, theirs)
+
+
+NAMES = (
+    "t5_1_0", "t5_1_1", "t5_1_1_tied", "mt5", "bert", "bert_untied", "llama", "llama_tied", "lm",
+    "lm_untied",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back_is_bit_exact(exported, name):
+    model = exported(name)
+    assert configs.same_model(model_config(str(model.folder)), model.config)
+    # What a run may have of its own does not matter.
+    config = replace(model.config, dropout_rate=0.1, dtype="bfloat16", scan_layers=True)
+    assert_equal_trees(load(str(model.folder), config), model.params)
+
+
+def test_in_shards_too(exported):
+    model = exported("t5_1_1")
+    (model.folder / "model.safetensors").unlink()
+    model.write(model.written, model.tensors, max_shard_size="20KB")
+    shards = sorted(model.folder.glob("model-*.safetensors"))
+    assert len(shards) > 5
+    index = json.loads((model.folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(model.tensors)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in model.tensors.values())
+    assert_equal_trees(load(str(model.folder), model.config), model.params)
+    assert model.parity().holds
+    shards[2].write_bytes(shards[2].read_bytes()[:100])
+    with pytest.raises(UserError, match=f"{shards[2].name} cannot be read"):
+        load(str(model.folder), model.config)
+    shards[2].unlink()
+    with pytest.raises(UserError, match=f"{shards[2].name} cannot be read"):
+        load(str(model.folder), model.config)
+
+
+def test_what_transformers_saves_is_read(exported):
+    from transformers import T5ForConditionalGeneration
+
+    model = exported("t5_1_1")
+    folder = model.folder / "again"
+    T5ForConditionalGeneration.from_pretrained(model.folder).save_pretrained(folder)
+    assert_equal_trees(load(str(folder), model.config), model.params)
+
+
+def test_half_precision_is_widened_and_copies_are_passed_over(exported):
+    model = exported("t5_1_0")
+    tensors = {name: array.astype(ml_dtypes.bfloat16) for name, array in model.tensors.items()}
+    shared = tensors["shared.weight"]
+    tensors |= {
+        "encoder.embed_tokens.weight": shared,
+        "lm_head.weight": shared,
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": shared[:2],
+    }
+    model.write(model.written, tensors)
+    found = load(str(model.folder), model.config)
+    expected = jax.tree.map(
+        lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), model.params
+    )
+    assert_equal_trees(found, expected)
+
+
+def test_another_model_is_refused_by_its_fields(exported):
+    model = exported("t5_1_1")
+    with pytest.raises(UserError, match="it has vocab_size 384; set these as --model"):
+        load(str(model.folder), replace(model.config, vocab_size=512))
+    wider = replace(model.config, mlp_dim=128, num_decoder_layers=2)
+    with pytest.raises(UserError, match="it has mlp_dim 64, num_decoder_layers 1;"):
+        load(str(model.folder), wider)
+    tied = replace(model.config, tied_logits=True)
+    with pytest.raises(UserError, match="it has tied_logits False"):
+        load(str(model.folder), tied)
+
+
+def renamed(tensors, name, other):
+    tensors[other] = tensors.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("lm_head.weight"), "has no tensor lm_head.weight"),
+        (
+            lambda t: renamed(t, "shared.weight", "share.weight"),
+            r"has no tensor shared\.weight \(did you mean share\.weight\?\)",
+        ),
+        (
+            lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:-1]}),
+            r"lm_head.weight makes a parameter decoder/logits_dense/kernel of \[32, 383\], and "
+            r"the model has \[32, 384\]",
+        ),
+        (lambda t: t.update(adapter=np.zeros(3, np.float32)), "a tensor adapter that the model"),
+        (
+            lambda t: t.update({"encoder.embed_tokens.weight": t["shared.weight"] + 1}),
+            "a tensor encoder.embed_tokens.weight that the model has no place for",
+        ),
+    ],
+    ids=["missing", "renamed", "shape", "extra", "copy_that_is_none"],
+)
+def test_a_wrong_tensor_is_named(exported, change, message):
+    model = exported("t5_1_1")
+    change(model.tensors)
+    model.write(model.written, model.tensors)
+    with pytest.raises(UserError, match=message):
+        load(str(model.folder), model.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, llama"),
+        ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
+        ("t5_1_1", {"relative_attention_num_buckets": 64}, "num_buckets is 64; our models have 32"),
+        ("t5_1_1", {"feed_forward_proj": "gated-swish"}, "feed_forward_proj is gated-swish; this"),
+        ("t5_1_1", {"num_heads": 0}, r"ModelConfig\.num_heads is 0"),
+        ("llama", {"num_key_value_heads": 2}, "num_key_value_heads is 2; our models have 4"),
+        ("llama", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05; our models have 1e-06"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn and base 10000;"),
+        ("llama", {"rope_parameters": None, "rope_theta": 5e5}, "of kind default and base 500000"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is rel"),
+    ],
+)
+def test_a_model_that_ours_are_not_is_refused_by_its_field(exported, name, changes, message):
+    model = exported(name)
+    model.write({**model.written, **changes}, {})
+    with pytest.raises(UserError, match=message):
+        model_config(str(model.folder))
+
+
+def test_a_folder_that_is_none(tmp_path, exported):
+    with pytest.raises(UserError, match="is no model folder of transformers"):
+        model_config(str(tmp_path / "nowhere"))
+    model = exported("t5_1_1")
+    (model.folder / weights.WEIGHTS).unlink()
+    with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
+        load(str(model.folder), model.config)

@@ -1,0 +1,155 @@
+"""transformers computes what our models do, and the gate shuts at the usual mistakes."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tasks.command_line import UserError
+from trainer.huggingface import configs, parity
+from trainer.huggingface.parity import Parity
+from trainer.presets import model_preset
+
+OF_TRANSFORMERS = (
+    "t5_1_0",
+    "t5_1_1",
+    "t5_1_1_tied",
+    "mt5",
+    "bert",
+    "bert_untied",
+    "llama",
+    "llama_tied",
+)
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_logits_are_ours(exported, name):
+    model = exported(name)
+    found = model.parity()
+    assert found.holds, str(found)
+    assert found.agreement == 1.0
+    # Float32's noise, and logits that are no zeros.
+    assert found.difference <= 1e-4
+    assert found.rows == 4
+    assert found.positions > 80
+    assert np.abs(model.logits[0]).max() > 1
+
+
+@pytest.mark.parametrize("name", ["lm", "lm_untied"])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_our_own_modelling_file_computes_the_same(exported, models, name, prefix):
+    from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM
+
+    model, config = exported(name), models[name]
+    batch = model.batch
+    if prefix:
+        marks = np.arange(batch["decoder_input_tokens"].shape[1]) < 9
+        batch["decoder_causal_attention"] = np.tile(marks, (4, 1)).astype(np.int32)
+    theirs = PalimpsestForCausalLM.from_pretrained(model.folder).eval()
+    ours = parity.our_logits(config, model.params)
+    found = parity.compare(ours, parity.their_logits(theirs), [batch])
+    assert found.holds, str(found)
+
+
+def turned_table(model):
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    model.tensors[name] = model.tensors[name][::-1]
+
+
+def swapped_wi(model):
+    for name in [name for name in model.tensors if name.endswith("wi_0.weight")]:
+        other = name.replace("wi_0", "wi_1")
+        model.tensors[name], model.tensors[other] = model.tensors[other], model.tensors[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake", "least"),
+    [
+        # "gated-gelu_python" is the gate with the normal distribution itself, not its tanh.
+        ("t5_1_1", {"feed_forward_proj": "gated-gelu_python"}, 1e-4),
+        ("t5_1_1", turned_table, 1e-2),
+        ("t5_1_1", swapped_wi, 1e-1),
+        ("t5_1_1", {"tie_word_embeddings": True, "scale_decoder_outputs": True}, 1e-1),
+        ("t5_1_0", {"tie_word_embeddings": False, "scale_decoder_outputs": False}, 1e-1),
+        ("bert", {"hidden_act": "gelu_new"}, 1e-4),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}, 1e-4),
+    ],
+    ids=["erf", "table", "wi", "tied_scale", "untied_scale", "bert_tanh", "rope"],
+)
+def test_the_gate_shuts_at_a_mistake(exported, name, mistake, least):
+    model = exported(name)
+    if callable(mistake):
+        mistake(model)
+        found = model.parity(changed=model.written)
+    else:
+        found = model.parity(changed=mistake)
+    assert not found.holds
+    assert found.difference > least
+
+
+def test_a_tensor_that_transformers_does_not_find_is_named(exported):
+    model = exported("t5_1_1")
+    del model.tensors["encoder.final_layer_norm.weight"]
+    model.write(model.written, model.tensors)
+    with pytest.raises(UserError, match=r"missing_keys: encoder\.final_layer_norm\.weight"):
+        model.parity()
+
+
+def test_the_gate_is_shut_for_nan_and_for_another_first_token():
+    zeros = np.zeros((1, 2, 3), np.float32)
+    batch = {"decoder_target_tokens": np.array([[5, 0]]), "decoder_input_tokens": zeros}
+
+    def against(theirs):
+        return parity.compare(lambda batch: [zeros], lambda batch: [theirs], [batch])
+
+    assert against(zeros) == Parity(1, 1, 0.0, 1.0)
+    assert against(zeros).holds
+    # What lies on padding does not count; on the one token all does.
+    padding, nan, close = zeros.copy(), zeros.copy(), zeros.copy()
+    padding[0, 1], nan[0, 0, 1], close[0, 0, 1] = 9.0, np.nan, 1e-6
+    assert against(padding).holds
+    assert not against(nan).holds
+    assert against(close).difference < 1e-5
+    assert not against(close).holds  # token 1 is first, not token 0
+
+
+def test_of_packed_rows_the_first_example_counts():
+    seen = []
+
+    def model(batch):
+        seen.append(batch)
+        return [np.zeros((1, 4, 3), np.float32)]
+
+    batch = {
+        "decoder_target_tokens": np.array([[5, 6, 7, 0]]),
+        "decoder_input_tokens": np.array([[0, 5, 0, 0]]),
+        "decoder_segment_ids": np.array([[1, 1, 2, 0]]),
+        "decoder_positions": np.array([[0, 1, 0, 0]]),
+    }
+    assert parity.compare(model, model, [batch]).positions == 2
+    assert seen[0]["decoder_target_tokens"].tolist() == [[5, 6, 0, 0]]
+    assert seen[0].keys() == {"decoder_target_tokens", "decoder_input_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "reason"),
+    [
+        ("lm_tiny", {}, "family lm .* --custom_code"),
+        ("bert_tiny", {"family": "bert_pre_ln"}, "norms behind the sublayers"),
+        ("bert_tiny", {"position": "relative"}, "learned positions, this model relative"),
+        ("bert_tiny", {"head_dim": 16}, "no bert model with head_dim 16"),
+        ("bert_tiny", {"mlp_activations": ("gelu", "linear")}, "no bert model with mlp_activ"),
+        ("t5_1_1_tiny", {"mlp_activations": ("gelu", "silu")}, "no t5_1_1 model with mlp_activ"),
+        ("llama_tiny", {"mlp_activations": ("relu",)}, "no llama model with mlp_activations"),
+        ("llama_tiny", {"num_heads": 3}, "emb_dim 16 does not divide by 3 heads"),
+    ],
+)
+def test_what_transformers_does_not_have_is_refused_with_the_reason(preset, changes, reason):
+    found = configs.refusal(replace(model_preset(preset), **changes))
+    assert re.search(reason, found)
+
+
+def test_what_transformers_has_is_not_refused(models):
+    for name, config in models.items():
+        assert configs.refusal(config, custom_code=True) is None, name

@@ -1,0 +1,220 @@
+"""tokenizer.json gives SentencePiece's ids, on text as people write it and as they do not."""
+
+import io
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from tasks import sources, vocabulary
+from tasks.command_line import UserError
+from tasks.vocabulary import NORMAL
+from trainer.huggingface import tokenizer
+from vocab.train import add_sentinels
+
+TEXTS = Path(__file__).parents[2] / "pipeline" / "texts.txt"
+AWKWARD = r"""
+  two  spaces |\ttab\r\n|\u00a0no\u00a0break\u202f|\u3000wide\u3000|a\u0085b
+zero\u200bwidth\u200djoiner\ufeffmark\u00adsoft|a\u0001b\u0007c|\u2028line\u2029paragraph
+\ufb01 \ufb03 \u2460 \u00bd \u2121 \uff71 \uff76\uff9e
+\ufdfa \uff21\uff42 \u338f \u212b \u2126 \u0149 \u01c6|\uff5e
+e\u0301 e\u0323\u0302 \u03b1\u0313\u0301 \u1fb3|\u00bd\u0301|\u0301a|\ufe0f\ufb01|\u0323\ufdfa
+\u304b\u3099 \u306f\u309a \u1100\u1161\u11a8|\u0915\u093c \u0958 \u0e01\u0e47 \u0e33|\u0651\u064e
+\u05e9\u05bc\u05c1 \u05e9\u05c1\u05bc|\U0001f468\u200d\U0001f469\u200d\U0001f467
+\U0001f1f7\U0001f1f4 \u2764\ufe0f|1\ufe0f\u20e3 \U0001d518 \U0001f44b\U0001f3fd
+x\u2581y|\u2581x|x\u2581|\ud7ff\ue000\U0010ffff
+====----....|aaaaaaaaaaaaaa|<extra_id|<extra_id_0|extra_id_0>
+< pad >|<0x4|\u0130i \u0131I \u00df \u1e9e \u017f
+"""
+AWKWARD = [
+    "",
+    " ",
+    *AWKWARD.encode("ascii").decode("unicode_escape").strip("\n").replace("|", "\n").split("\n"),
+]
+
+
+def lines_of_text(count: int) -> list[str]:
+    """Lines of the standard library's documentation, of eleven languages, and of what can be made
+    of them: decomposed, wide, with signs put in at random."""
+    chance = random.Random(5)
+    corpus = sources.resolve(sources.parse("python_docs"))
+    plain: list[str] = []
+    for piece in corpus.pieces:
+        for _, batch in sources.read(corpus, piece):
+            for text in batch.column("text").to_pylist():
+                plain += (text or "").splitlines()
+        if len(plain) > count:
+            break
+    plain = plain[: count // 2]
+    foreign = TEXTS.read_text().splitlines()
+    signs = "\u200d\u200b\u00a0\u3000\t ①👍\ufe0f\u00ad½～<>▁"
+
+    def spoiled(line: str) -> str:
+        form = chance.choice(["NFC", "NFD", "NFKC", "NFKD"])
+        letters = list(unicodedata.normalize(form, line))
+        for _ in range(chance.randrange(4)):
+            letters.insert(chance.randrange(len(letters) + 1), chance.choice(signs))
+        if chance.random() < 0.2:
+            letters = [chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in letters]
+        return "".join(letters)
+
+    spoilt = [
+        spoiled(chance.choice(foreign if chance.random() < 0.7 else plain))
+        for _ in range(count - len(plain) - len(AWKWARD))
+    ]
+    return plain + spoilt + AWKWARD
+
+
+def trained(lines=1500, **settings) -> vocabulary.Vocabulary:
+    """A small vocabulary of SentencePiece's own trainer, of the texts above."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines_of_text(lines)),
+        model_writer=model,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+        num_threads=1,
+        **{"vocab_size": 800, "character_coverage": 0.99, **settings},
+    )
+    return vocabulary.from_bytes(add_sentinels(model.getvalue(), 100))
+
+
+KINDS = {
+    "t5": {},
+    "byte_fallback": {"byte_fallback": True},
+    "nfkc_cf": {"normalization_rule_name": "nfkc_cf"},
+    "kept_whitespace": {
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "byte_fallback": True,
+    },
+    "symbols": {"user_defined_symbols": ["<code>", "::", "=="]},
+    "bpe": {"model_type": "bpe"},
+    "bpe_byte_fallback": {"model_type": "bpe", "byte_fallback": True},
+}
+
+
+def loaded(folder, words, decoder_only=False):
+    """The tokenizer, as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    tokenizer.write(str(folder), words, decoder_only)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def cost(words, ids) -> float:
+    """What a way of cutting scores; pieces that are no text as an unknown character does."""
+    scores = [words.processor.get_score(int(token)) for token in ids]
+    kinds = words.ids.kinds
+    least = min(words.processor.get_score(n) for n, kind in enumerate(kinds) if kind == NORMAL)
+    return sum(
+        score if kinds[token] == NORMAL else least - 10
+        for token, score in zip(ids, scores, strict=True)
+    )
+
+
+def check(folder, words, texts, ties: float):
+    """All ids are SentencePiece's, but for a share of `ties`, which score the same."""
+    theirs = loaded(folder, words)
+    match = tokenizer.compare(theirs, words, texts)
+    assert match.texts == len(texts)
+    for text in match.different:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        expected = words.encode([text])[0].tolist()
+        assert abs(cost(words, ids) - cost(words, expected)) < 1e-3, ascii(text)
+    assert len(match.different) <= ties * len(texts)
+    return match
+
+
+@pytest.mark.parametrize("kind", ["t5", "byte_fallback", "kept_whitespace", "bpe"])
+def test_ids_are_sentencepiece_s(tmp_path, kind):
+    check(tmp_path, trained(**KINDS[kind]), lines_of_text(2000), ties=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_sentencepiece_s_on_10_000_lines(tmp_path, kind):
+    symbols = tuple(KINDS[kind].get("user_defined_symbols", ["\0"]))
+    lines = [line for line in lines_of_text(10_000) if not line.strip().startswith(symbols)]
+    match = check(
+        tmp_path,
+        trained(lines=10_000, vocab_size=3000, **KINDS[kind]),
+        lines,
+        0.005,
+    )
+    print(f"{kind}: {len(match.different)} of {match.texts} lines cut otherwise, as well")
+
+
+@pytest.fixture(scope="module")
+def words():
+    return trained(user_defined_symbols=["<code>"])
+
+
+def test_sentinels_descend_from_the_last_id(tmp_path, words):
+    theirs = loaded(tmp_path, words)
+    assert theirs.convert_tokens_to_ids("<extra_id_0>") == words.size - 1
+    assert theirs.convert_tokens_to_ids("<extra_id_99>") == words.size - 100
+    assert len(theirs) == words.size
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
+    # A span's space goes with it; what follows begins a word where there is a space.
+    before, after, inside = (words.encode([t])[0].tolist() for t in ("the", "of", "@of"))
+    assert words.processor.id_to_piece(inside[0]) == "▁"
+    last = words.size - 1
+    assert theirs("the <extra_id_0> of").input_ids == [*before, last, *after, 1]
+    assert theirs("the <extra_id_0>@of").input_ids == [*before, last, *inside[1:], 1]
+    assert theirs("the<extra_id_1>").input_ids == [*before, last - 1, 1]
+    assert theirs("the", "of").input_ids == [*before, 1, *after, 1]
+
+
+def test_text_comes_back(tmp_path, words):
+    theirs = loaded(tmp_path, words)
+    text = "The function returns None."
+    ids = theirs(text).input_ids
+    assert theirs.decode(ids, skip_special_tokens=True) == text == words.decode(ids)
+
+
+def test_a_decoder_alone_begins_with_the_id_of_training(tmp_path, words):
+    theirs = loaded(tmp_path, words, decoder_only=True)
+    ids = theirs("the").input_ids
+    assert ids == [0, *words.encode(["the"])[0]]
+    # Id 0 must be seen, so it is not what rows are filled with.
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, 1, 1)
+
+
+def test_sentinels_that_the_model_does_not_have_are_added(tmp_path, words):
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(words.model)
+    del proto.pieces[-100:]
+    bare = vocabulary.from_bytes(proto.SerializeToString(), extra_ids=100)
+    assert bare.size == words.size
+    theirs = loaded(tmp_path, bare)
+    assert tokenizer.compare(theirs, bare, ["the text <code> of"]).different == []
+
+
+def test_a_sentinel_with_another_id_is_refused(tmp_path, words):
+    theirs = loaded(tmp_path, words)
+    longer = vocabulary.from_bytes(add_sentinels_of(words, 101))
+    with pytest.raises(UserError, match="the tokenizer gives <extra_id_0> the ids"):
+        tokenizer.compare(theirs, longer, [])
+
+
+def add_sentinels_of(words, count):
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(words.model)
+    del proto.pieces[-100:]
+    return add_sentinels(proto.SerializeToString(), count)
+
+
+def test_kinds_that_tokenizers_lacks_are_refused():
+    with pytest.raises(UserError, match="neither a unigram nor a BPE model"):
+        tokenizer.tokenizer_json(trained(model_type="char"))
+    with pytest.raises(UserError, match="add_dummy_prefix without"):
+        tokenizer.tokenizer_json(trained(add_dummy_prefix=False))
