@@ -94,7 +94,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     if processes.is_first():
         origin = f"goes on from checkpoint {first}" if resumed else "starts from initial parameters"
         origin = begin_with.describe() if begin_with else origin
-        print(consequences(run, program, origin), flush=True)
+        print(consequences(run, program, first, origin), flush=True)
     if resumed:
         state = checkpoints.restore(first, program.abstract_state())
     else:
@@ -309,7 +309,7 @@ class Profile:
             self._end()
 
 
-def consequences(run: Run, program: Program, beginning: str) -> str:
+def consequences(run: Run, program: Program, first_step: int, beginning: str) -> str:
     """What the configuration means, in a few lines, before the first step; `beginning` says with
     what the run begins."""
     config = run.config
