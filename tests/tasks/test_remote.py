@@ -47,9 +47,21 @@ class OfflineModeIsEnabled(ConnectionError):
     """As huggingface_hub's, which is for somebody who chose to have no network."""
 
 
+def cut_short():
+    """As aiohttp says that a body ended early; the 400 of its cause is no answer."""
+    import aiohttp
+    from aiohttp.http_exceptions import ContentLengthError
+
+    error = aiohttp.ClientPayloadError("not completed")
+    error.__cause__ = ContentLengthError("Not enough data")
+    assert error.__cause__.code == 400
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "tries"),
     [
+        (cut_short(), 3),
         (ConnectionResetError("gone"), 3),
         (TimeoutError(), 3),
         (remote.Refused(429, {}), 3),
