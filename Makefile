@@ -20,7 +20,7 @@ DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --l
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo test test-slow chaos chaos-train benchmark check format clean
+.PHONY: help install demo demo-gcs test test-slow chaos chaos-train benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,14 +40,22 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
 install: $(VENV)/.dev ## make .venv with everything that demo, tests and checks need
 
 demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, in minutes
-	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
-	    --output=$(DEMO)/vocabulary
+	@$(MAKE) --no-print-directory demo-at AT=$(DEMO)
+
+# The demo with its vocabulary, cache and model under $(AT), a folder or a gs:// URL.
+.PHONY: demo-at
+demo-at:
+	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 --output=$(AT)/vocabulary
 	$(BIN)/python -m pipeline.build --task=python_docs_span_corruption \
-	    --vocabulary=$(DEMO)/vocabulary --cache_dir=$(DEMO)/cache --row_tokens=141
+	    --vocabulary=$(AT)/vocabulary --cache_dir=$(AT)/cache --row_tokens=141
 	$(BIN)/python -m trainer.pretrain --preset=t5_1_1_mini --task=python_docs_span_corruption \
-	    --cache_dir=$(DEMO)/cache --model_dir=$(DEMO)/model $(DEMO_FLAGS)
-	$(BIN)/python -m trainer.evaluate --model_dir=$(DEMO)/model --checkpoints=all
-	$(BIN)/python -m trainer.report --model_dir=$(DEMO)/model
+	    --cache_dir=$(AT)/cache --model_dir=$(AT)/model $(DEMO_FLAGS)
+	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --checkpoints=all
+	$(BIN)/python -m trainer.report --model_dir=$(AT)/model
+
+demo-gcs: $(VENV)/.dev ## the demo in a bucket of this machine, 5 % of whose answers fail
+	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \
+	    $(MAKE) --no-print-directory demo-at AT=gs://bucket/demo
 
 test: $(VENV)/.dev ## all tests, under 12 minutes on 2 cores
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15

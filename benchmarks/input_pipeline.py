@@ -84,23 +84,31 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     files.write_json(str(folder / MANIFEST), dataclasses.asdict(manifest))
 
 
-def ours(folder: str, batch_size: int):
-    """Returns the trainer's batches of a cache."""
+def source(folder: str, local_dir: str | None = None):
+    """Returns a cache as the trainer's source, in global order; of a remote one by copies."""
     from tasks.manifest import CacheManifest
     from tasks.objectives import Lengths, span_corruption
     from tasks.vocabulary import TokenIds
     from tasks.windows import Windows
-    from trainer.batches import BatchMaker, Source, TrainingBatches
+    from trainer.batches import BatchMaker, Source
     from trainer.features import FeatureConverter
     from trainer.order import GlobalOrder
 
     manifest = CacheManifest.load(folder)
     objective, lengths = span_corruption(), Lengths(INPUTS, TARGETS)
-    windows = Windows(folder, manifest, "train", objective.window_tokens(lengths))
+    window = objective.window_tokens(lengths)
+    windows = Windows(folder, manifest, "train", window, local_dir=local_dir)
     vocabulary = manifest.plan.vocabulary
     ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
     maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
-    return TrainingBatches([Source("", maker, GlobalOrder(len(windows), 0), 0)], batch_size)
+    return Source("", maker, GlobalOrder(len(windows), 0), 0)
+
+
+def ours(folder: str, batch_size: int):
+    """Returns the trainer's batches of a cache."""
+    from trainer.batches import TrainingBatches
+
+    return TrainingBatches([source(folder)], batch_size)
 
 
 def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:

@@ -219,7 +219,10 @@ def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True
         return None
     for name, entry in shard.files.items() if check else ():
         path = files.join(folder, name)
-        if not files.exists(path) or files.size(path) != entry.bytes:
+        try:
+            if files.size(path) != entry.bytes:
+                return None
+        except FileNotFoundError:
             return None
         if not files.is_remote(folder) and files.sha256(path) != entry.sha256:
             return None

@@ -123,6 +123,8 @@ def said(error: BaseException) -> str:
 
 def answer(error: BaseException) -> tuple[int, Mapping[str, str]]:
     """Status and headers of an answer of HTTP that a library's error carries, else 0."""
+    if any(kind.__name__ == "BadHttpMessage" for kind in type(error).__mro__):
+        return 0, {}  # aiohttp's, of a body that was cut short: its 400 is nobody's answer
     holder: Any = getattr(error, "response", None) or error
     for name in ("status_code", "status", "code"):
         status = getattr(holder, name, None)

@@ -8,30 +8,26 @@ it is not there.
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import functools
-import hashlib
 import io
 import itertools
 import logging
 import mmap
 import os
 import resource
-import shutil
-import tempfile
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tasks import files, remote
+from tasks import copies, files, remote
 from tasks.command_line import UserError
 from tasks.manifest import ROW_INDEX, FileEntry
 from tasks.records import CorruptRecord
 
-_CHUNK_BYTES = 16 << 20
-_FOLDER_PREFIX = "palimpsest-copies-"
+# Shards that are copied at a time when several are wanted.
+_COPIERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +134,9 @@ class Shards:
 
     Args:
       shards: all of them; a number is a place in this list.
-      local_dir: where copies of a remote cache go, into a folder of their own that ends with the
-        process; None: the system's temporary folder. What killed processes left there is removed.
+      local_dir: where copies of a remote cache go, into a folder of their own, and stay for the
+        next process that reads this cache; None: the system's temporary folder, and they go with
+        the process.
       local_bytes: the most that copies take.
       open_shards: the most shards open, two file descriptors each; by default an eighth of what the
         process may open.
@@ -175,6 +172,7 @@ class Shards:
         self._opening: set[int] = set()
         self._waiting = 0
         self._folder = ""
+        self._found: set[int] = set()  # copies of an earlier process, not yet looked at
         self._prefetching = threading.Lock()
 
     @contextlib.contextmanager
@@ -222,23 +220,55 @@ class Shards:
                 self._changed.notify_all()
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Copies shards of a remote cache in the background, one after the other; those that are
-        there count as used. An error is left to whoever reads the shard."""
+        """Copies shards of a remote cache in the background, in this order, some at a time; those
+        that are there count as used. An error is left to whoever reads the shard."""
         if not self._remote:
             return
+        numbers = list(numbers)
+
+        def touch(number: int) -> None:
+            try:
+                self.release(self.hold(number))
+            except Exception as error:
+                name = self._shards[number].records
+                logging.getLogger(__name__).warning(
+                    "%s was not copied ahead: %s", name, remote.said(error)
+                )
 
         def copy() -> None:
             with self._prefetching:
+                missing = self.missing(numbers)
                 for number in numbers:
-                    try:
-                        self.release(self.hold(number))
-                    except Exception as error:
-                        name = self._shards[number].records
-                        logging.getLogger(__name__).warning(
-                            "%s was not copied ahead: %s", name, remote.said(error)
-                        )
+                    if number not in missing:
+                        touch(number)
+                left, lock = iter(missing), threading.Lock()
 
-        threading.Thread(target=copy, name="prefetch shards", daemon=True).start()
+                def some() -> None:
+                    while True:
+                        with lock:
+                            number = next(left, None)
+                        if number is None:
+                            return
+                        touch(number)
+
+                helpers = [_background(some) for _ in range(min(_COPIERS, len(missing)) - 1)]
+                some()
+                for helper in helpers:
+                    helper.join()
+
+        _background(copy)
+
+    def missing(self, numbers: Iterable[int]) -> list[int]:
+        """Returns those shards of a remote cache of which there is no copy."""
+        with self._changed:
+            return [number for number in numbers if self._remote and number not in self._copies]
+
+    def soon(self, numbers: Sequence[int]) -> None:
+        """Begins to copy what will be read one after the other, if there is room for it all."""
+        missing = self.missing(numbers)[1:]  # the first is copied by who reads it
+        needed = sum(self._shards[number].bytes for number in numbers)
+        if missing and 2 * needed < self._local_bytes:
+            self.prefetch(missing)
 
     def _wait(self) -> None:
         self._waiting += 1
@@ -256,23 +286,46 @@ class Shards:
         if not self._remote:
             return OpenShard(shard, files.local_path(shard.records), files.local_path(shard.index))
         with self._changed:
+            self._folder = self._folder or self._take_folder()
             there = number in self._copies
             if there:
                 self._copies.move_to_end(number)
             else:
                 self._make_room(shard.bytes)
                 self._copies[number] = shard.bytes
-                self._folder = self._folder or _own_folder(self, self._local_dir)
+            unknown = number in self._found
+            self._found.discard(number)
         records, index = self._copy_paths(number)
-        if not there:
+        pairs = ((shard.records, shard.records_entry, records),
+                 (shard.index, shard.index_entry, index))  # fmt: skip
+        if not there or unknown:
             try:
-                _copy(shard.records, shard.records_entry, records)
-                _copy(shard.index, shard.index_entry, index)
+                for url, entry, path in pairs:
+                    if not (unknown and copies.holds(path, entry)):
+                        copies.copy(url, entry, path)
             except BaseException:
                 with self._changed:
                     self._remove_copy(number)
                 raise
         return OpenShard(shard, records, index)
+
+    def _take_folder(self) -> str:
+        """Takes a folder for the copies, and counts those of an earlier process in it."""
+        sizes = {}
+        for shard in self._shards:
+            sizes[shard.records.rpartition("/")[2]] = shard.records_entry.bytes
+            sizes[shard.index.rpartition("/")[2]] = shard.index_entry.bytes
+        self._folder, there = copies.own_folder(self, self._local_dir, sizes)
+        for number, shard in enumerate(self._shards):
+            paths = self._copy_paths(number)
+            if {os.path.basename(path) for path in paths} <= there:
+                self._copies[number] = shard.bytes
+                self._found.add(number)
+            else:
+                for path in paths:
+                    files.remove(path)
+        self._make_room(0)
+        return self._folder
 
     def _make_room(self, needed: int) -> None:
         """Waits, where all copies are being read; whoever reads one waits for nothing."""
@@ -290,6 +343,7 @@ class Shards:
 
     def _remove_copy(self, number: int) -> None:
         del self._copies[number]
+        self._found.discard(number)
         for path in self._copy_paths(number):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -301,81 +355,8 @@ class Shards:
         return records, index
 
 
-def _copy(url: str, entry: FileEntry, target: str) -> None:
-    """Copies a remote file, whole and with the manifest's size and checksum or not at all."""
-    redo = "delete the file and run pipeline.build again, which redoes that shard alone"
-    fs, inner = files.filesystem(url)
-
-    def size() -> int:
-        fs.invalidate_cache()
-        return fs.size(inner)
-
-    def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
-        yield fs.cat_file(inner, start=start, end=stop)
-
-    try:
-        found = remote.patiently(url, size)
-    except FileNotFoundError as error:
-        raise UserError(f"{url} is missing: run pipeline.build again") from error
-    if found != entry.bytes:
-        raise UserError(f"{url} has {found:,} bytes and the manifest says {entry.bytes:,}: {redo}")
-    digest = hashlib.sha256()
-    partial = target + files.PARTIAL
-    try:
-        with remote.File(url, found, fetch) as source, open(partial, "wb") as file:
-            while chunk := source.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                file.write(chunk)
-        if digest.hexdigest() != entry.sha256:
-            raise UserError(
-                f"{url} has the sha256 {digest.hexdigest()} and the manifest says {entry.sha256}: "
-                f"{redo}"
-            )
-        os.replace(partial, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
-        raise
-
-
-def _own_folder(owner: object, parent: str | None) -> str:
-    """Makes a folder that is removed with `owner`, and removes those whose process is gone: the
-    lock on a folder is held while its process lives."""
-    parent = parent or tempfile.gettempdir()
-    os.makedirs(parent, exist_ok=True)
-    for name in os.listdir(parent):
-        if name.startswith(_FOLDER_PREFIX):
-            with contextlib.suppress(OSError):
-                lock = _locked(os.path.join(parent, name))
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-                os.close(lock)
-    while True:
-        folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
-        # Another process may have taken it for an abandoned one before it was locked.
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            lock = _locked(folder)
-            if os.path.isdir(folder):
-                break
-            os.close(lock)
-
-    def remove() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-    weakref.finalize(owner, remove)
-    return folder
-
-
-def _locked(folder: str) -> int:
-    """Returns the descriptor that holds the lock of a folder, for this process alone.
-
-    Raises:
-      OSError: another has it, or there is no such folder.
-    """
-    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+def _background(action: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that the process does not wait for."""
+    thread = threading.Thread(target=action, name="prefetch shards", daemon=True)
+    thread.start()
+    return thread

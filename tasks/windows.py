@@ -222,6 +222,8 @@ class Windows:
         bounds: list[int] = []
         tokens: list[np.ndarray] = []
         size = run = 0
+        if shards:
+            self._shards.soon(list(dict.fromkeys(shards)))
         while run < len(shards):
             shard = shards[run]
             opened = self._shards.hold(shard)

@@ -1,9 +1,13 @@
-"""Options of the whole test suite."""
+"""Options of the whole test suite, and a bucket for those tests that need one."""
 
+import asyncio
+import types
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.gcs_server import GcsServer
 
 # A test's time is the machine's; what is fast is measured in benchmarks/.
 hypothesis.settings.register_profile("palimpsest", deadline=None)
@@ -25,3 +29,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="corpus whose text the trainer's tests train on, as pipeline.build's --corpus "
         "(default: %(default)s)",
     )
+
+
+@pytest.fixture
+def in_bucket(monkeypatch):
+    """Returns a function: a server of tests/gcs_server.py -> None; this process goes to it."""
+    import fsspec
+
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # read at the import
+    import gcsfs
+    import gcsfs.retry
+
+    from tasks import files
+
+    def go(gcs: GcsServer) -> None:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        # google.auth reads the address of the metadata server once a process.
+        monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
+        monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "0.01")
+        sooner = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 100))
+        monkeypatch.setattr(gcsfs.retry, "asyncio", sooner)
+        forget()
+
+    def forget() -> None:
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        files._check_bucket.cache_clear()
+
+    yield go
+    forget()
+
+
+@pytest.fixture
+def gcs(in_bucket):
+    """A server with the bucket "bucket", which this process goes to."""
+    with GcsServer() as server:
+        in_bucket(server)
+        yield server

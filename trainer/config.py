@@ -111,9 +111,10 @@ class DataConfig:
 
     `shuffle` "global" permutes all windows of an epoch; "block", for a remote cache larger than the
     disk, permutes blocks of whole shards of at most `block_bytes` and the windows inside each.
-    Shards of a remote cache are copied to `local_dir` (a temporary folder if None), at most
-    `local_bytes` of them at a time. `threads` make up to `prefetch` batches ahead; one is fastest
-    where batches are small, by benchmarks/input_pipeline.py.
+    Shards of a remote cache are copied to `local_dir`, where they stay for the next start (None:
+    to a temporary folder), at most `local_bytes` of them at a time. `threads` make up to
+    `prefetch` batches ahead; one is fastest where batches are small, by
+    benchmarks/input_pipeline.py.
     """
 
     shuffle: str = "global"

@@ -59,8 +59,11 @@ class Data(Protocol):
           UserError: there are none.
         """
 
-    def consequences(self) -> list[tuple[str, str]]:
-        """What the configuration means for the data: (subject, text) lines."""
+    def consequences(
+        self, first_step: int = 0, host: int = 0, hosts: int = 1
+    ) -> list[tuple[str, str]]:
+        """What the configuration means for the data: (subject, text) lines. Of the first batch only
+        the rows that this host makes are looked at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +250,9 @@ class CachedData:
             )
         return sets
 
-    def consequences(self) -> list[tuple[str, str]]:
+    def consequences(
+        self, first_step: int = 0, host: int = 0, hosts: int = 1
+    ) -> list[tuple[str, str]]:
         """What the configuration means for the data: (subject, text) lines."""
         lines = []
         batch_size, steps = self._config.batch_size, self._config.train_steps
@@ -305,16 +310,15 @@ class CachedData:
         if len(self.tasks) == 1:
             epoch = len(self.sources[0].maker.windows) / batch_size
             text += f", {epoch:,.1f} steps an epoch, {steps / epoch:,.2f} epochs in all"
-        return [*lines, ("batch", text), *self._filling()]
+        return [*lines, ("batch", text), *self._filling(self.batches(host, hosts)[first_step])]
 
     def _shares(self, rates: list[float]) -> str:
         return ", ".join(
             f"{each.task.name} {share:.4%}" for each, share in zip(self.tasks, rates, strict=True)
         )
 
-    def _filling(self) -> list[tuple[str, str]]:
-        """How full the first batch is, and which lengths would waste less."""
-        batch = self.batches()[0]
+    def _filling(self, batch: Batch) -> list[tuple[str, str]]:
+        """How full a batch is, and which lengths would waste less."""
         text = packing(batch)
         if len(self.tasks) == 1 and min(filling(batch).values()) < WASTEFUL:
             text += better_lengths(self.tasks[0].task, self.lengths)

@@ -88,7 +88,8 @@ def train(run: Run, origins: dict[str, str]) -> int:
         _save_versions(config.model_dir)
 
     program = Program(run)
-    print(consequences(run, program, first), flush=True)
+    if processes.is_first():
+        print(consequences(run, program, first), flush=True)
     state = (
         checkpoints.restore(first, program.abstract_state()) if first else program.initial_state()
     )
@@ -311,7 +312,7 @@ def consequences(run: Run, program: Program, first_step: int) -> str:
         f"goes on from checkpoint {first_step}" if first_step else "starts from initial parameters"
     )
     lines = [
-        *run.data.consequences(),
+        *run.data.consequences(first_step, *program.host_part),
         (
             "model",
             f"{config.preset}: {parameter_count(config.model):,} parameters, "

@@ -100,7 +100,9 @@ class SeqioData:
 
         return [EvaluationSet(self._name, None, iterate)]
 
-    def consequences(self) -> list[tuple[str, str]]:
+    def consequences(
+        self, first_step: int = 0, host: int = 0, hosts: int = 1
+    ) -> list[tuple[str, str]]:
         """What the configuration means for the data: (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized anew by this process"
         return [

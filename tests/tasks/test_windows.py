@@ -8,6 +8,7 @@ import gc
 import hashlib
 import itertools
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import write
-from tasks import files, records, shards
+from tasks import copies, files, records, shards
 from tasks.command_line import UserError
 from tasks.manifest import (
     LINEAGE_COLUMNS,
@@ -357,7 +358,7 @@ def copied(remote):
 
 
 def test_a_remote_shard_is_copied_once_however_many_read_it(remote, monkeypatch):
-    monkeypatch.setattr(shards, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(copies, "_PART_BYTES", 1000)
     windows = remote.windows(60, local_dir=str(remote.local))
     assert not remote.read
     read_from_threads(remote, windows)
@@ -371,11 +372,51 @@ def test_a_remote_shard_is_copied_once_however_many_read_it(remote, monkeypatch)
         == sum(remote.read.values())
         == sum(remote.sizes[shard] for shard in (0, 1, 4))
     )
-    folders = list(remote.local.iterdir())
+    assert len(list(remote.local.iterdir())) == 1
+
+
+def test_copies_stay_where_they_are_wanted_and_go_with_a_temporary_folder(
+    remote, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    windows = remote.windows(60)
+    windows.read(np.array([3]))
+    assert len(list(tmp_path.glob(f"{copies.FOLDER_PREFIX}*"))) == 1
     del windows
     gc.collect()
-    assert len(folders) == 1
-    assert not folders[0].exists()
+    assert not list(tmp_path.glob(f"{copies.FOLDER_PREFIX}*"))
+
+    windows = remote.windows(60, local_dir=str(remote.local))
+    read_from_threads(remote, windows)
+    del windows
+    gc.collect()
+    (folder,) = remote.local.iterdir()
+    spoilt = folder / shard_file("train", "tfrecord", 0, COUNT)
+    data = bytearray(spoilt.read_bytes())
+    data[5] ^= 1
+    spoilt.write_bytes(data)
+    (folder / shard_file("train", "rows", 1, COUNT)).unlink()
+    (folder / "of-another-cache").write_bytes(b"x")
+    remote.read.clear()
+    windows = remote.windows(60, local_dir=str(remote.local))
+    read_from_threads(remote, windows)
+    assert set(remote.read) == {
+        shard_file("train", "tfrecord", 0, COUNT),
+        shard_file("train", "tfrecord", 1, COUNT),
+        shard_file("train", "rows", 1, COUNT),
+    }
+    assert list(remote.local.iterdir()) == [folder]
+    assert not (folder / "of-another-cache").exists()
+    room = sum(remote.sizes[shard] for shard in (0, 1, 4))
+    assert copied(remote)[0] == room
+
+    # The room of the next process may be less.
+    del windows
+    gc.collect()
+    small = remote.windows(60, local_dir=str(remote.local), local_bytes=max(remote.sizes))
+    small.read(np.array([3]))
+    small.read(np.array([55]))
+    assert copied(remote)[0] <= max(remote.sizes)
 
 
 def test_copies_take_no_more_than_allowed_and_the_least_recently_read_makes_room(remote):
@@ -485,18 +526,22 @@ def test_an_error_of_a_prefetch_is_left_to_the_reader(remote, caplog):
         windows.read(np.array([0]))
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(remote):
+def test_what_nobody_wants_goes_after_a_day_and_what_a_living_process_has_stays(remote):
     living = remote.windows(60, local_dir=str(remote.local))
     living.read(np.array([0]))
     before = copied(remote)
-    abandoned = remote.local / f"{shards._FOLDER_PREFIX}abandoned"
+    abandoned = remote.local / f"{copies.FOLDER_PREFIX}abandoned"
+    fresh = remote.local / f"{copies.FOLDER_PREFIX}fresh"
     other = remote.local / "another"
-    for folder in (abandoned, other):
+    for folder in (abandoned, fresh, other):
         folder.mkdir()
         (folder / "file").write_bytes(b"x" * 10)
+    for folder in (abandoned, other):
+        os.utime(folder, (time.time() - 100_000,) * 2)
     windows = remote.windows(60, local_dir=str(remote.local))
     windows.read(np.array([0]))
     assert not abandoned.exists()
     assert other.exists()
-    assert copied(remote)[0] == 2 * before[0] + 10
+    assert fresh.exists()
+    assert copied(remote)[0] == 2 * before[0] + 20
     living.read(np.arange(61))

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# One command on all hosts of a TPU slice, as a service of each: it outlives the terminal, gets
+# SIGTERM when the machine goes down, and is started again after what may pass. docs/tpu.md uses it.
+#
+#   scripts/tpu_pod.sh install NAME ZONE [EXTRA]     this clone and its packages, EXTRA: tpu
+#   scripts/tpu_pod.sh start   NAME ZONE FLAGS…      python -m trainer.pretrain FLAGS
+#   scripts/tpu_pod.sh status  NAME ZONE
+#   scripts/tpu_pod.sh logs    NAME ZONE             of the first host, which prints
+#   scripts/tpu_pod.sh stop    NAME ZONE             saves a checkpoint first
+set -euo pipefail
+
+if [ $# -lt 3 ]; then
+    sed -n '5,9s/^# *//p' "$0" >&2
+    exit 2
+fi
+action=$1 name=$2 zone=$3
+shift 3
+unit=palimpsest
+
+on() { # HOSTS COMMAND
+    gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker="$1" --command="$2"
+}
+
+case $action in
+install)
+    archive=$(mktemp --suffix=.tar.gz)
+    trap 'rm -f "$archive"' EXIT
+    git -C "$(dirname "$0")/.." archive --format=tar.gz --output="$archive" HEAD
+    gcloud compute tpus tpu-vm scp "$archive" "$name:$unit.tar.gz" --zone="$zone" --worker=all
+    on all "set -e; mkdir -p $unit; tar --extract --gzip --file=$unit.tar.gz --directory=$unit
+        test -x $unit/.venv/bin/python || python3 -m venv $unit/.venv
+        cd $unit; .venv/bin/pip install --quiet --constraint constraints.txt '.[${1:-tpu}]' gcsfs"
+    ;;
+start)
+    flags=$(printf ' %q' "$@" --processes.coordinator=auto)
+    # 1 and 2 are mistakes, which another start does not mend.
+    on all "sudo systemd-run --unit=$unit --collect --uid=\"\$(id -u)\" --working-directory=\"\$HOME\" \
+        --property=Restart=on-failure --property=RestartPreventExitStatus='1 2' \
+        --property=RestartSec=10 --property=StartLimitIntervalSec=0 --property=TimeoutStopSec=300 \
+        \"\$HOME/$unit/.venv/bin/python\" -m trainer.pretrain$flags"
+    ;;
+status)
+    on all "systemctl show $unit --property=ActiveState,SubState,NRestarts,ExecMainStatus"
+    ;;
+logs)
+    on 0 "journalctl --unit=$unit --follow --lines=50 --output=cat"
+    ;;
+stop)
+    on all "sudo systemctl stop $unit"
+    ;;
+*)
+    echo "$0: no action $action: install, start, status, logs or stop" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,85 @@
+"""A build from a bucket into a bucket is that of this machine, whatever of it fails."""
+
+import json
+
+import pytest
+
+from pipeline import verify
+from tasks import files
+from tests.gcs_server import FAULTS, GcsServer
+
+TASK = "python_docs_span_corruption"
+# What names the files of the corpus and what the store says of them.
+OF_PLACES = {"plan.json", "manifest.json"}
+
+
+@pytest.fixture
+def in_store(documents, vocabulary, cache):
+    """Returns a function that fills a server: the corpus and the vocabulary of `cache`."""
+
+    def fill(gcs):
+        lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
+        gcs.store.put("bucket", "corpus/documents.jsonl", "\n".join(lines).encode(), {}, {})
+        for path in vocabulary.iterdir():
+            gcs.store.put("bucket", f"vocabulary/{path.name}", path.read_bytes(), {}, {})
+
+    return fill
+
+
+FLAGS = (
+    "--corpus=json:gs://bucket/corpus/*.jsonl?validation=0.1",
+    "--vocabulary=gs://bucket/vocabulary",
+)
+
+
+def test_a_build_in_a_bucket_that_fails_has_the_same_bytes(
+    build, cache, in_bucket, in_store, capsys
+):
+    with GcsServer(faults=0.1, seed=2) as gcs:
+        in_bucket(gcs)
+        in_store(gcs)
+        folder = f"gs://bucket/cache/{TASK}"
+        build("gs://bucket/cache", *FLAGS)
+        assert files.list_names(folder) == sorted(path.name for path in cache.iterdir())
+        for path in cache.iterdir():
+            if path.name not in OF_PLACES:
+                assert gcs.read(f"cache/{TASK}/{path.name}") == path.read_bytes(), path.name
+        here = json.loads((cache / "manifest.json").read_text())
+        there = json.loads(gcs.read(f"cache/{TASK}/manifest.json"))
+        assert there["splits"] == here["splits"]
+        capsys.readouterr()
+        build("gs://bucket/cache", *FLAGS)
+        assert "nothing to do" in capsys.readouterr().out
+        assert not verify.main([f"--cache={folder}"])
+
+        shard = next(name for name in gcs.names() if "train.tfrecord" in name)
+        whole = gcs.read(shard)
+        gcs.store.put("bucket", shard, whole[:-1], {}, {})
+        build("gs://bucket/cache", *FLAGS)
+        assert gcs.read(shard) == whole
+        assert set(gcs.counts()) == {"", *FAULTS}
+
+
+@pytest.mark.slow
+def test_an_extension_in_a_bucket_that_fails_has_the_same_bytes(
+    build, documents, in_bucket, in_store, tmp_path
+):
+    lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
+    half = len(lines) // 2
+    corpora = [("1.jsonl", lines[:half]), ("2.jsonl", lines[half:])]
+    with GcsServer(faults=0.1, seed=3) as gcs:
+        in_bucket(gcs)
+        in_store(gcs)
+        given = ["--corpus=json:gs://bucket/more/*.jsonl?validation=0.1", FLAGS[1]]
+        here = ["--corpus=json:" + str(tmp_path / "*.jsonl") + "?validation=0.1"]
+        for name, part in corpora:
+            data = "\n".join(part).encode()
+            gcs.store.put("bucket", f"more/{name}", data, {}, {})
+            (tmp_path / name).write_bytes(data)
+            build("gs://bucket/cache", *given, "--extend", "--shard_bytes=200000")
+            folder = build(tmp_path / "cache", *here, "--extend", "--shard_bytes=200000")
+        there = f"gs://bucket/cache/{TASK}"
+        assert files.list_names(there) == sorted(path.name for path in folder.iterdir())
+        for path in folder.iterdir():
+            if path.name not in OF_PLACES:
+                assert files.read_bytes(f"{there}/{path.name}") == path.read_bytes(), path.name

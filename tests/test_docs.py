@@ -1,0 +1,135 @@
+"""The commands of the documents: every flag exists, every script does what they say."""
+
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCUMENTS = [
+    "README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+]  # fmt: skip
+# By other names: what is run inside them.
+WRAPPERS = {"scripts/tpu_pod.sh start": "trainer.pretrain"}
+
+
+def commands(document):
+    """(module, flags) of every command of the indented blocks of a document."""
+    text = (ROOT / document).read_text().replace("\\\n", " ")
+    found = []
+    for line in re.findall(r"^    (.+)$", text, re.MULTILINE):
+        if "…" in line:
+            continue
+        match = re.search(r"(?:python -m ([a-z_]+\.[a-z_]+)|(scripts/tpu_pod\.sh start))(.*)", line)
+        if match:
+            given = shlex.split(match[3], comments=True)
+            flags = [word for word in given if word.startswith("--")]
+            found.append((match[1] or WRAPPERS[match[2]], flags))
+    return found
+
+
+def refused(module, flags):
+    """The flags that a module does not have."""
+    if module == "trainer.pretrain":
+        from trainer.pretrain import build_config
+
+        given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        preset = given.pop("preset", "t5_1_1_tiny")
+        recipe = given.pop("optimizer_preset", None)
+        build_config(preset, [f"--{name}={value}" for name, value in given.items()], recipe)
+        return []
+    shown = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    known = set(re.findall(r"--[a-z_]+", shown))
+    unknown = {flag.split("=")[0] for flag in flags} - known
+    return sorted(unknown - of_beam() if unknown and "Beam" in shown else unknown)
+
+
+def of_beam():
+    """Flags of Beam, which some commands pass on."""
+    import argparse
+
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    parser = argparse.ArgumentParser(conflict_handler="resolve")
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    return set(parser._option_string_actions)
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands(name)])
+def test_every_flag_of_a_document_is_one(document):
+    for module, flags in commands(document):
+        assert refused(module, flags) == [], (module, flags)
+
+
+def test_the_documents_have_commands():
+    modules = {module for module, _ in commands("docs/tpu.md")}
+    assert {"vocab.train", "pipeline.build", "trainer.pretrain", "trainer.evaluate"} <= modules
+    assert refused("pipeline.build", ["--no_such=1"]) == ["--no_such"]
+
+
+def fake(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_every_host_of_a_slice_gets_the_same_command(tmp_path):
+    # gcloud that is four machines; systemd-run that shows what it is to run.
+    fake(tmp_path, "gcloud", 'for word; do case $word in --command=*) command=${word#*=};; '
+         '--worker=0) hosts=1;; --worker=all) hosts=4;; esac; done\n'
+         'for ((host = 0; host < hosts; host++)); do bash -c "$command"; done')  # fmt: skip
+    fake(tmp_path, "sudo", 'exec "$@"')
+    fake(tmp_path, "systemd-run", 'while [[ $1 == --* ]]; do shift; done; printf "<%s>" "$@"; echo')
+    schedule = "--optimizer.schedule=constant * rsqrt_decay"
+    done = subprocess.run(
+        ["scripts/tpu_pod.sh", "start", "pretrain", "a-zone", "--preset=t5_1_1_tiny", schedule],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/home/me"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    words = ["/home/me/palimpsest/.venv/bin/python", "-m", "trainer.pretrain",
+             "--preset=t5_1_1_tiny", schedule, "--processes.coordinator=auto"]  # fmt: skip
+    assert done.stdout.splitlines() == ["".join(f"<{word}>" for word in words)] * 4
+    usage = subprocess.run(["scripts/tpu_pod.sh"], cwd=ROOT, capture_output=True, text=True)
+    assert usage.returncode == 2
+    assert "scripts/tpu_pod.sh start" in usage.stderr
+
+
+@pytest.mark.parametrize(
+    ("codes", "runs", "end"),
+    [([0], 1, 0), ([75, 76, 137, 0], 4, 0), ([76, 2], 2, 2), ([1], 1, 1), ([75] * 9, 4, 75)],
+)
+def test_a_run_is_started_again_after_what_may_pass(tmp_path, codes, runs, end):
+    (tmp_path / "codes").write_text("\n".join(map(str, codes)) + "\n")
+    fake(tmp_path, "run", f'echo >> {tmp_path}/runs; code=$(head -n 1 {tmp_path}/codes)\n'
+         f'sed -i 1d {tmp_path}/codes; [ $code = 137 ] && kill -KILL $$; exit $code')  # fmt: skip
+    done = subprocess.run(
+        ["scripts/until_done.sh", tmp_path / "run"],
+        cwd=ROOT, env=os.environ | {"PAUSE": "0", "RESTARTS": "3"}, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == end
+    assert len((tmp_path / "runs").read_text()) == runs
+
+
+def test_sigterm_goes_on_to_the_run_and_ends_it(tmp_path):
+    fake(tmp_path, "run", f'trap "echo told >> {tmp_path}/told; exit 75" TERM\n'
+         f'touch {tmp_path}/there; while true; do sleep 0.05; done')  # fmt: skip
+    loop = subprocess.Popen(
+        ["scripts/until_done.sh", tmp_path / "run"], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    while not (tmp_path / "there").exists():
+        time.sleep(0.02)
+    loop.send_signal(signal.SIGTERM)
+    assert loop.wait(timeout=30) == 75
+    assert (tmp_path / "told").read_text() == "told\n"

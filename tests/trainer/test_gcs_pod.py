@@ -1,0 +1,185 @@
+"""Four processes, as the hosts of a pod, from a cache in a bucket to a model in it."""
+
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from tasks.manifest import CacheManifest
+from tests.gcs_server import GcsServer
+from tests.gcs_store import Store
+from tests.trainer.conftest import ROOT, command
+from tests.trainer.test_processes import free_port, losses, pretrain, state
+from trainer.loop import EXIT_PREEMPTED
+from trainer.pretrain import build_config
+from trainer.processes import EXIT_LOST
+from trainer.setup import prepare
+
+STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8
+CACHE, MODEL = "gs://bucket/cache", "gs://bucket/model"
+FLAGS = ("--evaluation.every_steps=0", "--data.threads=1", "--data.prefetch=1")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cache(text_cache, tmp_path_factory):
+    """The folder of a cache of many shards."""
+    folder = tmp_path_factory.mktemp("many")
+    size = sum(path.stat().st_size for path in text_cache.parents[1].glob("*.txt"))
+    made = command(
+        "pipeline.build",
+        "--task=python_docs_span_corruption",
+        f"--corpus=text:{text_cache.parents[1]}/*.txt",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
+        f"--cache_dir={folder}",
+        "--row_tokens=100",
+        f"--shard_bytes={size // 40}",
+    )
+    assert made.returncode == 0, made.stderr
+    return folder / "python_docs_span_corruption"
+
+
+def bucket(cache):
+    """A bucket with the cache."""
+    store = Store("bucket")
+    for path in cache.iterdir():
+        store.put("bucket", f"cache/{path.name}", path.read_bytes(), {}, {})
+    return store
+
+
+@pytest.fixture
+def store(cache):
+    return bucket(cache)
+
+
+class Pod:
+    """Hosts that make one run, each with a way of its own to the one bucket."""
+
+    def __init__(self, store, steps, hosts=HOSTS, **server):
+        self.store = store
+        self.doors = [GcsServer(store, **server) for _ in range(hosts)]
+        port = free_port()
+        self.processes = []
+        for index, door in enumerate(self.doors):
+            door.__enter__()
+            flags = [
+                f"--processes.coordinator=localhost:{port}",
+                f"--processes.count={hosts}",
+                f"--processes.index={index}",
+                "--processes.timeout_seconds=30",
+            ]
+            given = [f"--train_steps={steps}", f"--batch_size={BATCH}", *FLAGS]
+            self.processes.append(
+                subprocess.Popen(
+                    pretrain(CACHE, MODEL, *given, *(flags if hosts > 1 else [])),
+                    cwd=ROOT,
+                    env=os.environ | door.environment(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def wait_for(self, name):
+        """Returns when the object is in the bucket."""
+        while name not in self.store.buckets["bucket"]:
+            for process in self.processes:
+                assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+
+    def end(self):
+        """Returns (exit codes, what was said on stderr) when all have ended."""
+        said = [process.communicate(timeout=300)[1] for process in self.processes]
+        for door in self.doors:
+            door.__exit__()
+        return [process.returncode for process in self.processes], said
+
+
+def model(store, folder):
+    """The model directory, copied out of the bucket."""
+    for name, found in store.buckets["bucket"].items():
+        if name.startswith("model/") and not name.endswith("/"):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(found.data)
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def together(cache, tmp_path_factory):
+    """(model directory, hosts' servers) of four that nothing disturbed."""
+    store = bucket(cache)
+    pod = Pod(store, STEPS)
+    codes, said = pod.end()
+    assert codes == [0] * HOSTS, said
+    return model(store, tmp_path_factory.mktemp("together")), pod.doors
+
+
+def test_four_hosts_make_the_run_of_one(store, together, tmp_path):
+    pod = Pod(store, STEPS, hosts=1)
+    codes, said = pod.end()
+    assert codes == [0], said
+    alone = model(store, tmp_path)
+    expected, found = losses(alone), losses(together[0])
+    assert found.keys() == expected.keys()
+    assert len(found) == STEPS
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
+    for one, two in zip(state(alone), state(together[0]), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-3)
+
+
+def test_a_host_reads_the_shards_of_its_rows_alone(cache, together):
+    arguments = pretrain(cache, "unused", f"--train_steps={STEPS}", f"--batch_size={BATCH}")
+    data = prepare(*build_config("t5_1_1_tiny", arguments[4:])).data
+    windows = data.sources[0].maker.windows
+    shards = len(CacheManifest.load(str(cache)).splits["train"])
+    assert shards > 20
+    for host, door in enumerate(together[1]):
+        asked = {request.object for request in door.requests}
+        read = {name for name in asked if name.startswith("cache/train.tfrecord")}
+        # A batch is made while another waits to be taken.
+        wanted = [
+            {
+                "cache/" + windows.where(int(window)).path.rpartition("/")[2]
+                for window in data.batches(host, HOSTS).places(step).windows
+            }
+            for step in range(STEPS + 3)
+        ]
+        assert set().union(*wanted[:STEPS]) <= read <= set().union(*wanted)
+        assert len(read) < shards
+
+
+def test_one_is_killed_and_all_go_on_to_the_same_bits(store, together, tmp_path):
+    pod = Pod(store, 1_000_000)
+    pod.wait_for(f"model/checkpoint_{EVERY}/commit_success.txt")
+    pod.processes[2].send_signal(signal.SIGKILL)
+    codes, said = pod.end()
+    assert codes == [EXIT_LOST, EXIT_LOST, -signal.SIGKILL, EXIT_LOST]
+    assert "process 2" in said[0].splitlines()[-1]
+
+    # As if it had been killed at once: a run of fewer steps has to come to its end.
+    for name in list(store.buckets["bucket"]):
+        if name.startswith("model/checkpoint_") and f"/checkpoint_{EVERY}/" not in name:
+            del store.buckets["bucket"][name]
+    codes, said = Pod(store, STEPS, faults=0.05, seed=7).end()
+    assert codes == [0] * HOSTS, said
+    again = model(store, tmp_path)
+    assert losses(again) == losses(together[0])
+    for one, two in zip(state(again), state(together[0]), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_host_that_is_taken_away_has_all_save_and_end(store):
+    pod = Pod(store, 1_000_000)
+    pod.wait_for(f"model/checkpoint_{EVERY}/commit_success.txt")
+    pod.processes[3].send_signal(signal.SIGTERM)
+    codes, said = pod.end()
+    assert codes == [EXIT_PREEMPTED] * HOSTS, said
+    (line,) = {line for text in said for line in text.splitlines() if "SIGTERM: saved" in line}
+    step = int(line.split("step ")[1].split(";")[0])
+    assert f"model/checkpoint_{step}/commit_success.txt" in store.buckets["bucket"]

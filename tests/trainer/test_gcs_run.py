@@ -1,0 +1,200 @@
+"""A run from a bucket into a bucket is that of this machine, with TensorFlow or without."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.gcs_server import GcsServer
+from tests.trainer.conftest import ROOT, command
+from tests.trainer.test_processes import losses, state
+from trainer import pretrain
+
+TASK = "python_docs_span_corruption"
+STEPS = 4
+# As on a machine that does not have it; else nothing is different.
+WITHOUT_TENSORFLOW = """
+import runpy, sys
+sys.modules["tensorflow"] = None
+module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def flags(cache, model_dir, steps=STEPS):
+    return [
+        "--preset=t5_1_1_tiny",
+        f"--task={TASK}",
+        f"--cache_dir={cache}",
+        f"--model_dir={model_dir}",
+        f"--train_steps={steps}",
+        *("--batch_size=4", "--lengths.inputs=64", "--lengths.targets=18"),
+        *("--metrics.every_steps=1", "--checkpoint.every_steps=2", "--evaluation.every_steps=4"),
+    ]
+
+
+def fill(gcs, folder, below):
+    """Puts the files of a folder into the bucket."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = f"{below}/{path.relative_to(folder)}"
+            gcs.store.put("bucket", name, path.read_bytes(), {}, {})
+
+
+def fetch(gcs, below, folder):
+    """Copies what lies below a name in the bucket; returns where."""
+    for name in gcs.names(f"{below}/"):
+        path = folder / name
+        if not name.endswith("/"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gcs.read(name))
+    return folder / below
+
+
+def run(gcs, *arguments, expected=0, **environment):
+    """Runs a module's command, without TensorFlow unless the server has TLS."""
+    start = ["-m"] if gcs.context else ["-c", WITHOUT_TENSORFLOW]
+    done = subprocess.run(
+        [sys.executable, *start, *arguments],
+        cwd=ROOT,
+        env=os.environ | gcs.environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == expected, done.stderr
+    return done
+
+
+def assert_equal(model_dir, alone):
+    expected, found = losses(alone), losses(model_dir)
+    # A run of fewer steps was evaluated at its end, too.
+    assert {place: found[place] for place in expected} == expected
+    for one, two in zip(state(model_dir, STEPS), state(alone, STEPS), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.fixture(scope="module")
+def alone(text_cache, tmp_path_factory):
+    """The model directory of a run of this machine."""
+    model_dir = tmp_path_factory.mktemp("alone") / "model"
+    assert pretrain.main(flags(text_cache, model_dir)) == 0
+    return model_dir
+
+
+def test_a_run_in_a_bucket_that_fails_has_the_same_parameters(text_cache, alone, tmp_path):
+    with GcsServer(faults=0.05, seed=4) as gcs:
+        fill(gcs, text_cache, "cache")
+        run(gcs, "trainer.pretrain", *flags("gs://bucket/cache", "gs://bucket/model"))
+    assert sum(count for fault, count in gcs.counts().items() if fault) > 4
+    model_dir = fetch(gcs, "model", tmp_path)
+    assert_equal(model_dir, alone)
+    boards = {path.parent.name for path in model_dir.glob("tensorboard/*/events.*")}
+    assert boards == {"train", "validation"}
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"denied": ["bucket"]}, "permission denied"),
+        ({"needs_token": True}, "no credentials"),
+        (None, "there is no bucket"),
+    ],
+)
+def test_a_bucket_that_refuses_is_one_line(in_bucket, text_cache, capsys, server, message):
+    from tasks import command_line
+
+    with GcsServer(**server or {}) as gcs:
+        in_bucket(gcs)
+        bucket = "bucket" if server else "other"
+        with pytest.raises(SystemExit) as ended:
+            command_line.run(pretrain.main, flags(text_cache, f"gs://{bucket}/model"))
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"gs://{bucket}" in line
+    assert message in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tensorflow", [True, False])
+def test_a_run_goes_on_in_a_bucket_by_either_client(text_cache, alone, tmp_path, tensorflow):
+    with GcsServer(tls=tmp_path / "tls" if tensorflow else None) as gcs:
+        fill(gcs, text_cache, "cache")
+        for steps in (2, STEPS):
+            given = flags("gs://bucket/cache", "gs://bucket/model", steps)
+            run(gcs, "trainer.pretrain", *given)
+        shown = run(gcs, "trainer.evaluate", "--model_dir=gs://bucket/model", "--checkpoints=all")
+    # TensorFlow's client makes objects for folders, gcsfs does not.
+    assert any(name.endswith("/") for name in gcs.names("model/")) == tensorflow
+    assert_equal(fetch(gcs, "model", tmp_path), alone)
+    done = command("trainer.evaluate", f"--model_dir={alone}", "--checkpoints=all")
+    assert shown.stdout == done.stdout
+
+
+@pytest.mark.slow
+def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path):
+    texts = text_cache.parents[1]
+    with GcsServer(faults=0.05, seed=5) as gcs:
+        for path in texts.glob("*.txt"):
+            gcs.store.put("bucket", f"{path.name}", path.read_bytes(), {}, {})
+        for at, corpus in ((str(tmp_path / "here"), texts), ("gs://bucket/there", "gs://bucket")):
+            run(gcs, "vocab.train", f"--corpus=text:{corpus}/*.txt", "--vocab_size=600",
+                f"--output={at}/vocabulary")  # fmt: skip
+            build = [f"--task={TASK}", f"--vocabulary={at}/vocabulary", f"--cache_dir={at}/cache",
+                     "--row_tokens=100"]  # fmt: skip
+            run(gcs, "pipeline.build", f"--corpus=text:{corpus}/*.txt", *build)
+            run(gcs, "pipeline.verify", f"--cache={at}/cache/{TASK}")
+            run(gcs, "pipeline.report", f"--cache={at}/cache/{TASK}")
+            run(gcs, "pipeline.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
+            run(gcs, "trainer.pretrain", *flags(f"{at}/cache", f"{at}/model"))
+            run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
+            run(gcs, "trainer.report", f"--model_dir={at}/model")
+            run(gcs, "trainer.explain", f"--model_dir={at}/model", "--step=1")
+    here, there = tmp_path / "here", fetch(gcs, "there", tmp_path)
+    found = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
+    # The first two name the files of the corpus, the last the time.
+    apart = ("manifest.json", "plan.json", "report.html")
+    for path in here.rglob("*"):
+        name = str(path.relative_to(here))
+        if path.is_file() and "checkpoint_" not in name and "tensorboard" not in name:
+            assert name in found
+            if not name.startswith("model") and path.name not in apart:
+                assert (there / name).read_bytes() == path.read_bytes(), name
+    assert_equal(there / "model", here / "model")
+    assert (there / "model/evaluation.json").read_text() == (
+        here / "model/evaluation.json"
+    ).read_text()
+
+
+SEQIO = """
+import seqio
+from tasks import seqio_tasks
+seqio_tasks.register("gs://bucket/vocabulary", corpus="python_docs")
+seqio.add_global_cache_dirs(["gs://bucket/caches"])
+task = seqio.get_mixture_or_task("python_docs_span_corruption")
+rows = task.get_dataset({"inputs": 64, "targets": 18}, split="train", use_cached=True,
+    shuffle=False, seed=1, shard_info=seqio.ShardInfo(0, 1))
+print(sum(1 for _ in rows))
+"""
+
+
+@pytest.mark.slow
+def test_stock_seqio_reads_a_cache_in_a_bucket(text_cache, tmp_path):
+    from tasks.manifest import CacheManifest
+
+    with GcsServer(tls=tmp_path / "tls") as gcs:
+        fill(gcs, text_cache, f"caches/{TASK}")
+        fill(gcs, text_cache.parents[1] / "vocabulary", "vocabulary")
+        done = subprocess.run(
+            [sys.executable, "-c", SEQIO], cwd=ROOT, env=os.environ | gcs.environment(),
+            capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tokens = CacheManifest.load(str(text_cache)).total("train", "tokens")
+    window = json.loads(done.stdout.splitlines()[-1])
+    assert 0.5 * tokens / 70 < window <= 1.1 * tokens / 60
+    read = {request.path for request in gcs.requests if request.method == "GET"}
+    assert any(path.startswith("/bucket/caches") and "train.tfrecord" in path for path in read)
