@@ -46,7 +46,7 @@ def bare(folder: pathlib.Path) -> pathlib.Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     (target,) = folder.glob("lib/python*/site-packages")
-    for name in sorted(_closure("pip", "setuptools", *_required("pipeline", "gcp"))):
+    for name in sorted(_closure("pip", *_required("pipeline", "gcp"))):
         found = metadata.distribution(name)
         for top in {path.parts[0] for path in found.files or [] if path.parts[0] != ".."}:
             source, link = pathlib.Path(str(found.locate_file(top))), target / top
