@@ -113,7 +113,7 @@ def test_a_model_of_primer_s_is_its_preset_or_there_is_none(file, preset):
 def test_the_stack_that_mesh_heeds_alternates_norms():
     flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
     if "small_primer" not in MODEL_PRESETS:
-        with pytest.raises(UserError, match="there is no preset of .*medium_primer, layers"):
+        with pytest.raises(UserError, match=r"there is no preset of .*medium_primer, layers"):
             load("released.gin", *LM_FILES, flags=(*LM, flag))
         return
     config, _, _ = load("released.gin", *LM_FILES, flags=(*LM, flag))
