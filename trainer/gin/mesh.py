@@ -33,6 +33,14 @@ _OBJECTIVES: dict[tuple[str, ...], dict[str | None, str]] = {
         "random_prefix_noise_mask": "prefix_lm"
     },
 }
+# What denoising makes of noise, by objective.
+_FUNCTIONS = {
+    "span_corruption": {
+        "inputs_fn": "noise_span_to_unique_sentinel",
+        "targets_fn": "nonnoise_span_to_unique_sentinel",
+    },
+    "prefix_lm": {"inputs_fn": "drop_nonnoise_tokens", "targets_fn": "drop_noise_tokens"},
+}
 # T5's own spans.
 _SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
@@ -77,6 +85,7 @@ def understand(reading: Reading, preset: str | None) -> str:
       UserError: it is no model, task or schedule that is known here.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
+    _refuse_other(reading, "optimizer", "AdafactorOptimizer")
     _set_schedule(reading)
     _set_lengths_and_rows(reading)
     if not preset:
@@ -85,6 +94,13 @@ def understand(reading: Reading, preset: str | None) -> str:
         if path not in ("model.dtype", "model.dropout_rate"):
             del reading.fields[path]
     return preset
+
+
+def _refuse_other(reading: Reading, name: str, expected: str) -> None:
+    """Holds a kept reference against the only one that makes sense with the others."""
+    found = reading.facts.get(name)
+    if found and _short(found.value) != expected:
+        raise UserError(f"{found.origin}: {name} = {shown(found.value)} must be @{expected} here")
 
 
 def _set_model(reading: Reading) -> str:
@@ -119,6 +135,10 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
     names = tuple(_short(each) for each in found.value)
     shared = _value(reading, "share_qk", False)
     preset = _KINDS.get((names, activations.value, norm.value, shared))
+    stack = reading.facts.get("layer_stack_cls")
+    if stack and _short(stack.value) == "PrePostNormLayerStack":
+        # Unlike Unitransformer.layer_stack, this is what Mesh makes stacks of.
+        preset = {"medium_primer_as_released": "medium_primer"}.get(str(preset))
     if preset is None or preset not in MODEL_PRESETS:
         what = f"{preset}, " if preset else ""
         raise UserError(
@@ -134,8 +154,12 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
         # Only SelfAttention's heads are bound by Mesh's files; a Synthesizer has its own.
         for path in ("model.num_heads", "model.head_dim"):
             reading.fields.pop(path, None)
-    if "MoE1D" in names and "num_experts" in reading.facts:
-        reading.set("model.num_experts", *reading.facts["num_experts"])
+    if "MoE1D" in names:
+        experts = _activations(reading, "expert_activations")
+        if experts.value != activations.value:
+            raise UserError(f"{experts.origin}: experts must have the activations of other layers")
+        if "num_experts" in reading.facts:
+            reading.set("model.num_experts", *reading.facts["num_experts"])
     if "ineffective" in reading.facts:
         where = reading.facts["ineffective"].origin
         reading.warn(
@@ -149,24 +173,33 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
 
 
 def _norm(reading: Reading) -> Value:
-    found = reading.facts.get("norm")
-    if found is None:
-        return Value("rms", "Mesh T5's default")
-    norms = [NORMS[name] for each in found.value if (name := _short(each)) in NORMS]
+    """That of the layers, which must be the last one's too."""
+    layers, last = reading.facts.get("norm"), reading.facts.get("last_norm")
+    norms = {
+        NORMS[name]
+        for found in (layers, last)
+        if found
+        for each in found.value
+        if (name := _short(each)) in NORMS
+    }
+    if layers is None:
+        norms.add("rms")
     if len(norms) != 1:
-        raise UserError(f"{found.origin}: sublayers_per_layer must have one norm")
-    return Value(norms[0], found.origin)
+        where = ", ".join(found.origin for found in (layers, last) if found)
+        raise UserError(f"{where}: layers and their end must have one norm, not {len(norms)}")
+    return Value(norms.pop(), layers.origin if layers else "Mesh T5's default")
 
 
-def _activations(reading: Reading) -> Value:
-    found = reading.facts.get("activations", Value("relu", "Mesh T5's default"))
+def _activations(reading: Reading, name: str = "activations") -> Value:
+    found = reading.facts.get(name, Value("relu", "Mesh T5's default"))
     names = [found.value] if isinstance(found.value, str) else found.value
-    if not isinstance(names, list | tuple) or not set(names) <= set(_ACTIVATIONS):
+    known = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
+    if not known or not set(names) <= set(_ACTIVATIONS):
         raise UserError(
-            f"{found.origin}: DenseReluDense.activation = {shown(found.value)} must be of "
+            f"{found.origin}: activation = {shown(found.value)} must be of "
             f"{', '.join(_ACTIVATIONS)}"
         )
-    return Value(tuple(_ACTIVATIONS[name] for name in names), found.origin)
+    return Value(tuple(_ACTIVATIONS[each] for each in names), found.origin)
 
 
 def _set_schedule(reading: Reading) -> None:
@@ -269,6 +302,8 @@ def task(reading: Reading) -> Value:
             f"{', '.join(each for masks in _OBJECTIVES.values() for each in masks.values())}: "
             "name a task of ours as --task"
         )
+    for function, expected in _FUNCTIONS.get(objective, {}).items():
+        _refuse_other(reading, function, expected)
     if objective == "span_corruption":
         values = {name: _value(reading, name, default) for name, default in _SPANS.items()}
         settings = [

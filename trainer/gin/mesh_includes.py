@@ -31,6 +31,17 @@ def _sizes(preset: str, partitions: int) -> dict[str, Any]:
     }
 
 
+def _denoised(density: Any, mask: str, inputs: str, targets: str | None) -> dict[str, Any]:
+    functions = {"noise_mask_fn": mask, "inputs_fn": inputs, "targets_fn": targets}
+    return {
+        "preprocessors.denoise.noise_density": density,
+        **{
+            f"preprocessors.denoise.{name}": value and _refer(f"preprocessors.{value}")[0]
+            for name, value in functions.items()
+        },
+    }
+
+
 def _preprocessors(*names: str) -> dict[str, Any]:
     return {"preprocessors.unsupervised.preprocessors": _refer(*names)}
 
@@ -84,8 +95,7 @@ _DENOISE = {
     **_preprocessors(
         *_CHUNKS, "preprocessors.split_tokens_to_inputs_length", "preprocessors.denoise"
     ),
-    "preprocessors.denoise.noise_density": 0.15,
-    "preprocessors.denoise.noise_mask_fn": _refer("preprocessors.iid_noise_mask")[0],
+    **_denoised(0.15, "iid_noise_mask", "noise_token_to_sentinel", None),
 }
 _SPAN = {
     **_preprocessors(*_CHUNKS, "preprocessors.split_tokens", "preprocessors.denoise"),
@@ -93,8 +103,12 @@ _SPAN = {
     "noise_density": 0.15,
     "mean_noise_span_length": 3.0,
     "targets_length": Reference("", "preprocessors.random_spans_targets_length", True),
-    "preprocessors.denoise.noise_density": Macro("noise_density"),
-    "preprocessors.denoise.noise_mask_fn": _refer("preprocessors.random_spans_noise_mask")[0],
+    **_denoised(
+        Macro("noise_density"),
+        "random_spans_noise_mask",
+        "noise_span_to_unique_sentinel",
+        "nonnoise_span_to_unique_sentinel",
+    ),
     "preprocessors.random_spans_noise_mask.mean_noise_span_length": Macro("mean_noise_span_length"),
     "utils.run.sequence_length": {
         "inputs": Macro("inputs_length"),
@@ -142,7 +156,7 @@ _FILES = {
         **_preprocessors(
             _CHUNKS[0], "preprocessors.split_tokens_to_inputs_length", "preprocessors.denoise"
         ),
-        "preprocessors.denoise.noise_mask_fn": _refer("preprocessors.random_prefix_noise_mask")[0],
+        **_denoised(0.5, "random_prefix_noise_mask", "drop_nonnoise_tokens", "drop_noise_tokens"),
     },
 }
 

@@ -57,9 +57,9 @@ NORMS = {
 _NO_EPSILON = {
     "dropout_rate": nothing("the sublayers have it"),
     "norm_epsilon": only(None, "epsilon is 1e-6"),
-    "sublayers_initial": keep("first", object),
+    "sublayers_initial": nothing("embeddings have dropout"),
     "sublayers_per_layer": keep("norm", list),
-    "sublayers_final": keep("last_norm", object),
+    "sublayers_final": keep("last_norm", list),
     "recompute_grads": nothing("--model.remat", False),
 }
 

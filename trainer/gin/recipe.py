@@ -75,7 +75,7 @@ def load(
     _set_seed(reading)
     _set_task(reading, overrides)
     _warn_of_vocabulary(reading)
-    _warn_of_imports(reading)
+    _note_imports(reading, _flag(overrides, "task_module"))
     return _configured(reading, named, preset)
 
 
@@ -191,9 +191,10 @@ def _warn_of_vocabulary(reading: Reading) -> None:
         )
 
 
-def _warn_of_imports(reading: Reading) -> None:
+def _note_imports(reading: Reading, task_module: str | None) -> None:
     for module, place in reading.statements.imports:
-        if module.partition(".")[0] not in _LIBRARIES and module not in _WITHOUT_TASKS:
+        known = module.partition(".")[0] in _LIBRARIES or module in (*_WITHOUT_TASKS, task_module)
+        if not known:
             text = f"{module} ({place}): its tasks are there with --task_module={module}"
             reading.notes.append(("not imported", text))
 

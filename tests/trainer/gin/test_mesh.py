@@ -110,6 +110,16 @@ def test_a_model_of_primer_s_is_its_preset_or_there_is_none(file, preset):
     assert ("changes nothing in Mesh" in str(notes)) == (file == "released")
 
 
+def test_the_stack_that_mesh_heeds_alternates_norms():
+    flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
+    if "small_primer" not in MODEL_PRESETS:
+        with pytest.raises(UserError, match=r"there is no preset of .*medium_primer, layers"):
+            load("released.gin", *LM_FILES, flags=(*LM, flag))
+        return
+    config, _, _ = load("released.gin", *LM_FILES, flags=(*LM, flag))
+    assert config.model == dataclasses.replace(model_preset("small_primer"), dtype="bfloat16")
+
+
 def test_a_decoder_with_t5_s_own_layers():
     config, _, _ = load("models/lm_v1.gin", *LM_FILES, flags=LM)
     assert config.model.family == "lm"
@@ -148,6 +158,15 @@ WRONG = {
     "another schedule": (
         ("run.learning_rate_schedule = @optimize.AdafactorOptimizer",),
         ["learning_rate_schedule", "@constant_learning_rate"],
+    ),
+    "no optimizer": (("run.optimizer = 'sgd'",), ["run.optimizer", "@AdafactorOptimizer"]),
+    "other targets": (
+        ("preprocessors.denoise.targets_fn = @preprocessors.drop_noise_tokens",),
+        ["denoise.targets_fn", "@nonnoise_span_to_unique_sentinel"],
+    ),
+    "two norms": (
+        ("LayerStack.sublayers_final = [@transformer.sublayer_true_layer_norm]",),
+        ["LayerStack.sublayers_final", "one norm"],
     ),
     "another kind of run": (("run.model_type = 'delimited_lm'",), ["run.model_type", "'lm'"]),
     "a program": (("utils.run.vocabulary = @os.system()",), ["@os.system()", "nothing"]),

@@ -153,6 +153,18 @@ def test_a_module_named_like_a_library_s_is_told(folder):
     assert [text.split()[0] for text in told] == ["trap", "t5x_tasks"]
 
 
+def test_a_module_that_the_command_loads_is_not_told(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "trap.py").write_text("TASKS = ()\n")
+    flags = ["--task_module=trap"]
+    assert not [
+        text
+        for subject, text in recipe.load(["run.gin"], [str(folder)], [], None, flags).notes
+        if subject == "not imported"
+    ]
+    sys.modules.pop("trap")
+
+
 def test_a_name_set_twice_in_a_file_is_told(folder):
     (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
     found = read(folder)
