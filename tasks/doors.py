@@ -6,6 +6,7 @@ make of it what their libraries call a dataset. Stock seqio has tasks.seqio_task
 
 import dataclasses
 import functools
+import importlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -139,21 +140,15 @@ class CacheSource:
 
 def grain_dataset(source: CacheSource) -> Any:
     """A `grain.MapDataset` of the elements, in their order; `.shuffle`, `.batch`, … go on."""
-    import grain
-
-    return grain.MapDataset.source(source)
+    return _package("grain", "trainer").MapDataset.source(source)
 
 
 def torch_dataset(source: CacheSource) -> Any:
     """A map-style `torch.utils.data.Dataset`; elements are dicts of int32 tensors."""
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(
-            "torch_dataset needs torch: pip install 'palimpsest[huggingface]'"
-        ) from error
+    torch = _package("torch", "huggingface")
+    base: Any = torch.utils.data.Dataset
 
-    class TorchDataset(torch.utils.data.Dataset):
+    class TorchDataset(base):
         def __len__(self) -> int:
             return len(source)
 
@@ -171,13 +166,7 @@ def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
 
     The elements are cut into up to `shards` parts, which is how many workers can share them.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(
-            "iterable_dataset needs datasets: pip install 'palimpsest[pipeline]'"
-        ) from error
-
+    datasets = _package("datasets", "pipeline")
     count = len(source)
     borders = np.unique(np.linspace(0, count, min(shards, count) + 1).astype(np.int64)).tolist()
     parts = list(itertools.pairwise(borders))
@@ -189,6 +178,13 @@ def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
         ),
         gen_kwargs={"source": source, "parts": parts},
     )
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"this door needs {name}: pip install 'palimpsest[{extra}]'") from error
 
 
 def _elements(source: CacheSource, parts: list[tuple[int, int]]) -> Iterator[dict[str, np.ndarray]]:

@@ -3,6 +3,7 @@
 import pickle
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,20 @@ def test_examples_are_those_of_a_run(text_cache):
     assert any(
         source[index]["inputs"].tolist() != other[index]["inputs"].tolist() for index in range(4)
     )
+
+
+@pytest.mark.parametrize(
+    ("door", "package"),
+    [
+        (doors.grain_dataset, "grain"),
+        (doors.torch_dataset, "torch"),
+        (doors.iterable_dataset, "datasets"),
+    ],
+)
+def test_a_missing_package_is_one_line(source, monkeypatch, door, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"needs {package}: pip install 'palimpsest\["):
+        door(source)
 
 
 def test_what_does_not_fit_is_refused(text_cache, tmp_path):

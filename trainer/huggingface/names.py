@@ -95,8 +95,10 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: 
             node = node.setdefault(part, {})
         node[path[-1]] = np.ascontiguousarray(array)
     for name, array in rest.items():
-        original = _COPIES.get(name, "")
-        copied = original in tensors and np.array_equal(array, tensors[original])
+        copied = any(
+            original in tensors and np.array_equal(array, tensors[original])
+            for original in _COPIES.get(name, ())
+        )
         if not copied and name not in _WITHOUT_EFFECT:
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
     return tree
@@ -115,13 +117,13 @@ def _flat(tree: Tree, path: str = "") -> Tensors:
 
 
 # Tensors that some folders have twice.
-_COPIES = MappingProxyType(
+_COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "lm_head.weight": "shared.weight",
+        "encoder.embed_tokens.weight": ("shared.weight",),
+        "decoder.embed_tokens.weight": ("shared.weight",),
+        "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+        "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
+        "lm_head.weight": ("shared.weight", "model.embed_tokens.weight"),
     }
 )
 # What older releases saved though nothing reads it.

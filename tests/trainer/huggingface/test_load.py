@@ -79,6 +79,13 @@ def test_half_precision_is_widened_and_copies_are_passed_over(exported):
     assert_equal_trees(found, expected)
 
 
+def test_a_tied_head_may_be_there_twice(exported):
+    model = exported("llama_tied")
+    model.tensors["lm_head.weight"] = model.tensors["model.embed_tokens.weight"]
+    model.write(model.written, model.tensors)
+    assert_equal_trees(load(str(model.folder), model.config), model.params)
+
+
 def test_another_model_is_refused_by_its_fields(exported):
     model = exported("t5_1_1")
     with pytest.raises(UserError, match="it has vocab_size 384; set these as --model"):
