@@ -14,7 +14,7 @@ from trainer.config import Config, LossConfig
 from trainer.features import FILLING
 from trainer.guard import Guard, checked, new_guard
 from trainer.loss import Scale, model_loss
-from trainer.model.transformer import Encoder, Transformer
+from trainer.model.transformer import Encoder, Transformer, run_model
 from trainer.sharding import put_batch as put_batch
 from trainer.sharding import replicated, rows
 
@@ -106,12 +106,7 @@ def make_gradients(
     loss, count = model_loss(model), config.microbatches
 
     def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
-        output = model.apply(
-            {"params": params},
-            batch,
-            deterministic=config.model.dropout_rate == 0.0,
-            rngs={"dropout": dropout_key},
-        )
+        output = run_model(model, params, batch, dropout_key)
         return loss.of_batch(output, batch, config.loss, scale)
 
     gradient = jax.grad(loss_of, has_aux=True)
@@ -145,7 +140,6 @@ def make_evaluation_step(
 
     @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
-        output = model.apply({"params": params}, batch, deterministic=True)
-        return of_batch(output, batch, loss)[1]
+        return of_batch(run_model(model, params, batch), batch, loss)[1]
 
     return evaluation_step
