@@ -147,6 +147,23 @@ def _side_loss(
     )
 
 
+def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
+    """Of rows with targets, those whose every target is ranked first; {} for an encoder alone."""
+    if isinstance(output, Predictions):
+        return {}
+    logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
+    counted_BL = batch["decoder_loss_weights"] > 0
+    correct_BL = jnp.argmax(logits_BLV, axis=-1) == batch["decoder_target_tokens"]
+    counted_B = jnp.any(counted_BL, axis=-1)
+    whole_B = counted_B & jnp.all(correct_BL | ~counted_BL, axis=-1)
+    return {
+        "sequence_accuracy": (
+            jnp.sum(whole_B).astype(jnp.float32),
+            jnp.sum(counted_B).astype(jnp.float32),
+        )
+    }
+
+
 def model_loss(model: Transformer | Encoder) -> ModelLoss:
     """The loss that goes with what `model` puts out."""
     token_metrics = ("loss", "z_loss", "accuracy")

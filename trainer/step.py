@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from trainer.config import Config, LossConfig
 from trainer.features import FILLING
 from trainer.guard import Guard, checked, new_guard
-from trainer.loss import Scale, model_loss
+from trainer.loss import Scale, model_loss, sequence_accuracy
 from trainer.model.transformer import Encoder, Transformer, run_model
 from trainer.sharding import put_batch as put_batch
 from trainer.sharding import replicated, rows
@@ -140,6 +140,7 @@ def make_evaluation_step(
 
     @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
-        return of_batch(run_model(model, params, batch), batch, loss)[1]
+        output = run_model(model, params, batch)
+        return {**of_batch(output, batch, loss)[1], **sequence_accuracy(output, batch)}
 
     return evaluation_step
