@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -111,6 +112,11 @@ def main(folder):
             )
             results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
     results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
+    # Tokens weigh more than experts, which the compiler would rather move.
+    program = program_of(*EXPERTS, "--model.num_experts=8")
+    long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
+    lowered = program.train_step.lower(program.abstract_state(), long)
+    results["experts_program"] = lowered.compile().as_text()
     program = program_of("--microbatches=2")
     lowered = program.train_step.lower(program.abstract_state(), batch_of(0))
     results["microbatches"] = lowered.compile().as_text()
@@ -164,6 +170,12 @@ def test_experts_on_devices_of_their_own_make_the_run_of_one(meshes):
     assert eight["params"][f"{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
     assert eight["opt_state"][f"0/v/{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
     assert eight["held"] < 0.5 * one["held"]
+
+
+def test_tokens_travel_to_experts_and_not_experts_to_tokens(meshes):
+    gathered = re.findall(r"f32\[([\d,]+)\]\S* all-gather", meshes["experts_program"])
+    assert gathered
+    assert not [shape for shape in gathered if shape in ("8,16,32", "8,32,16")]
 
 
 ATTENTION = "decoder/layers_0/self_attention"

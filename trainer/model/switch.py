@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from trainer.model.dense import Dense, Shared
 from trainer.model.feedforward import Mlp, MlpModule
@@ -112,7 +113,7 @@ class _Switch(nn.Module):
             split_rngs={"params": True, "dropout": True},
             metadata_params={nn.PARTITION_NAME: "expert"},
         )(spec.expert, self.shared, name="experts")
-        out_EGCD = experts(in_EGCD, None, deterministic)
+        out_EGCD = _at_experts(experts(_at_experts(in_EGCD), None, deterministic))
         out_GSD = jnp.einsum("gsec,egcd->gsd", combine_GSEC, out_EGCD)
 
         balance_GE = jnp.mean(choice_GSE, axis=1) * jnp.mean(probability_GSE, axis=1)
@@ -134,6 +135,19 @@ class _Switch(nn.Module):
             return Routing(*map(jnp.add, before, now))
 
         self.sow(ROUTING, "sums", routing, reduce_fn=add, init_fn=nothing)
+
+
+def _at_experts(x_EGCD: jax.Array) -> jax.Array:
+    """The same, on the devices of the experts: else the compiler may fetch experts to the tokens.
+
+    Where the axis "expert" lies is read off `flax.linen.logical_axis_rules`; without rules, or a
+    mesh, nothing is asked for.
+    """
+    (axis,) = nn.logical_to_mesh_axes(("expert",)) or (None,)
+    if axis is None:
+        return x_EGCD
+    free = PartitionSpec.UNCONSTRAINED
+    return jax.lax.with_sharding_constraint(x_EGCD, PartitionSpec(axis, free, free, free))
 
 
 def routing_of(variables: Mapping[str, Any]) -> Routing:
