@@ -238,7 +238,7 @@ def test_flops_of_primers_pieces_beside_the_vanilla_model():
     # 1024 channels for 768, in four kernels, in logits and in the mix.
     wider = 12 * (4 * 768 + 2 * length) * (1024 - 768)
     assert more("synthesizer") == wider
-    # The logits of a dense one are a product with 512 positions instead, of a kernel like a query's.
+    # The logits of a dense one are a product with a kernel for 512 positions instead of keys.
     dense = more("synthesizer_dense") - wider
     assert dense == 12 * (1024 * 512 - 768 * 1024 - length * 1024)
     # A block has two attentions of the same width.
