@@ -2,6 +2,12 @@
 test, in the Parquet files that the Hub makes of the data set. It has no validation split: one is
 held out."""
 
-from tasks.task import pretraining_tasks
+from tasks.task import TaskSpec, language_modeling_task, pretraining_tasks
 
-TASKS = pretraining_tasks("lm1b", corpus="hf:billion-word-benchmark/lm1b@refs/convert/parquet")
+_CORPUS = "hf:billion-word-benchmark/lm1b@refs/convert/parquet"
+
+TASKS: tuple[TaskSpec, ...] = (
+    *pretraining_tasks("lm1b", _CORPUS),
+    # Primer holds the last 2% out; here as many, by a hash of their ids.
+    language_modeling_task("lm1b", f"{_CORPUS}?validation=0.02"),
+)

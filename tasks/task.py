@@ -87,6 +87,17 @@ def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     )
 
 
+def language_modeling_task(family: str, corpus: str) -> TaskSpec:
+    """Primer's task, under its name: T5's `lm`, an EOS at the end of every row of 512.
+
+    Source: google-research/primer, `t5_tasks.py` and `objectives/lm.gin`.
+    Differences: of a document longer than 65,536 tokens upstream reads one part of as many an
+    epoch; here it is read whole.
+    """
+    name = f"{family}_autoregressive_language_modeling"
+    return TaskSpec(name, corpus, AutoregressiveLM(), Lengths(0, _INPUTS))
+
+
 def denoising_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     """The objectives that the T5 paper compares, named FAMILY_EXPERIMENT."""
     return tuple(

@@ -233,7 +233,10 @@ class Config:
     mixture registered with seqio. `objective` sets fields of the task's objective, as
     "mask.noise_density=0.5,mask.mean_noise_span_length=8". `batch_size` counts rows of the global
     batch; gradients are summed over `microbatches` equal parts of it, one after the other, which
-    takes less memory. `seed` determines initial parameters, dropout, the order of windows and their
+    takes less memory. Both may be given in positions of the longer feature, as in Mesh TensorFlow:
+    `tokens_per_batch` / length are the rows, and a microbatch has on each device of the rows at
+    most `tokens_per_microbatch_per_replica`, or one row. `seed` determines initial parameters,
+    dropout, the order of windows and their
     noise.
 
     `on_nan` says what becomes of an update whose loss or gradients are no finite numbers, or whose
@@ -257,6 +260,8 @@ class Config:
     train_steps: int = 10_000
     batch_size: int = 128
     microbatches: int = 1
+    tokens_per_batch: int | None = None
+    tokens_per_microbatch_per_replica: int | None = None
     seed: int = 0
     engine: str = "palimpsest"
     init_from: str | None = None
@@ -325,6 +330,7 @@ RESUMABLE_CHANGES = (
     "microbatches",
     "model.attention",
     "model.remat",
+    "tokens_per_microbatch_per_replica",
     "processes.",
 )
 

@@ -25,8 +25,9 @@ def flops_per_step(
 
     Counted: 2 for each kernel element and position forward and twice that backward, and 4 (12
     with the backward pass) for each query, key and attention channel, masked or not, padded or
-    not. Not counted: embedding look-ups, norms, softmax, the optimizer. The length of a stack that
-    the model lacks is ignored. Utilisation is this, by step time, by the device's peak.
+    not. Of experts the one that a token goes through, not the room that stays empty. Not counted:
+    embedding look-ups, norms, softmax, the optimizer. The length of a stack that the model lacks
+    is ignored. Utilisation is this, by step time, by the device's peak.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
     """
@@ -35,7 +36,7 @@ def flops_per_step(
     matmul_elements = 0
     shapes = parameter_shapes(config)
     for path, shape in shapes.items():
-        if path[-1] == "kernel":
+        if path[-1].endswith("kernel") or path[-1].startswith("tap_"):
             # Keys and values of cross attention are projected from the encoder's positions.
             on_encoder = path[0] in ("encoder", "mlm_head") or (
                 "encoder_decoder_attention" in path and path[-2] in ("key", "value")
@@ -43,16 +44,25 @@ def flops_per_step(
             tokens = encoder_tokens if on_encoder else decoder_tokens
             if path[0] == "order_head":  # looks at one position a row
                 tokens = batch_size
-            matmul_elements += math.prod(shape) * tokens
+            # A token goes through one expert.
+            own_shape = shape[1:] if "experts" in path else shape
+            matmul_elements += math.prod(own_shape) * tokens
     if not any("logits_dense" in path for path in shapes):
         predicted = encoder_tokens if config.architecture == "encoder" else decoder_tokens
         matmul_elements += config.vocab_size * config.emb_dim * predicted
 
-    pairs = config.num_decoder_layers * decoder_tokens * decoder_length
-    if config.num_encoder_layers > 0:
-        pairs += config.num_encoder_layers * encoder_tokens * encoder_length
-        pairs += config.num_decoder_layers * decoder_tokens * encoder_length
-    return 6 * matmul_elements + 12 * pairs * config.num_heads * config.head_dim
+    spec = model_spec(config)
+    products = 0
+    for role, tokens, length in (
+        ("encoder", encoder_tokens, encoder_length),
+        ("decoder", decoder_tokens, decoder_length),
+    ):
+        stack = getattr(spec, role, None)
+        for layer in stack.layers if stack else ():
+            products += layer.mixer.products_per_pair * tokens * length
+            if layer.cross_mixer is not None:
+                products += layer.cross_mixer.products_per_pair * tokens * encoder_length
+    return 6 * (matmul_elements + products)
 
 
 @lru_cache

@@ -14,6 +14,7 @@ import numpy as np
 
 from tasks import command_line, files, progress
 from tasks.command_line import Parser, UserError
+from trainer.words import WordCounter
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from trainer.setup import Run
 
 EVALUATION_FILE = "evaluation.json"
+# Metrics of the evaluation step that need no more than their mean.
+_AS_THEY_ARE = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
 
 class Evaluator:
@@ -47,19 +50,25 @@ class Evaluator:
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
         """Returns, by split, loss and unigram_entropy in nats a target token, perplexity, accuracy,
         tokens: of all rows under the split's name and, of a mixture, of each task under SPLIT/TASK.
-        Of an encoder alone, also order_loss in nats a row, and order_accuracy.
+        Of an encoder alone, also order_loss in nats a row, and order_accuracy; of others
+        sequence_accuracy, the share of rows whose targets are all ranked first. `mean_label` and
+        `max_targets_length` are of the targets' ids and say which data these are. `training_loss`
+        is taken over all positions, padding among them, and has the auxiliary loss of experts,
+        `auxiliary_loss`, with it; they drop `dropped_tokens` of their tokens.
 
         Of language models also `bits_per_byte`: what coding the split's documents takes, by a byte
         of their UTF-8. The EOS after windows or documents is coded too, but has no bytes. Of a
         prefix LM, which codes the rest of each window alone, the bytes of what it codes are taken
         to be its share of the split's tokens. Unknown tokens (`<unk>`) are coded as such: compare
         vocabularies that have them by their unknown rate too. Other objectives code no text.
+        `word_perplexity` is the same cost by a word, what white space separates: exp of nats.
+        Neither depends on how a vocabulary cuts the text.
 
         `unigram_entropy` is what a model would pay that knew only how often each target id occurs
         in this split: the line to be beaten. The same rows and noise are used every time.
         """
         each = {one.name: self._sums(params, one) for one in self._sets}
-        everything = _Sums(np.zeros(self._vocab_size, np.int64), text_bytes=0.0)
+        everything = _Sums(np.zeros(self._vocab_size, np.int64), text_bytes=0.0, word_count=0)
         for sums in each.values():
             everything.add(sums)
         results = {self._split: everything.result()}
@@ -70,7 +79,8 @@ class Evaluator:
     def _sums(self, params: Any, rows: "EvaluationSet") -> "_Sums":
         from trainer.step import put_batch
 
-        sums = _Sums(np.zeros(self._vocab_size, np.int64))
+        text = self._texts.get(rows.name)
+        sums = _Sums(np.zeros(self._vocab_size, np.int64), words=text.words if text else None)
         pending = None
         total = min(filter(None, (rows.batches, self._batches)), default=None)
         with progress.shown(f"evaluating {self._split} of {rows.name}", total) as bar:
@@ -80,18 +90,19 @@ class Evaluator:
                 sums.add_metrics(ready)
                 bar.update(number + 1)
         sums.add_metrics(pending)
-        if rows.name in self._texts:
-            sums.text_bytes = self._texts[rows.name].bytes_behind(sums)
+        if text:
+            sums.text_bytes = text.bytes_behind(sums)
         return sums
 
 
 @dataclasses.dataclass(frozen=True)
 class _Text:
-    """Of a task whose targets are tokens of the corpus: what they weigh in the split, and whether
-    every window's have an EOS more."""
+    """Of a task whose targets are tokens of the corpus: what they weigh in the split, whether
+    every window's have an EOS more, and where words begin."""
 
     bytes_per_token: float
     eos: bool
+    words: WordCounter
 
     def bytes_behind(self, sums: "_Sums") -> float:
         """UTF-8 bytes of the documents that the targets are tokens of."""
@@ -120,7 +131,8 @@ def _texts(run: "Run", split: str) -> dict[str, _Text]:
             continue
         tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
         if tokens:
-            texts[each.task.name] = _Text(manifest.total(split, "text_bytes") / tokens, eos)
+            weight = manifest.total(split, "text_bytes") / tokens
+            texts[each.task.name] = _Text(weight, eos, WordCounter(each.ids))
     return texts
 
 
@@ -128,13 +140,18 @@ def _texts(run: "Run", split: str) -> dict[str, _Text]:
 class _Sums:
     """Sums over rows: of metrics, of target tokens, and how often each id is a target.
 
-    `rows` are those with targets; `text_bytes` what they are of the corpus, None if they are not.
+    `rows` are those with targets, `positions` all of theirs; `text_bytes` and `word_count` are what
+    they are of the corpus, None if they are not.
     """
 
     counts: np.ndarray
     tokens: float = 0.0
     rows: int = 0
     text_bytes: float | None = None
+    words: WordCounter | None = None
+    word_count: int | None = None
+    positions: int = 0
+    longest: int = 0
     metrics: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def add_targets(self, batch: dict[str, np.ndarray]) -> None:
@@ -145,7 +162,14 @@ class _Sums:
         targets = batch[f"{side}_target_tokens"][weights > 0]
         self.counts += np.bincount(targets, minlength=len(self.counts))
         self.tokens += float(weights.sum())
-        self.rows += int(np.count_nonzero(weights.any(axis=1)))
+        lengths = np.count_nonzero(weights, axis=1)
+        rows = int(np.count_nonzero(lengths))
+        self.rows += rows
+        self.positions += rows * weights.shape[1]
+        self.longest = max(self.longest, int(lengths.max()))
+        if self.words:
+            ids = np.where(weights > 0, batch[f"{side}_target_tokens"], 0)
+            self.word_count = (self.word_count or 0) + self.words(ids)
 
     def add_metrics(self, metrics: Any) -> None:
         for name, (total, weight) in (metrics or {}).items():
@@ -155,6 +179,12 @@ class _Sums:
         self.counts += other.counts
         self.tokens += other.tokens
         self.rows += other.rows
+        self.positions += other.positions
+        self.longest = max(self.longest, other.longest)
+        if self.word_count is not None and other.word_count is not None:
+            self.word_count += other.word_count
+        else:
+            self.word_count = None
         if self.text_bytes is not None and other.text_bytes is not None:
             self.text_bytes += other.text_bytes
         else:
@@ -172,14 +202,24 @@ class _Sums:
         values = means(self.metrics)
         loss = values["loss"]
         share = self.counts[self.counts > 0] / self.counts.sum()
+        per_position = self.tokens / self.positions
+        auxiliary = values.get("auxiliary_loss", 0.0)
         return {
             "loss": loss,
             "perplexity": perplexity(loss),
             "accuracy": values["accuracy"],
             "unigram_entropy": float(-(share * np.log(share)).sum()),
             **({"bits_per_byte": self._bits(loss) / self.text_bytes} if self.text_bytes else {}),
+            **(
+                {"word_perplexity": perplexity(loss * self.tokens / self.word_count)}
+                if self.word_count
+                else {}
+            ),
             "tokens": self.tokens,
-            **{name: value for name, value in values.items() if name.startswith("order_")},
+            "training_loss": (loss + auxiliary) * per_position,
+            "mean_label": float(self.counts @ np.arange(len(self.counts)) / self.counts.sum()),
+            "max_targets_length": self.longest,
+            **{name: value for name, value in values.items() if name.startswith(_AS_THEY_ARE)},
         }
 
     def _bits(self, loss: float) -> float:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.config import LossConfig
-from trainer.model.transformer import Batch, Encoder, Predictions, Transformer
+from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
 
 # Metric name to (sum, weight), float32 scalars: add them over batches, divide when printed.
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
@@ -56,6 +56,29 @@ def decoder_loss(
     """`loss_and_metrics` of the decoder's features; `scale` None is the batch's own."""
     scale = scale or decoder_scale(batch, config)
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
+
+
+def routed_loss(
+    output: RoutedLogits, batch: Batch, config: LossConfig, scale: Scale | None = None
+) -> tuple[jax.Array, Metrics]:
+    """`decoder_loss`, plus the auxiliary loss of Switch layers.
+
+    To the mean loss over tokens that the normaliser makes it is added as it is, and where that
+    leaves a multiple of the mean, the same multiple of it. Metrics `auxiliary_loss`, a batch's or a
+    microbatch's, and `dropped_tokens`, the share of tokens that found their expert full.
+
+    Source: Mesh TensorFlow, `moe.py`, where the multiple is that of
+    "num_total_target_tokens".
+    """
+    scale = scale or decoder_scale(batch, config)
+    loss, metrics = decoder_loss(output.logits_BLV, batch, config, scale)
+    routing, own = output.routing, decoder_scale(batch, config)
+    loss += own.weight / scale.divisor * routing.auxiliary
+    of_routing = {
+        "auxiliary_loss": (routing.auxiliary, jnp.ones(())),
+        "dropped_tokens": (routing.dropped, routing.routed),
+    }
+    return loss, {**metrics, **jax.lax.stop_gradient(of_routing)}
 
 
 def encoder_scale(batch: Batch, config: LossConfig) -> Scale:
@@ -124,12 +147,32 @@ def _side_loss(
     )
 
 
+def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
+    """Of rows with targets, those whose every target is ranked first; {} for an encoder alone."""
+    if isinstance(output, Predictions):
+        return {}
+    logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
+    counted_BL = batch["decoder_loss_weights"] > 0
+    correct_BL = jnp.argmax(logits_BLV, axis=-1) == batch["decoder_target_tokens"]
+    counted_B = jnp.any(counted_BL, axis=-1)
+    whole_B = counted_B & jnp.all(correct_BL | ~counted_BL, axis=-1)
+    return {
+        "sequence_accuracy": (
+            jnp.sum(whole_B).astype(jnp.float32),
+            jnp.sum(counted_B).astype(jnp.float32),
+        )
+    }
+
+
 def model_loss(model: Transformer | Encoder) -> ModelLoss:
     """The loss that goes with what `model` puts out."""
     token_metrics = ("loss", "z_loss", "accuracy")
     if isinstance(model, Encoder):
         names = (*token_metrics, "order_loss", "order_accuracy")
         return ModelLoss(encoder_loss, names, encoder_scale)
+    if model.spec.routed:
+        names = (*token_metrics, "auxiliary_loss", "dropped_tokens")
+        return ModelLoss(routed_loss, names, decoder_scale)
     return ModelLoss(decoder_loss, token_metrics, decoder_scale)
 
 

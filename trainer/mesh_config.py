@@ -19,7 +19,7 @@ ROWS = ("data", "fsdp")
 # Sources: T5X, `partitioning.standard_logical_axis_rules`, whose "model" is our "tensor", whose
 # parameter_partitioning_dims=2 is fsdp above 1; mu-transformer, "2D finalized" (Xu et al. 2021,
 # arXiv:2105.04663, section 5.1), which differs from T5X's two 2s in that nothing divides the
-# vocabulary.
+# vocabulary. Experts lie along the rows that they serve, as in Primer's Mesh TensorFlow.
 RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
     {
         "standard": (
@@ -28,6 +28,7 @@ RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
             ("heads", "tensor"),
             ("joined_kv", "tensor"),
             ("embed", "fsdp"),
+            ("expert", "data"),
         ),
         "2d": (
             ("vocab", None),
@@ -36,6 +37,7 @@ RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
             ("joined_kv", "tensor"),
             ("embed", "tensor"),
             ("embed", "fsdp"),
+            ("expert", "data"),
         ),
     }
 )
@@ -134,6 +136,7 @@ def check_dimensions(
         "mlp": ("mlp_dim", model.mlp_dim),
         "vocab": ("vocab_size", model.vocab_size),
         "embed": ("emb_dim", model.emb_dim),
+        "expert": ("num_experts", model.num_experts),
     }
     for name, axis in RULES[rules]:
         field, dimension = dimensions[{"joined_kv": "heads"}.get(name, name)]

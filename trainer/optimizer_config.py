@@ -83,6 +83,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "linear_warmup": {"warmup_start": 0.0},
         "linear_decay": {"learning_rate": REQUIRED, "decay_factor": 0.5},
         "rsqrt_decay": {},
+        "rsqrt_no_ramp_down": {},
         "rsqrt_normalized_decay": {},
         "decay_every": {"decay_factor": 0.5, "steps_per_decay": 20_000},
         "cosine_decay": {"steps_per_cycle": 100_000, "final_fraction": 0.0},
@@ -326,5 +327,7 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
         # Source: T5X, `configs/runs/pretrain.gin`.
         "t5x": OptimizerConfig(),
         "nanot5": _NANOT5,
+        # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
+        "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
     }
 )

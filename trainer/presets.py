@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from tasks.command_line import UserError, nearest
 from trainer.model.config import ModelConfig
+from trainer.primer_presets import primer_presets
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
 T5_VOCAB_SIZE = 32_128
@@ -124,12 +125,25 @@ _BERT = {
     "large": _bert(1024, 16, 64, 4096, 24, 0.1),
 }
 
+# T5 1.1 with Primer-EZ's two changes: one kernel into the mlp, as wide as the two of gated GELU.
+_T5_1_1_PRIMER_EZ = {
+    f"{size}_primer_ez": replace(
+        config,
+        mlp_activations=("squared_relu",),
+        mixer="mdha",
+        mlp_dim=config.mlp_dim * 3 // 2,
+    )
+    for size, config in _T5_1_1.items()
+    if size in ("tiny", "mini", "small", "base")
+}
+
 MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {
         f"{family}_{size}": config
         for family, sizes in (
             ("t5_1_0", _T5_1_0),
             ("t5_1_1", _T5_1_1),
+            ("t5_1_1", _T5_1_1_PRIMER_EZ),
             ("mt5", _MT5),
             ("lm", _LM),
             ("llama", _LLAMA),
@@ -137,6 +151,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         )
         for size, config in sizes.items()
     }
+    | dict(primer_presets(T5_VOCAB_SIZE))
 )
 
 

@@ -18,8 +18,11 @@ from trainer.optimizer_config import OPTIMIZER_PRESETS
 from trainer.presets import MODEL_PRESETS, model_preset
 
 # What a recipe of OPTIMIZER_PRESETS means besides the optimizer: nanoT5 clips the gradient of the
-# mean loss, and would clip that of the sum at every step.
-_LOSS_OF_RECIPE = {"nanot5": {"loss.normalizer": "num_real_target_tokens"}}
+# mean loss, and would clip that of the sum at every step; Mesh TensorFlow divides by all positions.
+_LOSS_OF_RECIPE = {
+    "nanot5": {"loss.normalizer": "num_real_target_tokens"},
+    "primer": {"loss.normalizer": "num_total_target_tokens"},
+}
 
 
 def build_config(

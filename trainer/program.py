@@ -61,7 +61,7 @@ class Program:
             self._model, self._optimizer, config, self.mesh, self.shardings
         )
         self.evaluation_step = make_evaluation_step(
-            self._model, config.loss, self.mesh, self.shardings.params
+            self._model, config, self.mesh, self.shardings.params
         )
         # On every device of every process, as the step's own metrics are.
         self._zero_metrics = jax.jit(

@@ -108,6 +108,7 @@ FACTORS: Mapping[str, Callable[[OptimizerConfig, jax.Array], jax.Array]] = Mappi
         "linear_warmup": _linear_warmup,
         "linear_decay": _linear_decay,
         "rsqrt_decay": _rsqrt_decay,
+        "rsqrt_no_ramp_down": _rsqrt_decay,  # what T5's gin files call it
         "rsqrt_normalized_decay": _rsqrt_normalized_decay,
         "decay_every": _decay_every,
         "cosine_decay": _cosine_decay,

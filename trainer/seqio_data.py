@@ -52,7 +52,7 @@ class SeqioData:
                 f"seqio knows no task or mixture {name}{nearest(name, known)}: name the module "
                 "that registers it as --task_module"
             )
-        self._config, self._name, self._seqio = config, name, seqio
+        self._config, self.name, self._seqio = config, name, seqio
         self._mixture = seqio.get_mixture_or_task(name)
         features = self._mixture.output_features
         for side in ("inputs", "targets"):
@@ -98,14 +98,14 @@ class SeqioData:
           UserError: there is no such split.
         """
         if split not in self._mixture.splits:
-            raise UserError(f"seqio:{self._name} has no split {split}")
+            raise UserError(f"seqio:{self.name} has no split {split}")
 
         def iterate() -> Iterator[Batch]:
             dataset = self._dataset(split, shuffle=False, num_epochs=1)
             for batch in dataset.batch(batch_size).as_numpy_iterator():
                 yield pad_rows(batch, batch_size)
 
-        return [EvaluationSet(self._name, None, iterate)]
+        return [EvaluationSet(self.name, None, iterate)]
 
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
@@ -117,7 +117,7 @@ class SeqioData:
         return [
             (
                 "task",
-                f"seqio:{self._name}, {source}, inputs {self.lengths.inputs}, targets "
+                f"seqio:{self.name}, {source}, inputs {self.lengths.inputs}, targets "
                 f"{self.lengths.targets}, {packed}",
             ),
             *(("warning", text) for text in warnings),
@@ -159,7 +159,7 @@ class SeqioData:
         else:
             converter = seqio.LMFeatureConverter(pack=pack)
         return seqio.get_dataset(
-            self._name,
+            self.name,
             task_feature_lengths=self._feature_lengths,
             dataset_split=split,
             shuffle=shuffle,

@@ -18,6 +18,10 @@ SEQIO = "seqio:"
 # Rows of the embedding are a multiple of this, as T5's 32,128 for 32,100 ids: accelerators like it,
 # and tensor parallelism divides it. Source: T5X `examples/t5/t5_1_1/base.gin`.
 _VOCABULARY_MULTIPLE = 128
+_IMPLIED_BY_TOKENS = {
+    "tokens_per_batch": "batch_size",
+    "tokens_per_microbatch_per_replica": "microbatches",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,10 @@ def prepare(config: Config, origins: dict[str, str]) -> Run:
     for name, least in (("train_steps", 1), ("batch_size", 1), ("microbatches", 1)):
         if getattr(config, name) < least:
             raise UserError(f"--{name}={getattr(config, name)}: must be at least {least}")
+    for name in ("tokens_per_batch", "tokens_per_microbatch_per_replica"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name}={value}: must be at least 1")
     data = _seqio_data if config.task.startswith(SEQIO) else _cached_data
     return data(config, origins)
 
@@ -55,6 +63,39 @@ def vocabulary_sha256(data: Data) -> str | None:
     if not isinstance(data, CachedData):
         return None
     return data.tasks[0].manifest.plan.vocabulary.sha256
+
+
+def batch_of_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
+    """`batch_size` and `microbatches` of what is given in tokens.
+
+    Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
+    """
+    length = max(lengths.inputs, lengths.targets)
+    for tokens, implied in _IMPLIED_BY_TOKENS.items():
+        if getattr(config, tokens) is not None and origins.get(implied) == "command line":
+            raise UserError(f"--{tokens} and --{implied} are two words for one thing: set one")
+    tokens_per_batch = config.tokens_per_batch
+    if tokens_per_batch is not None:
+        if tokens_per_batch % length:
+            raise UserError(
+                f"--tokens_per_batch={tokens_per_batch} does not divide into rows of {length}: "
+                f"{tokens_per_batch // length * length or length} does"
+            )
+        config = dataclasses.replace(config, batch_size=tokens_per_batch // length)
+        origins["batch_size"] = "tokens_per_batch"
+    if config.tokens_per_microbatch_per_replica is not None:
+        import jax
+
+        sizes = config.mesh.sizes(jax.device_count())
+        replicas = sizes["data"] * sizes["fsdp"]
+        # What does not divide is refused where every batch is.
+        if config.batch_size % replicas == 0:
+            rows = config.batch_size // replicas
+            most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))
+            part = next(size for size in range(most, 0, -1) if rows % size == 0)
+            config = dataclasses.replace(config, microbatches=rows // part)
+        origins["microbatches"] = "tokens_per_microbatch_per_replica"
+    return config
 
 
 def _cached_data(config: Config, origins: dict[str, str]) -> Run:
@@ -71,8 +112,9 @@ def _cached_data(config: Config, origins: dict[str, str]) -> Run:
     record = tasks[0].manifest.plan.vocabulary
     _check_vocabulary(config, where, record.sha256, record.extra_ids)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    _check_positions(config, lengths.inputs)
     converter = features.converter(config.model, lengths)
+    _check_positions(config, converter)
+    config = batch_of_tokens(config, origins, lengths)
     _check_mesh(config)
     return Run(config, CachedData(config, tasks, converter), converter)
 
@@ -93,8 +135,12 @@ def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
     where = f"the vocabulary of {config.task}"
     config = _imply_vocabulary(config, origins, data.vocab_size, "vocabulary of the task", where)
     _check_vocabulary(config, where, data.vocabulary_sha256, data.extra_ids)
+    converter = features.converter(config.model, data.lengths)
+    _check_positions(config, converter)
+    config = batch_of_tokens(config, origins, data.lengths)
     _check_mesh(config)
-    return Run(config, data, features.converter(config.model, data.lengths))
+    # It reads as many rows as the batch has.
+    return Run(config, SeqioData(config, data.name), converter)
 
 
 def _refuse_idle(config: Config, idle: tuple[str, ...]) -> None:
@@ -128,14 +174,18 @@ def _check_mesh(config: Config) -> None:
     check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
 
 
-def _check_positions(config: Config, inputs: int) -> None:
+def _check_positions(config: Config, converter: Converter) -> None:
     model = config.model
     counted = model.architecture == "encoder" and model.position in (None, "absolute")
-    if counted and inputs > model.max_positions:
-        raise UserError(
-            f"--lengths.inputs={inputs}: the model knows {model.max_positions} positions; set "
-            f"--model.max_positions={inputs}, or fewer inputs"
-        )
+    for side, length in (
+        ("inputs", converter.encoder_length),
+        ("targets", converter.decoder_length),
+    ):
+        if (counted or model.synthesizes) and length > model.max_positions:
+            raise UserError(
+                f"--lengths.{side}={length}: the model knows {model.max_positions} positions; set "
+                f"--model.max_positions={length}, or fewer {side}"
+            )
 
 
 def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> Config:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +29,13 @@ def make_mesh(config: MeshConfig) -> Mesh:
     return jax.make_mesh(
         tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES)
     )
+
+
+@contextlib.contextmanager
+def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
+    """While a model is traced: its modules know `mesh` and one of RULES, to place experts by."""
+    with mesh, nn.logical_axis_rules(RULES[rules]):
+        yield
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

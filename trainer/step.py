@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from trainer.config import Config, LossConfig
+from trainer.config import Config
 from trainer.features import FILLING
 from trainer.guard import Guard, checked, new_guard
-from trainer.loss import Scale, model_loss
-from trainer.model.transformer import Encoder, Transformer
+from trainer.loss import Scale, model_loss, sequence_accuracy
+from trainer.model.transformer import Encoder, Transformer, run_model
 from trainer.sharding import put_batch as put_batch
-from trainer.sharding import replicated, rows
+from trainer.sharding import replicated, rows, tracing_on
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 Batch = dict[str, Any]
@@ -68,7 +68,8 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         # Keyed by the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        gradients, metrics = gradients_of(state.params, batch, dropout_key)
+        with tracing_on(mesh, config.mesh.rules):
+            gradients, metrics = gradients_of(state.params, batch, dropout_key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
             **metrics,
@@ -106,12 +107,7 @@ def make_gradients(
     loss, count = model_loss(model), config.microbatches
 
     def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
-        output = model.apply(
-            {"params": params},
-            batch,
-            deterministic=config.model.dropout_rate == 0.0,
-            rngs={"dropout": dropout_key},
-        )
+        output = run_model(model, params, batch, dropout_key)
         return loss.of_batch(output, batch, config.loss, scale)
 
     gradient = jax.grad(loss_of, has_aux=True)
@@ -138,14 +134,15 @@ def make_gradients(
 
 
 def make_evaluation_step(
-    model: Transformer | Encoder, loss: LossConfig, mesh: Mesh, params_shardings: Any
+    model: Transformer | Encoder, config: Config, mesh: Mesh, params_shardings: Any
 ) -> Callable[[Any, Batch], Metrics]:
     """Returns the jitted (params, batch) -> metrics, without dropout."""
     of_batch = model_loss(model).of_batch
 
     @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
-        output = model.apply({"params": params}, batch, deterministic=True)
-        return of_batch(output, batch, loss)[1]
+        with tracing_on(mesh, config.mesh.rules):
+            output = run_model(model, params, batch)
+        return {**of_batch(output, batch, config.loss)[1], **sequence_accuracy(output, batch)}
 
     return evaluation_step

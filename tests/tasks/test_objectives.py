@@ -326,6 +326,11 @@ def test_families():
     known = registry.tasks()
     assert {f"{family}_{name}" for family in families for name in objectives_} <= set(known)
     assert known["c4_v220_autoregressive_language_modeling"].corpus == "hf:allenai/c4:en"
+    for family in ("lm1b", "c4_v220", "pg19"):
+        task = known[f"{family}_autoregressive_language_modeling"]
+        assert (task.objective.eos, task.lengths) == ("window", Lengths(0, 512))
+    # As many as Primer holds out of a corpus that has no split for it.
+    assert "validation=0.02" in known["lm1b_autoregressive_language_modeling"].corpus
     with pytest.raises(UserError, match=r"c4_ul2") as error:
         registry.get("c4_ul")
     assert "rlm" not in str(error.value)

@@ -6,10 +6,11 @@ import itertools
 import pytest
 
 from tasks.command_line import UserError
+from tasks.objectives import Lengths
 from trainer import config as configuration
 from trainer.optimizer_config import OPTIMIZER_PRESETS, OptimizerConfig
 from trainer.pretrain import build_config
-from trainer.setup import prepare
+from trainer.setup import batch_of_tokens, prepare
 
 
 def build(*flags, **kwargs):
@@ -188,3 +189,46 @@ def test_a_vocabulary_size_of_one_s_own_is_that_of_evaluation_too(text_cache, tm
     )
     configuration.save(prepare(config, origins).config, origins)
     assert prepare(*configuration.load(str(tmp_path))).config.model.vocab_size == 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows", "microbatches"),
+    [
+        # Of one replica; 16 rows of 512 in 8192 tokens, 4 in Mesh TensorFlow's default of 2048.
+        (["--tokens_per_batch=65536"], 128, 1),
+        (["--tokens_per_batch=8192", "--tokens_per_microbatch_per_replica=8192"], 16, 1),
+        (["--tokens_per_batch=8192", "--tokens_per_microbatch_per_replica=2048"], 16, 4),
+        # The most rows that divide those of the batch; never less than one.
+        (["--batch_size=12", "--tokens_per_microbatch_per_replica=2600"], 12, 3),
+        (["--batch_size=12", "--tokens_per_microbatch_per_replica=5"], 12, 12),
+    ],
+)
+def test_batches_in_tokens(flags, rows, microbatches):
+    config, origins = build(*flags)
+    config = batch_of_tokens(config, origins, Lengths(1, 512))
+    assert (config.batch_size, config.microbatches) == (rows, microbatches)
+    # As when a run's own configuration is read again.
+    assert batch_of_tokens(config, origins, Lengths(1, 512)) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tokens_per_batch=1000"], "does not divide into rows of 512: 512 does"),
+        (["--tokens_per_batch=512", "--batch_size=1"], "--tokens_per_batch and --batch_size"),
+        (
+            ["--tokens_per_microbatch_per_replica=512", "--microbatches=2"],
+            "--tokens_per_microbatch_per_replica and --microbatches",
+        ),
+    ],
+)
+def test_batches_in_tokens_that_make_no_sense(flags, says):
+    config, origins = build(*flags)
+    with pytest.raises(UserError, match=says):
+        batch_of_tokens(config, origins, Lengths(0, 512))
+
+
+def test_tokens_are_counted_from_one():
+    config, origins = build("--task=x", "--model_dir=y", "--tokens_per_batch=0")
+    with pytest.raises(UserError, match="--tokens_per_batch=0: must be at least 1"):
+        prepare(config, origins)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import LossConfig
-from trainer.loss import encoder_loss, loss_and_metrics, model_loss
+from trainer.loss import encoder_loss, loss_and_metrics, model_loss, sequence_accuracy
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Predictions, build_model
 from trainer.presets import model_preset
@@ -233,3 +233,11 @@ def test_the_names_of_a_model_s_metrics_are_those_of_its_loss(preset):
     expected = model_loss(model)
     _, metrics = expected.of_batch(output, batch, LossConfig())
     assert set(metrics) == set(expected.metrics)
+
+
+def test_a_sequence_is_right_where_all_of_it_is():
+    targets = jnp.asarray([[1, 2, 0], [2, 1, 1], [0, 0, 0]])
+    predicted = jnp.asarray([[1, 2, 1], [2, 1, 2], [1, 1, 1]])
+    batch = {"decoder_target_tokens": targets, "decoder_loss_weights": (targets > 0).astype(int)}
+    total, rows = sequence_accuracy(jax.nn.one_hot(predicted, 3), batch)["sequence_accuracy"]
+    assert (float(total), float(rows)) == (1.0, 2.0)

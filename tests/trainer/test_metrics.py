@@ -166,6 +166,27 @@ def test_bits_per_byte_is_what_coding_the_documents_takes(text_cache):
     assert found["tokens"] > manifest.total("validation", "tokens")
     assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
 
+    documents = (text_cache.parents[1] / "validation.txt").read_text().splitlines()
+    words = sum(len(document.split()) for document in documents)
+    per_word = np.exp(found["loss"] * found["tokens"] / words)
+    assert found["word_perplexity"] == pytest.approx(per_word, rel=1e-12)
+    # An untrained model gets no row right, and rows but the last of a shard are full.
+    assert found["sequence_accuracy"] == 0
+    assert found["max_targets_length"] == 64
+    assert 0.9 * found["loss"] < found["training_loss"] < found["loss"]
+    assert 1 < found["mean_label"] < 700
+
+
+def test_the_loss_of_experts_is_evaluated_too(text_cache):
+    flags = ["--lengths.targets=64", "--batch_size=8", "--model.vocab_size=768"]
+    task = "python_docs_autoregressive_lm"
+    found, _ = evaluated(text_cache, "tiny_switch_primer", task, *flags)
+    # An even share of 4 experts costs 0.01; there are two layers, of which one has them.
+    assert 0.01 <= found["auxiliary_loss"] < 0.04
+    assert 0 <= found["dropped_tokens"] < 1
+    per_position = found["training_loss"] / (found["loss"] + found["auxiliary_loss"])
+    assert 0.9 < per_position < 1
+
 
 def test_bits_per_byte_of_a_prefix_lm_are_of_what_it_codes(text_cache):
     found, manifest = evaluated(

@@ -73,6 +73,11 @@ def plain_gradient(loss, rows, key):
 
 
 CASES = [("lm_tiny", name) for name in LOSSES] + [("bert_tiny", "sum"), ("bert_tiny", "sequences")]
+CASES += [("tiny_primer", "sum"), ("tiny_evolved_transformer", "total")]
+CASES += [
+    pytest.param(f"tiny_{name}", "total", marks=pytest.mark.slow)
+    for name in ("primer_ez", "synthesizer", "synthesizer_dense", "transformer_plusplus")
+]
 
 
 @pytest.mark.parametrize(("preset", "name"), CASES)

@@ -34,6 +34,7 @@ SCHEDULES = [
     ("constant * linear_warmup", {}, lambda s: R * ramp(s)),
     ("constant*linear_warmup", {"warmup_start": 0.5}, lambda s: R * (0.5 + 0.5 * ramp(s))),
     ("constant * rsqrt_decay", {}, lambda s: R / math.sqrt(max(s, W))),
+    ("constant * rsqrt_no_ramp_down", {}, lambda s: R / math.sqrt(max(s, W))),
     ("constant * linear_warmup * rsqrt_decay", {}, lambda s: R * ramp(s) / math.sqrt(max(s, W))),
     ("constant * rsqrt_normalized_decay", {}, lambda s: R * math.sqrt(W / max(s, W))),
     ("linear_decay", {"decay_factor": 1e-3}, lambda s: R * min(s / W, 1 + 1e-3 * (W - s))),
@@ -131,6 +132,13 @@ def test_nanot5_is_pytorchs():
         (2**16 - 1, 1e-5 + (0.02 - 1e-5) * (1 + math.cos(math.pi * 55_535 / 55_536)) / 2),
     ):
         np.testing.assert_allclose(rate(step), expected, rtol=1e-6, atol=0.02 * 2**-23)
+
+
+def test_primers_rate_is_flat_and_then_falls():
+    rates = learning_rate_schedule(OPTIMIZER_PRESETS["primer"])(
+        jnp.array([0, 10_000, 20_000, 100_000, 524_288, 1_000_000])
+    )
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.0070711, 0.0031623, 0.0013811, 0.001], 1e-4)
 
 
 def test_n_steps_are_n_updates_each_at_the_rate_of_its_step():

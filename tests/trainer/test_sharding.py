@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -41,6 +42,9 @@ MESHES = {
     "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
     "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
 }
+# Experts over the rows' axis, their hidden units over the other.
+EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
+EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
 
 
 def program_of(*flags):
@@ -87,6 +91,8 @@ def run(program, folder=None):
         state = program.train_step(state, put_batch(batch_of(step), program.mesh))
         total, weight = (float(part) for part in state.metrics["loss"])
         result["losses"].append(total / weight)
+        if "dropped_tokens" in state.metrics:
+            result["routed"] = [float(part) for part in state.metrics["dropped_tokens"]]
     result |= {"final": bits(state.params), "held": held(state), "line": program.describe()[1]}
     result |= {"params": specs(state.params), "opt_state": specs(state.opt_state)}
     if folder:
@@ -108,6 +114,12 @@ def main(folder):
                 os.path.join(folder, "data"), program.abstract_state()
             )
             results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
+    results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
+    # Tokens weigh more than experts, which the compiler would rather move.
+    program = program_of(*EXPERTS, "--model.num_experts=8")
+    long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
+    lowered = program.train_step.lower(program.abstract_state(), long)
+    results["experts_program"] = lowered.compile().as_text()
     program = program_of("--microbatches=2")
     lowered = program.train_step.lower(program.abstract_state(), batch_of(0))
     results["microbatches"] = lowered.compile().as_text()
@@ -148,6 +160,27 @@ def test_eight_devices_make_the_run_of_one(name, meshes, alone):
     assert meshes[name]["initial"] == alone["initial"]
     assert alone["final"] != alone["initial"]
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
+
+
+def test_experts_on_devices_of_their_own_make_the_run_of_one(meshes):
+    one, eight = run(program_of(*EXPERTS)), meshes["experts"]
+    np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5)
+    dropped, routed = one["routed"]
+    # Of every row its tokens, five times over.
+    assert routed == 5 * sum(np.count_nonzero(row) for row in batch_of(0)["decoder_loss_weights"])
+    assert 0 < dropped < routed
+    assert eight["routed"] == [dropped, routed]
+    inside = "decoder/layers_0/mlp/experts"
+    assert eight["params"][f"{inside}/wi_0/kernel"] == ["data", "fsdp", "tensor"]
+    assert eight["params"][f"{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
+    assert eight["opt_state"][f"0/v/{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
+    assert eight["held"] < 0.5 * one["held"]
+
+
+def test_tokens_travel_to_experts_and_not_experts_to_tokens(meshes):
+    gathered = re.findall(r"f32\[([\d,]+)\]\S* all-gather", meshes["experts_program"])
+    assert gathered
+    assert not [shape for shape in gathered if shape in ("8,16,32", "8,32,16")]
 
 
 ATTENTION = "decoder/layers_0/self_attention"
@@ -266,6 +299,7 @@ def test_sizes_fit_the_devices(mesh, devices, expected):
     [
         (["--mesh.tensor=4"], r"--mesh.tensor=4: .*num_heads 6 does not divide by 4"),
         (["--mesh.num_partitions=4"], "num_heads 6"),
+        (["--mesh.data=2", "--model.num_experts=5"], "num_experts 5 does not divide by 2"),
         (["--mesh.fsdp=3"], "emb_dim 512 does not divide by 3"),
         (["--mesh.data=3"], r"--batch_size=128 does not divide among 3 parts"),
         (["--microbatches=3"], "microbatches"),

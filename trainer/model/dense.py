@@ -43,11 +43,11 @@ class Shared:
         initializer: Initializer,
         name: str,
         float32_output: bool = False,
+        bias: bool | None = None,
     ) -> Dense:
-        """A `Dense` of the model's dtype, with a bias where the model has them."""
-        return Dense(
-            features, axes, initializer, self.dtype, float32_output, self.dense_bias, name=name
-        )
+        """A `Dense` of the model's dtype; `bias` None: with one where the model has them."""
+        bias = self.dense_bias if bias is None else bias
+        return Dense(features, axes, initializer, self.dtype, float32_output, bias, name=name)
 
     def dropout(self, broadcast_length: bool = True) -> nn.Dropout:
         """Dropout; with `broadcast_length` one draw serves every position of a row, as in T5X.

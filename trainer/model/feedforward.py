@@ -13,13 +13,20 @@ from types import MappingProxyType
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared
+from trainer.model.masks import Rows
 
 
 def _linear(x: jax.Array) -> jax.Array:
     return x
+
+
+def _squared_relu(x: jax.Array) -> jax.Array:
+    # Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
+    return jnp.square(nn.relu(x))
 
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
@@ -28,13 +35,14 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
         "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal distribution, as BERT
         "linear": _linear,
         "relu": nn.relu,
-        "silu": nn.silu,
+        "silu": nn.silu,  # also called swish
+        "squared_relu": _squared_relu,
     }
 )
 
 
 class FeedForward(Protocol):
-    """The feed-forward slot. Its module maps x_BLD to [B, L, D]."""
+    """The feed-forward slot. Its module maps (x_BLD, rows) to [B, L, D]."""
 
     def build(self, shared: Shared, name: str) -> nn.Module: ...
 
@@ -45,7 +53,7 @@ class Mlp:
 
     One activation gives the plain layer of T5 1.0 (kernel `wi`), two the gated one of T5 1.1
     (`wi_0`, `wi_1`). Names are keys of `ACTIVATIONS`. `dropout`: hidden units are dropped, as in
-    T5 and not in BERT.
+    T5 and not in BERT. `bias`: projections add one; None: where the model's do.
 
     Source: Shazeer 2020 (arXiv:2002.05202).
     """
@@ -53,28 +61,33 @@ class Mlp:
     mlp_dim: int
     activations: tuple[str, ...]
     dropout: bool = True
+    bias: bool | None = None
 
     def build(self, shared: Shared, name: str) -> nn.Module:
-        return _Mlp(self, shared, name=name)
+        return MlpModule(self, shared, name=name)
 
 
-class _Mlp(nn.Module):
+class MlpModule(nn.Module):
+    """What runs an `Mlp`; `rows` do not matter to it."""
+
     spec: Mlp
     shared: Shared
 
     @nn.compact
-    def __call__(self, x_BLD: jax.Array, deterministic: bool) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, rows: Rows | None, deterministic: bool) -> jax.Array:
         shared, parametrisation = self.shared, self.shared.parametrisation
         activations = self.spec.activations
         names = ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
         factors = []
         for name, activation in zip(names, activations, strict=True):
             initializer = parametrisation.feed_forward()
-            project = shared.dense(self.spec.mlp_dim, ("embed", "mlp"), initializer, name)
+            project = shared.dense(
+                self.spec.mlp_dim, ("embed", "mlp"), initializer, name, bias=self.spec.bias
+            )
             factors.append(ACTIVATIONS[activation](project(x_BLD)))
         hidden_BLF = reduce(mul, factors)
         if self.spec.dropout:
             hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
         initializer = parametrisation.feed_forward_out()
-        out = shared.dense(shared.emb_dim, ("mlp", "embed"), initializer, "wo")
-        return out(hidden_BLF)
+        axes, bias = ("mlp", "embed"), self.spec.bias
+        return shared.dense(shared.emb_dim, axes, initializer, "wo", bias=bias)(hidden_BLF)

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
+from trainer.model.switch import ROUTING
+
 Tree = dict[str, Any]
 # A layer's module and [B, L, D] to [B, L, D].
 RunLayer = Callable[[Any, jax.Array], jax.Array]
@@ -54,7 +56,7 @@ def scan(run: RunLayer, layer: nn.Module, x_BLD: jax.Array, length: int) -> jax.
     """
     run_all = nn.scan(
         lambda layer, x_BLD: (run(layer, x_BLD), None),
-        variable_axes={"params": LAYERS_AXIS},
+        variable_axes={"params": LAYERS_AXIS, ROUTING: 0},
         split_rngs={"params": True, "dropout": True},
         length=length,
     )

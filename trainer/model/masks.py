@@ -22,13 +22,15 @@ class Rows(NamedTuple):
     `prefix_BL`: int, nonzero where the token belongs to a fully visible prefix; None if there is
     no such prefix in the batch. `position_BL`: int, places counted within each packed example;
     None where they are those of the row. `type_BL`: int, which of its example's parts a token
-    belongs to, BERT's A and B; None where there is one part.
+    belongs to, BERT's A and B; None where there is one part. `input_BL`: the ids that go in; None
+    where nothing asks for them.
     """
 
     segment_BL: jax.Array
     prefix_BL: jax.Array | None = None
     position_BL: jax.Array | None = None
     type_BL: jax.Array | None = None
+    input_BL: jax.Array | None = None
 
 
 class Mask(Protocol):
@@ -53,8 +55,23 @@ def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
     Targets and not inputs, since the first input of every example is 0 by construction.
     """
     tokens_BL = batch["decoder_target_tokens"]
-    segment_BL = _segments(tokens_BL, batch.get("decoder_segment_ids"))
-    return Rows(segment_BL, batch.get("decoder_causal_attention"))
+    segment_ids_BL = batch.get("decoder_segment_ids")
+    position_BL = batch.get("decoder_positions")
+    if position_BL is None and segment_ids_BL is not None:
+        position_BL = _places(segment_ids_BL)
+    return Rows(
+        _segments(tokens_BL, segment_ids_BL),
+        batch.get("decoder_causal_attention"),
+        position_BL,
+        input_BL=batch["decoder_input_tokens"],
+    )
+
+
+def _places(segment_ids_BL: jax.Array) -> jax.Array:
+    """At each position, how many of its own packed example stand before it."""
+    index_L = jnp.arange(segment_ids_BL.shape[1])
+    begins_BL = jnp.diff(segment_ids_BL, axis=1, prepend=segment_ids_BL[:, :1]) != 0
+    return index_L - jax.lax.cummax(jnp.where(begins_BL, index_L, 0), axis=1)
 
 
 def _segments(tokens_BL: jax.Array, segment_ids_BL: jax.Array | None) -> jax.Array:

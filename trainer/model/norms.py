@@ -25,7 +25,7 @@ class Norm(Protocol):
 
 
 class NormPlacement(Protocol):
-    """The norm-placement slot: one residual branch, from its norm and its sublayer.
+    """The norm-placement slot: one residual branch, from its norm, its sublayer and dropout.
 
     `prefix` begins the names of a layer's norms: "pre" gives `pre_mlp_layer_norm`.
     """
@@ -33,7 +33,9 @@ class NormPlacement(Protocol):
     @property
     def prefix(self) -> str: ...
 
-    def __call__(self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer) -> jax.Array: ...
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array: ...
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,41 @@ class _LayerNorm(nn.Module):
 
 
 @dataclass(frozen=True)
+class PrimerNorm:
+    """LayerNorm whose variance is the mean of x (x - mean), in float32.
+
+    Both are the same number but for rounding, which far from 0 can make it negative: it is kept at
+    0 or above.
+
+    Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from their code.
+    """
+
+    epsilon: float = 1e-6
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _PrimerNorm(self, shared, name=name)
+
+
+class _PrimerNorm(nn.Module):
+    spec: PrimerNorm
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        scale_D = parameter(self, "scale", nn.initializers.ones, ("embed",), x_BLD.shape[-1:])
+        bias_D = parameter(self, "bias", nn.initializers.zeros, ("embed",), x_BLD.shape[-1:])
+        normalised_BLD = primer_normalised(x_BLD.astype(jnp.float32), self.spec.epsilon)
+        return (normalised_BLD * scale_D + bias_D).astype(self.shared.dtype)
+
+
+def primer_normalised(x_BLD: jax.Array, epsilon: float) -> jax.Array:
+    """`PrimerNorm` before scale and bias, in the dtype of `x_BLD`."""
+    centred_BLD = x_BLD - jnp.mean(x_BLD, axis=-1, keepdims=True)
+    variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
+    return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + epsilon)
+
+
+@dataclass(frozen=True)
 class NoNorm:
     """The identity: for the end of a stack whose last layer has normalised already."""
 
@@ -110,8 +147,10 @@ class PreNorm:
 
     prefix = "pre"
 
-    def __call__(self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer) -> jax.Array:
-        return x_BLD + sublayer(norm(x_BLD))
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array:
+        return x_BLD + dropout(sublayer(norm(x_BLD)))
 
 
 @dataclass(frozen=True)
@@ -120,5 +159,22 @@ class PostNorm:
 
     prefix = "post"
 
-    def __call__(self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer) -> jax.Array:
-        return norm(x_BLD + sublayer(x_BLD))
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array:
+        return norm(x_BLD + dropout(sublayer(x_BLD)))
+
+
+@dataclass(frozen=True)
+class BranchNorm:
+    """`x + norm(sublayer(x))`: what a branch puts out is normalised, not the sum.
+
+    Source: So et al. 2021 (arXiv:2109.08668), appendix A: every second norm of Primer.
+    """
+
+    prefix = "post"
+
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array:
+        return x_BLD + dropout(norm(sublayer(x_BLD)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from flax import linen as nn
@@ -68,6 +68,30 @@ class StandardParametrisation:
     def tied_logits_multiplier(self, emb_dim: int) -> float:
         """What logits read off an N(0, 1) embedding are multiplied by, to start near unit size."""
         return emb_dim**-0.5
+
+
+@dataclass(frozen=True)
+class PrimerParametrisation(StandardParametrisation):
+    """As T5X's, but for kernels of feed-forward sublayers, routers, experts and convolutions.
+
+    Those are normal, cut at two standard deviations of sqrt(`scale` / fan_in): the cut lowers the
+    actual deviation to 0.88 of that, for which flax's `variance_scaling` would make up. `scale` is
+    1, and 0.1 in models with experts.
+
+    Source: google-research/primer, `gin/models/*.gin`; Mesh TensorFlow, `layers.dense`.
+    """
+
+    scale: float = 1.0
+
+    def feed_forward(self) -> Initializer:
+        def initializer(key: jax.Array, shape: tuple[int, ...], dtype: Any = None) -> jax.Array:
+            deviation = (self.scale / shape[-2]) ** 0.5
+            return nn.initializers.truncated_normal(deviation)(key, shape, dtype)
+
+        return initializer
+
+    def logits(self) -> Initializer:
+        return self.feed_forward()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from trainer.model.config import ModelConfig
+from trainer.model.convolution import ConvolutionBranch, HeadConvolution
 from trainer.model.dense import Shared
 from trainer.model.embedding import (
     DenseLogits,
@@ -25,32 +26,45 @@ from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
 from trainer.model.mixers import DotProductAttention, Mixer
 from trainer.model.norms import (
+    BranchNorm,
     LayerNorm,
     NoNorm,
     Norm,
     NormPlacement,
     PostNorm,
     PreNorm,
+    PrimerNorm,
     RMSNorm,
 )
-from trainer.model.parametrisation import BertParametrisation, StandardParametrisation
+from trainer.model.parametrisation import (
+    BertParametrisation,
+    PrimerParametrisation,
+    StandardParametrisation,
+)
 from trainer.model.positions import (
     LearnedPosition,
     Position,
     RotaryPosition,
     T5RelativePosition,
 )
+from trainer.model.switch import Switch
+from trainer.model.synthesizer import DenseSynthesizer, LearnedLogits
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The slots of one layer. `cross_mixer` is None where there is no encoder to look at."""
+    """The slots of one layer.
+
+    `cross_mixer` is None where there is no encoder to look at; `feed_forward_norm_placement`
+    where it is `norm_placement`.
+    """
 
     norm: Norm
     norm_placement: NormPlacement
     mixer: Mixer
     feed_forward: FeedForward
     cross_mixer: Mixer | None = None
+    feed_forward_norm_placement: NormPlacement | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,13 @@ class ModelSpec:
     decoder: StackSpec
     encoder: StackSpec | None = None
 
+    @property
+    def routed(self) -> bool:
+        """Whether tokens choose among experts somewhere."""
+        stacks = [self.decoder, self.encoder] if self.encoder else [self.decoder]
+        layers = [layer for stack in stacks for layer in stack.layers]
+        return any(isinstance(layer.feed_forward, Switch) for layer in layers)
+
 
 @dataclass(frozen=True)
 class EncoderSpec:
@@ -96,20 +117,33 @@ def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
     return FAMILIES[config.family](config)
 
 
+@dataclass(frozen=True)
+class _Style:
+    """What layers are where the configuration leaves it to the family."""
+
+    activations: tuple[str, ...]
+    norm: str = "rms_norm"
+    mlp_bias: bool = False
+
+
+_T5_1_1_STYLE = _Style(("gelu", "linear"))
+_PRIMER_STYLE = _Style(("relu",), "layer_norm", mlp_bias=True)
+
+
 def _t5_1_0(config: ModelConfig) -> ModelSpec:
     """T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding."""
-    return _encoder_decoder(config, activations=("relu",), tied_logits=True)
+    return _encoder_decoder(config, _Style(("relu",)), tied_logits=True)
 
 
 def _t5_1_1(config: ModelConfig) -> ModelSpec:
     """T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, logits with a kernel of their own."""
-    return _encoder_decoder(config, activations=("gelu", "linear"), tied_logits=False)
+    return _encoder_decoder(config, _T5_1_1_STYLE, tied_logits=False)
 
 
 def _lm(config: ModelConfig) -> ModelSpec:
     """T5X's `decoder_only` example: the decoder of T5 1.1 by itself, logits tied."""
-    position = T5RelativePosition(bidirectional=False)
-    return _decoder_only(config, position, ("gelu", "linear"), tied_logits=True)
+    layers = _layers(config, _T5_1_1_STYLE, config.num_decoder_layers)
+    return _decoder_only(config, layers, _norm(config, _T5_1_1_STYLE), _shared(config))
 
 
 def _llama(config: ModelConfig) -> ModelSpec:
@@ -117,25 +151,70 @@ def _llama(config: ModelConfig) -> ModelSpec:
 
     The paper says nothing of initial values; these are GPT-2's, as in Megatron-LM.
     """
-    position = RotaryPosition(channels=config.head_dim)
-    spec = _decoder_only(config, position, ("silu", "linear"), tied_logits=False)
     parametrisation = BertParametrisation(residual_branches=2 * config.num_decoder_layers)
-    return replace(spec, shared=replace(spec.shared, parametrisation=parametrisation))
+    return _decoder_only(
+        config,
+        _layers(config, _Style(("silu", "linear")), config.num_decoder_layers),
+        RMSNorm(),
+        replace(_shared(config), parametrisation=parametrisation),
+        RotaryPosition(channels=config.head_dim),
+        tied_logits=False,
+    )
+
+
+def _primer(config: ModelConfig) -> ModelSpec:
+    """Primer and what it is compared with (arXiv:2109.08668): the Transformer of Mesh TensorFlow.
+
+    Without a mixer, activation, norm or placement of its own it is the paper's vanilla one.
+    """
+    layers = _layers(config, _PRIMER_STYLE, config.num_decoder_layers)
+    return _decoder_only(config, layers, _norm(config, _PRIMER_STYLE), _primer_shared(config))
+
+
+def _evolved_transformer(config: ModelConfig) -> ModelSpec:
+    """The Evolved Transformer's decoder (arXiv:1901.11117), as Primer is compared with it.
+
+    A block is two layers: attention with twice as many heads of half the size and convolutions;
+    attention and feed-forward.
+    """
+    (second,) = _layers(config, replace(_PRIMER_STYLE, activations=("silu",)), 1)
+    heads, head_dim = config.num_heads, config.head_dim
+    first = replace(
+        second,
+        mixer=DotProductAttention(2 * heads, head_dim // 2),
+        feed_forward=ConvolutionBranch(reset=not config.upstream_compat),
+    )
+    layers = (first, second) * config.num_decoder_layers
+    return _decoder_only(config, layers, second.norm, _primer_shared(config))
+
+
+def _primer_shared(config: ModelConfig) -> Shared:
+    # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
+    scale = 0.1 if config.num_experts else 1.0
+    return replace(_shared(config), parametrisation=PrimerParametrisation(scale))
+
+
+_T5_CAUSAL = T5RelativePosition(bidirectional=False)
 
 
 def _decoder_only(
-    config: ModelConfig, position: Position, activations: tuple[str, ...], tied_logits: bool
+    config: ModelConfig,
+    layers: tuple[LayerSpec, ...],
+    norm: Norm,
+    shared: Shared,
+    position: Position = _T5_CAUSAL,
+    tied_logits: bool = True,
 ) -> ModelSpec:
     """One mask serves causal and prefix batches: a prefix is seen in both directions where the
     batch marks one (`decoder_causal_attention`)."""
     decoder = StackSpec(
-        layers=(_layer(config, activations),) * config.num_decoder_layers,
+        layers=layers,
         position=position,
         mask=AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))),
-        norm=RMSNorm(),
+        norm=norm,
         logits=_logits(config, tied=tied_logits),
     )
-    return ModelSpec(_shared(config), decoder)
+    return ModelSpec(shared, decoder)
 
 
 def _bert(config: ModelConfig) -> EncoderSpec:
@@ -180,35 +259,48 @@ def _encoder_only(
     return EncoderSpec(shared, encoder, logits)
 
 
-def _encoder_decoder(
-    config: ModelConfig, activations: tuple[str, ...], tied_logits: bool
-) -> ModelSpec:
+def _encoder_decoder(config: ModelConfig, style: _Style, tied_logits: bool) -> ModelSpec:
     encoder = StackSpec(
-        layers=(_layer(config, activations),) * config.num_encoder_layers,
+        layers=_layers(config, style, config.num_encoder_layers),
         position=T5RelativePosition(bidirectional=True),
         mask=SameSegment(),
-        norm=RMSNorm(),
+        norm=_norm(config, style),
     )
     decoder = StackSpec(
-        layers=(_layer(config, activations, cross=True),) * config.num_decoder_layers,
+        layers=_layers(config, style, config.num_decoder_layers, cross=True),
         position=T5RelativePosition(bidirectional=False),
         mask=AllOf((SameSegment(), Causal())),
-        norm=RMSNorm(),
+        norm=_norm(config, style),
         cross_mask=SameSegment(),
         logits=_logits(config, tied=tied_logits),
     )
     return ModelSpec(_shared(config), decoder, encoder)
 
 
-def _layer(config: ModelConfig, activations: tuple[str, ...], cross: bool = False) -> LayerSpec:
-    attention = DotProductAttention(config.num_heads, config.head_dim)
-    return LayerSpec(
-        norm=RMSNorm(),
+def _layers(
+    config: ModelConfig, style: _Style, count: int, cross: bool = False
+) -> tuple[LayerSpec, ...]:
+    """The layers of a stack; of every `switch_every` the last has experts, if there are any."""
+    bias = style.mlp_bias if config.mlp_bias is None else config.mlp_bias
+    activations = config.mlp_activations or style.activations
+    alternating = config.norm_placement == "primer_alternating"
+    layer = LayerSpec(
+        norm=_norm(config, style),
         norm_placement=PreNorm(),
-        mixer=attention,
-        feed_forward=Mlp(config.mlp_dim, config.mlp_activations or activations),
-        cross_mixer=attention if cross else None,
+        mixer=MIXERS[config.mixer or "attention"](config),
+        feed_forward=Mlp(config.mlp_dim, activations, bias=bias),
+        cross_mixer=DotProductAttention(config.num_heads, config.head_dim) if cross else None,
+        feed_forward_norm_placement=BranchNorm() if alternating else None,
     )
+    if not config.num_experts:
+        return (layer,) * count
+    experts = Switch(Mlp(config.mlp_dim, activations, bias=False), config.num_experts)
+    routed = replace(layer, feed_forward=experts)
+    return tuple(layer if (index + 1) % config.switch_every else routed for index in range(count))
+
+
+def _norm(config: ModelConfig, style: _Style) -> Norm:
+    return NORMS[config.norm or style.norm]
 
 
 def _logits(config: ModelConfig, tied: bool) -> Logits:
@@ -236,10 +328,44 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = Mappi
         "t5_1_1": _t5_1_1,
         "lm": _lm,
         "llama": _llama,
+        "primer": _primer,
+        "evolved_transformer": _evolved_transformer,
         "bert": _bert,
         "bert_pre_ln": _bert_pre_ln,
     }
 )
+
+MIXERS: Mapping[str, Callable[[ModelConfig], Mixer]] = MappingProxyType(
+    {
+        "attention": lambda config: DotProductAttention(config.num_heads, config.head_dim),
+        "mdha": lambda config: _mdha(config, shared_query_key=False),
+        "mdha_shared_qk": lambda config: _mdha(config, shared_query_key=True),
+        "random_synthesizer": lambda config: DotProductAttention(
+            config.num_heads,
+            config.head_dim,
+            learned_logits=LearnedLogits(config.max_positions, not config.upstream_compat),
+        ),
+        "dense_synthesizer": lambda config: DenseSynthesizer(
+            config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
+        ),
+    }
+)
+
+# The epsilon of Mesh TensorFlow's norms, where BERT's is 1e-12.
+NORMS: Mapping[str, Norm] = MappingProxyType(
+    {"rms_norm": RMSNorm(), "layer_norm": LayerNorm(1e-6), "primer_norm": PrimerNorm()}
+)
+
+
+def _mdha(config: ModelConfig, shared_query_key: bool) -> DotProductAttention:
+    """Primer's multi-dconv-head attention."""
+    return DotProductAttention(
+        config.num_heads,
+        config.head_dim,
+        HeadConvolution(reset=not config.upstream_compat),
+        shared_query_key,
+    )
+
 
 # Where an encoder alone has a choice. A quarter of the channels turns, as in t5-experiments.
 POSITIONS: Mapping[str, Callable[[ModelConfig], Position]] = MappingProxyType(

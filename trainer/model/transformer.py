@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,10 @@ from trainer.model.dense import Shared
 from trainer.model.embedding import RowClassifier, TokenEmbedder
 from trainer.model.layers import rematerialised, scan, stack_axes_names, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows
-from trainer.model.norms import Sublayer
+from trainer.model.norms import NormPlacement, Sublayer
 from trainer.model.positions import Positions
 from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, StackSpec
+from trainer.model.switch import ROUTING, Routing, routing_of
 
 # Nested dicts of arrays, or of what stands for them, under T5X's names.
 Tree = dict[str, Any]
@@ -62,23 +63,29 @@ class Layer(nn.Module):
         mask_BLL: jax.Array,
         cross_mask_BLS: jax.Array | None,
         positions: Positions,
+        rows: Rows,
+        memory_rows: Rows | None,
         deterministic: bool,
     ) -> jax.Array:
         spec, shared = self.spec, self.shared
-        placement = spec.norm_placement
 
-        def branch(x_BLD: jax.Array, norm_name: str, sublayer: Sublayer) -> jax.Array:
-            def with_dropout(y_BLD: jax.Array) -> jax.Array:
-                return shared.dropout()(sublayer(y_BLD), deterministic)
+        def dropout(y_BLD: jax.Array) -> jax.Array:
+            return shared.dropout()(y_BLD, deterministic)
 
+        def branch(
+            x_BLD: jax.Array,
+            norm_name: str,
+            sublayer: Sublayer,
+            placement: NormPlacement = spec.norm_placement,
+        ) -> jax.Array:
             norm = spec.norm.build(shared, f"{placement.prefix}_{norm_name}")
-            return placement(x_BLD, norm, with_dropout)
+            return placement(x_BLD, norm, sublayer, dropout)
 
         mixer = spec.mixer.build(shared, self.names.mixer)
         x_BLD = branch(
             x_BLD,
             self.names.mixer_norm,
-            lambda y_BLD: mixer(y_BLD, y_BLD, mask_BLL, positions, deterministic),
+            lambda y_BLD: mixer(y_BLD, y_BLD, mask_BLL, positions, rows, rows, deterministic),
         )
         if spec.cross_mixer is not None:
             cross_mixer = spec.cross_mixer.build(shared, "encoder_decoder_attention")
@@ -86,11 +93,22 @@ class Layer(nn.Module):
                 x_BLD,
                 "cross_attention_layer_norm",
                 lambda y_BLD: cross_mixer(
-                    y_BLD, memory_BSD, cross_mask_BLS, Positions(), deterministic
+                    y_BLD,
+                    memory_BSD,
+                    cross_mask_BLS,
+                    Positions(),
+                    rows,
+                    memory_rows,
+                    deterministic,
                 ),
             )
         feed_forward = spec.feed_forward.build(shared, "mlp")
-        return branch(x_BLD, "mlp_layer_norm", lambda y_BLD: feed_forward(y_BLD, deterministic))
+        return branch(
+            x_BLD,
+            "mlp_layer_norm",
+            lambda y_BLD: feed_forward(y_BLD, rows, deterministic),
+            spec.feed_forward_norm_placement or spec.norm_placement,
+        )
 
 
 class Stack(nn.Module):
@@ -120,9 +138,17 @@ class Stack(nn.Module):
         cross_mask_BLS = None
         if spec.cross_mask is not None and memory_rows is not None:
             cross_mask_BLS = spec.cross_mask(rows, memory_rows)
-        num_heads = max((layer.mixer.num_heads for layer in spec.layers), default=1)
-        position = spec.position.build(shared, num_heads, spec.position.name)
-        positions = position(length, length, rows.position_BL)
+        # Layers of different numbers of heads have a table of biases for each number.
+        heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
+
+        def positions_for(num_heads: int, name: str) -> Positions:
+            return spec.position.build(shared, num_heads, name)(length, length, rows.position_BL)
+
+        positions = positions_for(heads[0], spec.position.name)
+        positions_of = dict.fromkeys(heads, positions)
+        if positions.bias_HLS is not None:
+            for other in heads[1:]:
+                positions_of[other] = positions_for(other, f"{spec.position.name}_{other}")
 
         x_BLD = embedder(tokens_BL)
         if positions.embedding_BLD is not None:
@@ -130,7 +156,16 @@ class Stack(nn.Module):
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
 
         def run_layer(layer: Layer, x_BLD: jax.Array) -> jax.Array:
-            return layer(x_BLD, memory_BSD, mask_BLL, cross_mask_BLS, positions, deterministic)
+            return layer(
+                x_BLD,
+                memory_BSD,
+                mask_BLL,
+                cross_mask_BLS,
+                positions_of[layer.spec.mixer.num_heads],
+                rows,
+                memory_rows,
+                deterministic,
+            )
 
         run = rematerialised(run_layer, shared.remat, shared.scan_layers)
         if shared.scan_layers:
@@ -240,6 +275,32 @@ class Encoder(nn.Module):
             None,
             deterministic,
         )
+
+
+class RoutedLogits(NamedTuple):
+    """What a model with Switch layers puts out: float32 [B, L, V], and what its routers did."""
+
+    logits_BLV: jax.Array
+    routing: Routing
+
+
+def run_model(
+    model: Transformer | Encoder, params: Tree, batch: Batch, training_key: jax.Array | None = None
+) -> jax.Array | RoutedLogits | Predictions:
+    """Logits, `RoutedLogits` or `Predictions` of a batch.
+
+    With `training_key`, dropout and the jitter of routers are drawn from it, and experts have the
+    room that they have in training.
+    """
+    routed = isinstance(model, Transformer) and model.spec.routed
+    random = training_key is not None and (model.spec.shared.dropout_rate > 0 or routed)
+    arguments: dict[str, Any] = {"deterministic": not random}
+    if random:
+        arguments["rngs"] = {"dropout": training_key}
+    if not routed:
+        return cast(Any, model.apply({"params": params}, batch, **arguments))
+    logits_BLV, variables = model.apply({"params": params}, batch, mutable=[ROUTING], **arguments)
+    return RoutedLogits(logits_BLV, routing_of(variables[ROUTING]))
 
 
 def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:

@@ -1,0 +1,192 @@
+"""What learning curves of several models and seeds say about them, against a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks import files
+from tasks.command_line import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A run: validation loss, in nats a token, after each of `steps` updates.
+
+    `step_seconds` is the time of an update; `bits_per_byte` at the end, None if it has none.
+    """
+
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+    step_seconds: float
+    bits_per_byte: float | None = None
+
+    @property
+    def final(self) -> float:
+        """The loss at the end."""
+        return self.losses[-1]
+
+    def steps_to(self, loss: float) -> float:
+        """Updates until the loss is first so low, straight lines between evaluations.
+
+        infinity: never; before the first evaluation nothing is known: its step.
+        """
+        if self.losses[0] <= loss:
+            return float(self.steps[0])
+        points = list(zip(self.steps, self.losses, strict=True))
+        for (before, high), (after, low) in itertools.pairwise(points):
+            if low <= loss:
+                return before + (after - before) * (high - loss) / (high - low)
+        return math.inf
+
+
+def steps_ratio(baseline: Curve, variant: Curve) -> float:
+    """How many times fewer updates the variant needs to be as good as the other is at its end.
+
+    Where it does not get there, it is below 1: the baseline's updates to the variant's end by all.
+    """
+    if variant.final <= baseline.final:
+        return baseline.steps[-1] / variant.steps_to(baseline.final)
+    return baseline.steps_to(variant.final) / baseline.steps[-1]
+
+
+def speed_up(baseline: Curve, variant: Curve) -> float:
+    """`steps_ratio` in time: Primer's speed-up factor.
+
+    Source: So et al. 2021 (arXiv:2109.08668), section 4: compute of the baseline by that of the
+    variant at equal quality.
+    """
+    return steps_ratio(baseline, variant) * baseline.step_seconds / variant.step_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; the latter is 0 of one seed."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        several = len(values) > 1
+        return cls(statistics.fmean(values), statistics.stdev(values) if several else 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.deviation:.3f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A model over all seeds that it and the baseline have; differences and ratios by pairs.
+
+    `difference` is final loss less the baseline's, of the same seed.
+    """
+
+    seeds: tuple[int, ...]
+    loss: Spread
+    difference: Spread
+    bits_per_byte: Spread | None
+    step_seconds: float
+    steps_ratio: Spread
+    speed_up: Spread
+
+
+def compare(curves: Mapping[str, Mapping[int, Curve]], baseline: str) -> dict[str, Arm]:
+    """Arm by name, from curves by name and seed. An arm without a seed of the baseline's is left
+    out."""
+    base = curves[baseline]
+    arms = {}
+    for name, by_seed in curves.items():
+        seeds = tuple(seed for seed in by_seed if seed in base)
+        if not seeds:
+            continue
+        pairs = [(base[seed], by_seed[seed]) for seed in seeds]
+        bits = [one.bits_per_byte for _, one in pairs if one.bits_per_byte is not None]
+        arms[name] = Arm(
+            seeds,
+            Spread.of([one.final for _, one in pairs]),
+            Spread.of([one.final - other.final for other, one in pairs]),
+            Spread.of(bits) if len(bits) == len(pairs) else None,
+            statistics.median(one.step_seconds for _, one in pairs),
+            Spread.of([steps_ratio(*pair) for pair in pairs]),
+            Spread.of([speed_up(*pair) for pair in pairs]),
+        )
+    return arms
+
+
+def table(arms: Mapping[str, Arm], parameters: Mapping[str, int]) -> str:
+    """A Markdown table, a line an arm."""
+    lines = [
+        "| model | parameters | seeds | loss | less baseline | bits/byte | ms/step | steps ratio "
+        "| speed-up |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, arm in arms.items():
+        lines.append(
+            f"| {name} | {parameters[name]:,} | {len(arm.seeds)} | {arm.loss} "
+            f"| {arm.difference.mean:+.4f} ± {arm.difference.deviation:.4f} "
+            f"| {arm.bits_per_byte or '-'} | {arm.step_seconds * 1e3:.1f} "
+            f"| {arm.steps_ratio.mean:.2f} ± {arm.steps_ratio.deviation:.2f} "
+            f"| {arm.speed_up.mean:.2f} ± {arm.speed_up.deviation:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(curves: Mapping[str, Mapping[int, Curve]], picture: str) -> None:
+    """Writes a PNG of validation loss against steps and against time, the means over seeds with
+    all seeds between two lines.
+
+    Raises:
+      UserError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UserError("the picture needs matplotlib: pip install matplotlib") from error
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), dpi=120, layout="constrained")
+    for number, (name, by_seed) in enumerate(curves.items()):
+        runs = list(by_seed.values())
+        losses = list(zip(*(run.losses for run in runs), strict=True))
+        seconds = statistics.median(run.step_seconds for run in runs)
+        for panel, scale in zip(panels, (1.0, seconds), strict=True):
+            x = [step * scale for step in runs[0].steps]
+            color = f"C{number}"
+            panel.plot(x, [statistics.fmean(each) for each in losses], color=color, label=name)
+            low, high = ([end(each) for each in losses] for end in (min, max))
+            panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    for panel, label in zip(panels, ("step", "seconds of training"), strict=True):
+        panel.set(xlabel=label, ylabel="validation loss, nats per token", xscale="log")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.3)
+    panels[0].legend(frameon=False)
+    with files.atomic_write(picture) as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def curve(lines: Sequence[Mapping[str, Any]], step_seconds: float | None = None) -> Curve | None:
+    """The curve in the lines of `trainer.metrics.read_metrics`; None if none is evaluated yet.
+
+    `step_seconds` None: the median of what the run itself took.
+    """
+    evaluated = [line for line in lines if line["split"] == "validation"]
+    if not evaluated:
+        return None
+    rates = [line.get("speed", {}).get("steps_per_second") for line in lines]
+    if step_seconds is None:
+        known = [1 / rate for rate in rates if rate]
+        step_seconds = statistics.median(known) if known else math.nan
+    return Curve(
+        tuple(line["step"] for line in evaluated),
+        tuple(line["metrics"]["loss"] for line in evaluated),
+        step_seconds,
+        evaluated[-1]["metrics"].get("bits_per_byte"),
+    )

@@ -1,0 +1,135 @@
+"""Attention whose logits are learned or projected, not products of queries and keys.
+
+Dimensions: B batch, L query length, S key length, D model, H heads, K head size, P positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.dense import Shared, einsum_float32, parameter
+from trainer.model.masks import Rows
+from trainer.model.mixers import mix_heads
+from trainer.model.positions import Positions
+
+
+def _check_length(length: int, max_positions: int) -> None:
+    if length > max_positions:
+        raise ValueError(
+            f"rows of {length} tokens, and the Synthesizer knows {max_positions} positions: set "
+            "ModelConfig.max_positions"
+        )
+
+
+@dataclass(frozen=True)
+class LearnedLogits:
+    """A logit of its own for each head and pair of positions, the same for all inputs.
+
+    Positions are counted within packed examples with `reset`, else along the row, as upstream.
+
+    Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "random".
+    """
+
+    max_positions: int
+    reset: bool = True
+
+    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
+        return _LearnedLogits(self, shared, num_heads, name=name)
+
+
+class _LearnedLogits(nn.Module):
+    spec: LearnedLogits
+    shared: Shared
+    num_heads: int
+
+    @nn.compact
+    def __call__(self, rows: Rows, source_rows: Rows) -> jax.Array:
+        """float32, broadcastable to [B, H, L, S]."""
+        places = self.spec.max_positions
+        lengths = [side.segment_BL.shape[1] for side in (rows, source_rows)]
+        _check_length(max(lengths), places)
+        table_PHP = parameter(
+            self,
+            "table",
+            self.shared.parametrisation.relative_bias(),
+            ("unmodeled", "heads", "unmodeled"),
+            (places, self.num_heads, places),
+        )
+        query_BL, key_BS = rows.position_BL, source_rows.position_BL
+        if not self.spec.reset or query_BL is None or key_BS is None:
+            return table_PHP[: lengths[0], :, : lengths[1]].swapaxes(0, 1)[None]
+        table_PPH = table_PHP.swapaxes(1, 2)
+        return table_PPH[query_BL[:, :, None], key_BS[:, None, :]].transpose(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class DenseSynthesizer:
+    """Every position projects its own logits, for all that it could look at.
+
+    Logits are a projection of the state to heads, activated by ReLU, and again to `max_positions`;
+    positions of keys are counted as by `LearnedLogits`.
+
+    Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "dense".
+    """
+
+    num_heads: int
+    head_dim: int
+    max_positions: int
+    reset: bool = True
+
+    @property
+    def products_per_pair(self) -> int:
+        """Channels multiplied for each query and key: those of the mix."""
+        return self.num_heads * self.head_dim
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _DenseSynthesizer(self, shared, name=name)
+
+
+class _DenseSynthesizer(nn.Module):
+    spec: DenseSynthesizer
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        source_BSD: jax.Array,
+        mask_BLS: jax.Array,
+        positions: Positions,
+        rows: Rows,
+        source_rows: Rows,
+        deterministic: bool,
+    ) -> jax.Array:
+        spec, shared, parametrisation = self.spec, self.shared, self.shared.parametrisation
+        num_heads, head_dim, places = spec.num_heads, spec.head_dim, spec.max_positions
+        _check_length(source_BSD.shape[1], places)
+        initializer = parametrisation.feed_forward()
+        joined, axes = num_heads * head_dim, ("embed", "joined_kv")
+        hidden = shared.dense(joined, axes, initializer, "hidden", bias=True)
+        hidden_BLHK = nn.relu(hidden(x_BLD)).reshape(*x_BLD.shape[:2], num_heads, head_dim)
+        kernel_HKP = parameter(
+            self,
+            "kernel",
+            nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", batch_axis=(0,)),
+            ("heads", "kv", "unmodeled"),
+            (num_heads, head_dim, places),
+        ).astype(shared.dtype)
+        bias_HP = parameter(
+            self, "bias", nn.initializers.zeros, ("heads", "unmodeled"), (num_heads, places)
+        )
+        logits_BHLP = einsum_float32("blhk,hkp->bhlp", hidden_BLHK, kernel_HKP)
+        logits_BHLP += bias_HP[:, None]
+        key_BS = source_rows.position_BL
+        if spec.reset and key_BS is not None:
+            logits_BHLS = jnp.take_along_axis(logits_BHLP, key_BS[:, None, None], axis=3)
+        else:
+            logits_BHLS = logits_BHLP[..., : source_BSD.shape[1]]
+
+        value = shared.dense(joined, axes, parametrisation.attention(), "value")
+        v_BSHK = value(source_BSD).reshape(*source_BSD.shape[:2], num_heads, head_dim)
+        return mix_heads(shared, logits_BHLS, v_BSHK, mask_BLS, positions, deterministic)
