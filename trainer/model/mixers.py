@@ -151,9 +151,7 @@ class _DotProductAttention(nn.Module):
                 q_BLHK,
                 k_BSHK,
                 v_BSHK,
-                bias=None
-                if bias_HLS is None
-                else (bias_HLS * scale)[None].astype(self.shared.dtype),
+                bias=bias_BHLS,
                 mask=mask_BLS[:, None],
                 scale=scale,
                 implementation="cudnn" if self.shared.attention == "cudnn" else "xla",
