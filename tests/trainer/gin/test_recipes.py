@@ -17,7 +17,7 @@ RECIPES = pathlib.Path(__file__).parent / "recipes"
 MT5 = "gs://t5-data/pretrained_models/t5x/mt5_{}/checkpoint_1000000"
 MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 
-# Source: google-research/t5x-style recipes of dumitrescustefan/t5x_models.
+# Source: dumitrescustefan/t5x_models, its four recipes.
 BASE = {"model.emb_dim": 768, "model.num_heads": 12, "model.mlp_dim": 2048}
 BASE |= {"model.num_encoder_layers": 12, "model.num_decoder_layers": 12, "lengths.targets": 256}
 LARGE = {"model.emb_dim": 1024, "model.num_heads": 16, "model.mlp_dim": 2816}
