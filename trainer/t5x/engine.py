@@ -23,7 +23,6 @@ from trainer import config as configuration
 from trainer import init_from
 from trainer.config import Config
 from trainer.features import Batch
-from trainer.model.config import ModelConfig
 from trainer.model.embedding import TiedLogits
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.program import Program
@@ -46,9 +45,6 @@ _MISSING = (
 _HONOURED = (
     *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
     *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from"),
-    *("model.family", "model.vocab_size", "model.emb_dim", "model.num_heads", "model.head_dim"),
-    *("model.mlp_dim", "model.num_encoder_layers", "model.num_decoder_layers", "model.dtype"),
-    *("model.dropout_rate", "model.tied_logits", "model.mlp_activations"),
     *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup_steps"),
     *("optimizer.decay_factor", "optimizer.steps_per_decay", "optimizer.steps_per_cycle"),
     *("optimizer.minimum_learning_rate", "optimizer.clip_norm", "optimizer.weight_decay"),
@@ -59,8 +55,6 @@ _HONOURED = (
     *("evaluation.", "metrics.every_steps", "mesh.data", "mesh.tensor", "mesh.num_partitions"),
 )
 _WHY = {
-    "model.scan_layers": "T5X's scanned models have a table of relative positions in every layer",
-    "model.remat": "T5X has it in models with a table of relative positions in every layer",
     "on_nan": "T5X makes every update",
     "spike_factor": "T5X makes every update",
     "checkpoint.keep_every_steps": "T5X takes it from gin files alone",
@@ -151,22 +145,21 @@ def train(run: Run, origins: dict[str, str]) -> int:
 def refused(config: Config) -> list[str]:
     """What T5X cannot honour: a line for each setting."""
     model, optimizer = config.model, config.optimizer
-    given = {
-        field.name: getattr(model, field.name)
-        for field in dataclasses.fields(ModelConfig)
-        if field.default is dataclasses.MISSING or field.name == "family"
-    }
-    defaults = dict(configuration.leaves(Config(config.preset, ModelConfig(**given))))
+    defaults = dict(configuration.leaves(Config(config.preset, model)))
     problems = [
         f"--{path}={value}: {_WHY.get(path, 'T5X has no such setting')}"
         for path, value in configuration.leaves(config)
         if not path.startswith(_HONOURED) and value != defaults.get(path)
     ]
-    if model.family not in write.FAMILIES:
-        problems.append(
-            f"--preset={config.preset}: T5X has no such model, but those of families "
-            f"{', '.join(write.FAMILIES)}"
+    problems += write.unknown_to_t5x(model)
+    problems += [
+        f"--model.{name}={value}: T5X has it only with a table of relative positions in every layer"
+        for name, value, without in (
+            ("scan_layers", model.scan_layers, False),
+            ("remat", model.remat, "none"),
         )
+        if value != without
+    ]
     if optimizer.name != "adafactor":
         problems.append(f"--optimizer.name={optimizer.name}: it runs with adafactor alone")
     problems += [

@@ -5,6 +5,7 @@ Source: google-research/t5x, `checkpoints.OrbaxCheckpointManagerInterface` and `
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 
@@ -13,6 +14,7 @@ import numpy as np
 from tasks import files
 from tasks.command_line import UserError
 from trainer.config import Config
+from trainer.model.config import ModelConfig
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint
@@ -20,7 +22,14 @@ from trainer.t5x.tensors import held
 
 # Families that T5X has: in `examples/t5` and, scanned, `examples/scalable_t5`; the last one in
 # `examples/decoder_only`.
-FAMILIES = ("t5_1_0", "t5_1_1", "lm")
+_FAMILIES = ("t5_1_0", "t5_1_1", "lm")
+_ACTIVATIONS = ("gelu", "linear", "relu", "silu")
+# Fields of a model that T5X's have too, or that change nothing that is written.
+_FIELDS = (
+    *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "dtype"),
+    *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "tied_logits"),
+    *("mlp_activations", "scan_layers", "remat"),
+)
 
 
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
@@ -33,8 +42,8 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
       UserError: T5X has no such model, or there is a checkpoint of this step.
     """
     model = config.model
-    if model.family not in FAMILIES:
-        raise UserError(f"T5X has no models of family {model.family}, only {', '.join(FAMILIES)}")
+    if problems := unknown_to_t5x(model):
+        raise UserError("; ".join(problems))
     if scanned and model.architecture == "decoder":
         raise UserError("T5X scans no decoder-only model: leave --scan_layers out")
     path = files.join(output, f"checkpoint_{checkpoint.step}")
@@ -59,6 +68,23 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
             tree[f"state/param_states/{name}/{kind}"] = tensor.whole()
     _save(output, checkpoint.step, tree)
     return path
+
+
+def unknown_to_t5x(model: ModelConfig) -> list[str]:
+    """What of a model T5X has not: a line for each."""
+    problems = [
+        f"--model.{field.name}={getattr(model, field.name)}: T5X has no such setting"
+        for field in dataclasses.fields(model)
+        if field.name not in _FIELDS and getattr(model, field.name) != field.default
+    ]
+    problems += [
+        f"--model.mlp_activations: T5X has no {name}"
+        for name in model.mlp_activations or ()
+        if name not in _ACTIVATIONS
+    ]
+    if model.family not in _FAMILIES:
+        problems.append(f"T5X has no models of family {model.family}, only {', '.join(_FAMILIES)}")
+    return problems
 
 
 def has_moments(checkpoint: Checkpoint) -> bool:
