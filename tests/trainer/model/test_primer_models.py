@@ -13,10 +13,10 @@ from trainer.model.transformer import RoutedLogits, build_model, init_params, ru
 from trainer.presets import MODEL_PRESETS, model_preset
 
 L, V = 6, 40
-# Those whose layers differ in a function of single numbers alone, from others that are here.
+# Those made of pieces that others here have too.
 ALIKE = [f"tiny_transformer_{name}" for name in ("gelu", "swish", "squared_relu", "mdha")]
 ALIKE += ["tiny_transformer_reglu", "tiny_transformer_swiglu", "tiny_switch_transformer"]
-ALIKE += ["tiny_synthesizer_squared_relu"]
+ALIKE += ["tiny_synthesizer_squared_relu", "tiny_transformer_plusplus", "tiny_primer_as_released"]
 PRESETS = [
     pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE))
     for name in MODEL_PRESETS
