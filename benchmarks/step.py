@@ -46,7 +46,7 @@ from trainer.cost import flops_per_step, parameter_count
 from trainer.features import converter
 from trainer.loss import model_loss
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params, logical_axes
+from trainer.model.transformer import build_model, init_params, logical_axes, run_model
 from trainer.optimizer import make_optimizer
 from trainer.pretrain import build_config
 from trainer.program import Program
@@ -212,7 +212,7 @@ class Ours:
         least = partial(_least, rounds=rounds, clock=clock)
 
         def loss(params: Any) -> jax.Array:
-            return of_batch(model.apply({"params": params}, batch), batch, config.loss)[0]
+            return of_batch(run_model(model, params, batch), batch, config.loss)[0]
 
         forward = least(jax.jit(loss), (params,))
         gradient = jax.jit(make_gradients(model, config))

@@ -15,6 +15,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
 ]  # fmt: skip
+# Of the command itself.
+GIN = {
+    "--print_config",
+    "--gin",
+    "--gin_file",
+    "--gin_search_paths",
+    "--gin_location_prefix",
+    "--gin_param",
+}
 # By other names: what is run inside them.
 WRAPPERS = {"scripts/tpu_pod.sh start": "trainer.pretrain"}
 
@@ -26,7 +35,9 @@ def commands(document):
     for line in re.findall(r"^    (.+)$", text, re.MULTILINE):
         if "…" in line:
             continue
-        match = re.search(r"(?:python -m ([a-z_]+\.[a-z_]+)|(scripts/tpu_pod\.sh start))(.*)", line)
+        match = re.search(
+            r"(?:python -m ([a-z_]+\.[a-z0-9_]+)|(scripts/tpu_pod\.sh start))(.*)", line
+        )
         if match:
             given = shlex.split(match[3], comments=True)
             flags = [word for word in given if word.startswith("--")]
@@ -39,6 +50,8 @@ def refused(module, flags):
     if module == "trainer.pretrain":
         from trainer.pretrain import build_config
 
+        # What becomes of gin files is tests/trainer/gin's.
+        flags = [flag for flag in flags if flag.partition("=")[0].partition(".")[0] not in OWN]
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         preset = given.pop("preset", "t5_1_1_tiny")
         recipe = given.pop("optimizer_preset", None)

@@ -10,7 +10,6 @@ array what its devices hold.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -114,7 +113,8 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
     # It needs what the trainer otherwise does without.
-    huggingface = importlib.import_module("trainer.huggingface")
+    from trainer import huggingface
+
     tree = huggingface.load(path.removeprefix(HUGGING_FACE), config.model)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {path_name(path): {"value": held(leaf)} for path, leaf in leaves}, None

@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import shutil
-import sys
 import types
 
 import jax
@@ -357,8 +356,7 @@ def test_a_model_of_hugging_face_is_asked_for(monkeypatch, tmp_path):
             inside[leaf] = array
         return tree
 
-    module = types.SimpleNamespace(load=load)
-    monkeypatch.setitem(sys.modules, "trainer.huggingface", module)
+    monkeypatch.setattr("trainer.huggingface.load", load)
     run = run_of("hf:some/folder", "--model.scan_layers=true")
     start = init_from.start(run)
     assert asked == [("some/folder", V)]

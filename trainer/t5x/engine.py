@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tasks.command_line import UserError
 from trainer import config as configuration
 from trainer import init_from
 from trainer.config import Config
+from trainer.data import EvaluationSet
 from trainer.features import Batch
 from trainer.model.embedding import TiedLogits
 from trainer.model.spec import ModelSpec, model_spec
@@ -97,7 +99,10 @@ def train(run: Run, origins: dict[str, str]) -> int:
     def evaluation(*_: Any) -> dict[str, Any]:
         size = config.evaluation.batch_size or config.batch_size
         sets = run.data.evaluation("validation", size)
-        return {each.name: _iterator(each.iterate) for each in sets}
+        return {each.name: _iterator(functools.partial(first_batches, each)) for each in sets}
+
+    def first_batches(rows: EvaluationSet) -> Iterator[Batch]:
+        return itertools.islice(rows.iterate(), config.evaluation.batches)
 
     def described(split: str) -> Any:
         lengths = {side: n for side, n in dataclasses.asdict(run.lengths).items() if n}
