@@ -15,14 +15,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
 ]  # fmt: skip
-# Of the command itself.
-GIN = {
+# Of the command itself, not of the configuration.
+OWN = {
+    *("--gin", "--gin_file", "--gin_search_paths", "--gin_location_prefix", "--gin_param"),
     "--print_config",
-    "--gin",
-    "--gin_file",
-    "--gin_search_paths",
-    "--gin_location_prefix",
-    "--gin_param",
 }
 # By other names: what is run inside them.
 WRAPPERS = {"scripts/tpu_pod.sh start": "trainer.pretrain"}
