@@ -72,6 +72,7 @@ def test_every_window_s_text_is_its_documents(cache, documents, split):
     assert sum(len(each.tokens) for each in samples) == manifest.total(split, "tokens")
 
 
+@pytest.mark.slow
 def test_windows_of_best_fit_are_their_documents(best_fit, documents):
     _, loaded = open_cache(best_fit)
     samples = shown(best_fit, None, Lengths(0, 0), 1 << 30)

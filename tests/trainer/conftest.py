@@ -4,7 +4,6 @@ import pathlib
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from tasks import sources
@@ -22,15 +21,6 @@ def command(*arguments, **kwargs):
         timeout=300,
         **kwargs,
     )
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_compilation():
-    """Most of these tests compile something small and run it once. The processes that they start,
-    and tests/golden, compile as users do."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

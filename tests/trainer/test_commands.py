@@ -124,7 +124,7 @@ def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, t
         while process.poll() is None and len(list(model_dir.glob("checkpoint_*[0-9]"))) <= before:
             time.sleep(0.05)
         time.sleep(generator.uniform(0, 0.5))
-        if len(endings) < 3:
+        if len(endings) < 2:
             process.send_signal(signal.SIGTERM if len(endings) == 1 else signal.SIGKILL)
         process.communicate(timeout=300)
         endings.append(process.returncode)
@@ -210,9 +210,10 @@ def test_weights_and_biases_are_asked_for_by_name(text_cache, tmp_path):
         pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert_one_line(result, "pip install wandb")
+    assert_one_line(result, "palimpsest[wandb]")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named(text_cache, tmp_path):
     mounted = tmp_path / "small"
     mounted.mkdir()

@@ -115,6 +115,7 @@ def test_an_encoder_refuses_what_it_cannot_take(text_cache, tmp_path, monkeypatc
         run_of("python_docs_masked_lm", text_cache, tmp_path)
 
 
+@pytest.mark.slow
 def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
     """The real commands: 2 and 2 steps are 4, and the order of sentences is reported."""
 

@@ -78,7 +78,7 @@ def test_a_place_does_not_depend_on_what_is_asked_with_it(firsts, seed, data):
         assert order(epochs, ranks).tolist() == alone
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(blocks, seeds, st.integers(0, 1000))
 def test_blocks_follow_one_another_each_whole_and_once(firsts, seed, epoch):
     windows = int(firsts[-1])

@@ -34,6 +34,7 @@ def test_there_and_back_is_bit_exact(exported, name):
     assert_equal_trees(load(str(model.folder), config), model.params)
 
 
+@pytest.mark.slow
 def test_in_shards_too(exported):
     model = exported("t5_1_1")
     (model.folder / "model.safetensors").unlink()
