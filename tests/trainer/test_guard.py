@@ -166,6 +166,7 @@ def test_a_run_that_stopped_goes_on_as_if_nothing_had_been(text_cache, tmp_path,
     assert result(stopped) == result(good)
 
 
+@pytest.mark.slow
 def test_what_is_skipped_is_the_same_after_a_restart(text_cache, tmp_path, capsys):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     bad = {7, 12, 13}

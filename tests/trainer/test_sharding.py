@@ -126,6 +126,14 @@ def main(folder):
     print(json.dumps(results))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """As the other process compiles, so that bits may be compared."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory):
     """What each of MESHES comes to on eight devices."""
@@ -136,6 +144,7 @@ def meshes(tmp_path_factory):
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,
