@@ -53,9 +53,13 @@ demo-at:
 	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --checkpoints=all
 	$(BIN)/python -m trainer.report --model_dir=$(AT)/model
 
-demo-gcs: $(VENV)/.dev ## the demo in a bucket of this machine, 5 % of whose answers fail
+demo-gcs: $(VENV)/.dev demo ## the demo in a bucket of this machine, 5 % of whose answers fail: the same?
 	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \
-	    $(MAKE) --no-print-directory demo-at AT=gs://bucket/demo
+	    $(MAKE) --no-print-directory demo-at same-demo AT=gs://bucket/demo
+
+.PHONY: same-demo
+same-demo:
+	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
 
 test: $(VENV)/.dev ## all tests, under 12 minutes on 2 cores
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
