@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks import files
-from tasks.command_line import UserError
+from trainer.report import drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +144,7 @@ def draw(curves: Mapping[str, Mapping[int, Curve]], picture: str) -> None:
     Raises:
       UserError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UserError("the picture needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = drawing()
     figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), dpi=120, layout="constrained")
     for number, (name, by_seed) in enumerate(curves.items()):
         runs = list(by_seed.values())

@@ -4,14 +4,15 @@ python -m trainer.report --model_dir=DIR [--picture=FILE.png]
 """
 
 import sys
+from typing import Any
 
 from tasks import command_line, files
 from tasks.command_line import Parser, UserError
 from trainer.metrics import read_metrics
 
 
-def draw(lines: list[dict], picture: str, title: str) -> None:
-    """Writes a PNG of training and validation loss against steps.
+def drawing() -> Any:
+    """Returns matplotlib's pyplot, for files alone.
 
     Raises:
       UserError: matplotlib is not installed.
@@ -23,6 +24,16 @@ def draw(lines: list[dict], picture: str, title: str) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(lines: list[dict], picture: str, title: str) -> None:
+    """Writes a PNG of training and validation loss against steps.
+
+    Raises:
+      UserError: matplotlib is not installed.
+    """
+    pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
     for split, color in (("train", "#8fb3d9"), ("validation", "#c1440e")):
         points = [
