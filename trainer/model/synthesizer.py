@@ -56,7 +56,7 @@ class _LearnedLogits(nn.Module):
             self,
             "table",
             self.shared.parametrisation.relative_bias(),
-            ("unmodeled", "heads", "unmodeled"),
+            ("query", "heads", "key"),
             (places, self.num_heads, places),
         )
         query_BL, key_BS = rows.position_BL, source_rows.position_BL
