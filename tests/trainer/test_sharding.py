@@ -19,10 +19,13 @@ from jax.sharding import PartitionSpec
 
 from tasks.command_line import UserError
 from trainer.config import MeshConfig
-from trainer.mesh_config import check_dimensions
+from trainer.mesh_config import RULES, check_dimensions
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params, logical_axes
+from trainer.presets import MODEL_PRESETS
 from trainer.pretrain import build_config
 from trainer.program import Program
-from trainer.sharding import HostPart, host_part, put_batch
+from trainer.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
 from trainer.stacked import path_name
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -275,6 +278,19 @@ def test_optimizers_keep_their_state_with_the_parameters(optimizer):
         else:
             assert place == [], path
     assert found >= len(params)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_every_model_has_its_place(rules):
+    """A name that a tensor has twice, or a preset's own, would come out here."""
+    mesh = make_mesh(MeshConfig())
+    key = jax.ShapeDtypeStruct((2,), np.uint32)
+    for name, preset in MODEL_PRESETS.items():
+        if name.endswith("_tiny") or name.startswith("tiny_"):
+            spec = model_spec(preset)
+            shapes = jax.eval_shape(lambda key, spec=spec: init_params(spec, key), key)
+            placed = parameter_shardings(mesh, rules, shapes, logical_axes(spec))
+            assert jax.tree.structure(placed) == jax.tree.structure(shapes), name
 
 
 def test_rows_lie_on_data_and_fsdp():

@@ -5,30 +5,61 @@ Dimensions: B batch, L length, C channels, D model, W width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared, parameter
+from trainer.model.dense import Shared, parameter, sum_leading
 from trainer.model.masks import Rows
 from trainer.model.norms import LayerNorm
 
 
-def behind(x_BLC: jax.Array, steps: int, segment_BL: jax.Array | None) -> jax.Array:
-    """At each position, what stands `steps` before it in its row; 0 where nothing does.
+@jax.custom_vjp
+def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | None) -> jax.Array:
+    """At position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
 
-    With `segment_BL` what belongs to another packed example is 0 too.
+    Shape and dtype are those of `x_BLC`. What stands before the row, or with `segment_BL` in
+    another packed example, counts as 0.
     """
-    if not steps:
-        return x_BLC
-    length = x_BLC.shape[1]
-    there_BLC = jnp.pad(x_BLC, ((0, 0), (steps, 0), (0, 0)))[:, :length]
-    if segment_BL is None:
-        return there_BLC
-    segment_there_BL = jnp.pad(segment_BL, ((0, 0), (steps, 0)))[:, :length]
-    return there_BLC * (segment_there_BL == segment_BL)[..., None].astype(x_BLC.dtype)
+    shifted = _shifted(x_BLC, len(kernel_WC), segment_BL, ahead=False)
+    return sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
+
+
+def _shifted(
+    x_BLC: jax.Array, width: int, segment_BL: jax.Array | None, ahead: bool
+) -> Iterator[jax.Array]:
+    """For 0 to `width` - 1 steps: at each position what stands so far before it, or after it."""
+    length, margin = x_BLC.shape[1], (0, width - 1) if ahead else (width - 1, 0)
+    # Padded once: XLA's CPU compiler writes every pad to memory, slices it reads in place.
+    padded_BPC = jnp.pad(x_BLC, ((0, 0), margin, (0, 0)))
+    yield x_BLC
+    for steps in range(1, width):
+        window = slice(steps, steps + length) if ahead else slice(width - 1 - steps, -steps)
+        there_BLC = padded_BPC[:, window]
+        if segment_BL is not None:
+            segment_there_BL = jnp.pad(segment_BL, ((0, 0), margin))[:, window]
+            there_BLC *= (segment_there_BL == segment_BL)[..., None].astype(x_BLC.dtype)
+        yield there_BLC
+
+
+def _depthwise_forward(x_BLC, kernel_WC, segment_BL):
+    return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
+
+
+def _depthwise_backward(operands, gradient_BLC):
+    # A position had a part in its own output and in those ahead: the same windows of the gradient
+    # give both gradients.
+    x_BLC, kernel_WC, segment_BL = operands
+    shifted = list(_shifted(gradient_BLC, len(kernel_WC), segment_BL, ahead=True))
+    x_gradient_BLC = sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
+    kernel_gradient_WC = jnp.stack([sum_leading(x_BLC * each_BLC, 2) for each_BLC in shifted])
+    return x_gradient_BLC, kernel_gradient_WC.astype(kernel_WC.dtype), None
+
+
+depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 @dataclass(frozen=True)
@@ -57,12 +88,12 @@ class _HeadConvolution(nn.Module):
     @nn.compact
     def __call__(self, x_BLC: jax.Array, rows: Rows) -> jax.Array:
         segment_BL = rows.segment_BL if self.spec.reset else None
-        out_BLC = jnp.zeros_like(x_BLC)
+        taps = []
         for step in range(self.spec.width):
             initial = nn.initializers.constant(0.5 / self.spec.width if step else 0.5)
-            tap_C = parameter(self, f"tap_{step}", initial, ("joined_kv",), x_BLC.shape[-1:])
-            out_BLC += behind(x_BLC, step, segment_BL) * tap_C.astype(self.shared.dtype)
-        return out_BLC
+            shape = x_BLC.shape[-1:]
+            taps.append(parameter(self, f"tap_{step}", initial, ("joined_kv",), shape))
+        return depthwise(x_BLC, jnp.stack(taps).astype(self.shared.dtype), segment_BL)
 
 
 class SeparableConvolution(nn.Module):
@@ -87,9 +118,7 @@ class SeparableConvolution(nn.Module):
         bias_C = parameter(
             self, "depthwise_bias", nn.initializers.zeros, self.axes[:1], (channels,)
         )
-        out_BLC = jnp.zeros_like(x_BLC) + bias_C.astype(shared.dtype)
-        for step in range(self.width):
-            out_BLC += behind(x_BLC, step, segment_BL) * kernel_WC[self.width - 1 - step]
+        out_BLC = depthwise(x_BLC, kernel_WC[::-1], segment_BL) + bias_C.astype(shared.dtype)
         project = shared.dense(self.features, self.axes, initializer, "pointwise", bias=True)
         return project(out_BLC)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.convolution import HeadConvolution
-from trainer.model.dense import Shared, einsum_float32
+from trainer.model.dense import Shared, einsum_float32, sum_leading
 from trainer.model.masks import Rows
 from trainer.model.positions import Positions, rotate
 
@@ -28,11 +28,7 @@ MASKED_LOGIT = -1e10
 
 @jax.custom_vjp
 def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
-    """The sum. On a CPU the gradient of the bias is a product with ones.
-
-    XLA's own sum over the leading axis of [B, H, L, S] takes 5 ns an element there: 7 % of the
-    forward and backward pass of T5 1.1 small at 512 positions, the product 2 %.
-    """
+    """The sum; the gradient of the bias is summed by `sum_leading`."""
     return logits_BHLS + bias_HLS
 
 
@@ -41,13 +37,7 @@ def _add_bias_forward(logits_BHLS, bias_HLS):
 
 
 def _add_bias_backward(_, gradient_BHLS):
-    ones_B = jnp.ones(gradient_BHLS.shape[0], gradient_BHLS.dtype)
-    bias_gradient_HLS = jax.lax.platform_dependent(
-        gradient_BHLS,
-        cpu=lambda x_BHLS: jnp.einsum("b,bhls->hls", ones_B, x_BHLS),
-        default=lambda x_BHLS: jnp.sum(x_BHLS, axis=0),
-    )
-    return gradient_BHLS, bias_gradient_HLS
+    return gradient_BHLS, sum_leading(gradient_BHLS, 1)
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)

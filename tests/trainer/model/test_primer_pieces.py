@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.model.convolution import ConvolutionBranch, HeadConvolution
+from trainer.model.convolution import ConvolutionBranch, HeadConvolution, depthwise
 from trainer.model.dense import Shared
 from trainer.model.feedforward import ACTIVATIONS, Mlp
 from trainer.model.masks import Rows
@@ -133,6 +133,22 @@ def test_multi_dconv_head_attention_with_shared_queries_and_keys():
         changed={"query_from_key/kernel": np.eye(H * K)},
     )
     agree(output[TOKEN], mixed(products(k, k), v, p["out/kernel"]))
+
+
+@pytest.mark.parametrize("segments", [SEGMENTS, np.ones_like(SEGMENTS)])
+def test_the_gradients_of_a_convolution(segments):
+    random = np.random.default_rng(1)
+    x, gradient = random.normal(size=(2, B, L, D)).astype(np.float32)
+    kernel = random.normal(size=(3, D)).astype(np.float32)
+    output, backward = jax.vjp(lambda *args: depthwise(*args, jnp.asarray(segments)), x, kernel)
+    agree(output, convolved(x, kernel, segments))
+    x_gradient, kernel_gradient = np.zeros(x.shape), np.zeros(kernel.shape)
+    for row, at, back in np.ndindex(B, L, 3):
+        if at >= back and segments[row, at] == segments[row, at - back]:
+            x_gradient[row, at - back] += kernel[back] * gradient[row, at]
+            kernel_gradient[back] += x[row, at - back] * gradient[row, at]
+    for found, expected in zip(backward(gradient), (x_gradient, kernel_gradient), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
 
 
 def test_taps_of_one_and_zeros_are_plain_attention():
