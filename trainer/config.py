@@ -183,8 +183,9 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Evaluation on the whole validation split every so many steps, and at the last; 0: never.
 
-    `batch_size` None is the training batch's; the result does not depend on it. `batches` of a task
-    are evaluated on, from its first, in place of all: T5X's `eval_steps`.
+    `batch_size` None is the training batch's; the result does not depend on it, save of Switch
+    layers, where rows of up to 1,024 tokens together share the room at each expert. `batches` of a
+    task are evaluated on, from its first, in place of all: T5X's `eval_steps`.
     """
 
     every_steps: int = 1000

@@ -273,7 +273,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--checkpoints", default="latest", help="all, latest, or steps: 1000,2000")
     parser.add_argument("--split", default="validation", help="split of the cache")
     parser.add_argument("--cache_dir", help="the cache, if it is no longer where training found it")
-    parser.add_argument("--batch_size", type=int, help="rows at a time; does not change the result")
+    parser.add_argument(
+        "--batch_size", type=int, help="rows at a time; changes the result of Switch layers alone"
+    )
     arguments = parser.parse_args(argv)
 
     from trainer import config as configuration

@@ -13,7 +13,7 @@ from typing import Any
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
-    "no_weight_decay": ("bias$", "scale$", "embedding$"),
+    "no_weight_decay": ("bias$", "scale$", "embedding$", "tap_[0-9]+$", "learned_logits/table$"),
 }
 
 # The keys of `optimizer.OPTIMIZERS`: for each the fields it reads, at the values they have when
@@ -129,8 +129,9 @@ class OptimizerConfig:
     `weight_decay` takes from a tensor, each step, this times rate ** `weight_decay_rate_exponent`
     of itself: exponent 1 is optax's and PyTorch's AdamW, 0 T5X's `weight_decay_rate`. It spares
     tensors whose path ("decoder/decoder_norm/scale") one of the regular expressions
-    `no_weight_decay` matches somewhere: by default biases, scales of norms and embedding tables,
-    those of relative positions among them; nothing for adafactor, as in T5X.
+    `no_weight_decay` matches somewhere: by default biases, scales of norms, embedding tables, those
+    of relative positions among them, taps of Primer's convolutions and learned logits; nothing for
+    adafactor, as in T5X.
     `multiply_by_parameter_scale` multiplies the update of each tensor by its root mean square,
     kept between `minimum_parameter_scale` (T5X's `epsilon2`) and `maximum_parameter_scale`.
 

@@ -367,6 +367,18 @@ def test_the_size_of_gradients_does_not_matter(name):
         np.testing.assert_allclose(ours[key], scaled[key], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name", ["tiny_primer_ez", "tiny_synthesizer", "tiny_evolved_transformer", "bert_tiny"]
+)
+def test_what_is_no_kernel_is_not_decayed_by_default(name):
+    params = jax.eval_shape(lambda: init_params(model_spec(MODEL_PRESETS[name]), jax.random.key(0)))
+    mask = weight_decay_mask(
+        OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay")
+    )
+    for tensor, decays in flattened(mask(params)).items():
+        assert decays == tensor.endswith("kernel"), tensor
+
+
 def test_no_norm_bias_or_table_of_a_model_is_decayed_by_default():
     params = jax.eval_shape(
         lambda: init_params(model_spec(MODEL_PRESETS["t5_1_1_tiny"]), jax.random.key(0))

@@ -1,6 +1,7 @@
 """Any mesh makes the run of one device, with every array where the rules put it.
 
-As a program, `test_sharding.py FOLDER`, it prints what runs on the devices that there are come to.
+As a program, `test_sharding.py FOLDER` or `test_sharding.py primers`, it prints what runs on the
+devices that there are come to.
 """
 
 import hashlib
@@ -48,10 +49,16 @@ MESHES = {
 # Experts over the rows' axis, their hidden units over the other.
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
+PRIMERS = [
+    *("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus", "tiny_switch_primer"),
+    *("tiny_evolved_transformer", "tiny_synthesizer", "tiny_synthesizer_dense"),
+]
 
 
-def program_of(*flags):
-    config, _ = build_config("lm_tiny", [*SMALL, *flags])
+def program_of(*flags, preset="lm_tiny"):
+    if "switch" in preset:
+        flags = ("--model.switch_every=1", *flags)
+    config, _ = build_config(preset, [*SMALL, *flags])
     return Program(types.SimpleNamespace(config=config))
 
 
@@ -105,10 +112,14 @@ def run(program, folder=None):
     return result
 
 
-def main(folder):
+def main(argument):
     import orbax.checkpoint as ocp
 
-    results = {}
+    if argument == "primers":
+        mesh = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
+        print(json.dumps({name: run(program_of(*mesh, preset=name)) for name in PRIMERS}))
+        return
+    folder, results = argument, {}
     for name, flags in MESHES.items():
         program = program_of(*flags)
         results[name] = run(program, os.path.join(folder, name))
@@ -137,11 +148,9 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.fixture(scope="module")
-def meshes(tmp_path_factory):
-    """What each of MESHES comes to on eight devices."""
+def on_eight_devices(argument):
     made = subprocess.run(
-        [sys.executable, __file__, str(tmp_path_factory.mktemp("meshes"))],
+        [sys.executable, __file__, argument],
         cwd=ROOT,
         env={
             **os.environ,
@@ -152,10 +161,16 @@ def meshes(tmp_path_factory):
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert made.returncode == 0, made.stderr
     return json.loads(made.stdout)
+
+
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory):
+    """What each of MESHES comes to on eight devices."""
+    return on_eight_devices(str(tmp_path_factory.mktemp("meshes")))
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +208,15 @@ def test_tokens_travel_to_experts_and_not_experts_to_tokens(meshes):
     gathered = re.findall(r"f32\[([\d,]+)\]\S* all-gather", meshes["experts_program"])
     assert gathered
     assert not [shape for shape in gathered if shape in ("8,16,32", "8,32,16")]
+
+
+@pytest.mark.slow
+def test_primers_models_on_eight_devices_make_the_run_of_one():
+    for name, eight in on_eight_devices("primers").items():
+        one = run(program_of(preset=name))
+        assert eight["initial"] == one["initial"], name
+        np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5, err_msg=name)
+        assert one["losses"][0] != one["losses"][-1]
 
 
 ATTENTION = "decoder/layers_0/self_attention"
