@@ -112,6 +112,8 @@ class _DenseSynthesizer(nn.Module):
         joined, axes = num_heads * head_dim, ("embed", "joined_kv")
         hidden = shared.dense(joined, axes, initializer, "hidden", bias=True)
         hidden_BLHK = nn.relu(hidden(x_BLD)).reshape(*x_BLD.shape[:2], num_heads, head_dim)
+        # XLA's CPU runtime has no such product of bfloat16 but with heads in front.
+        hidden_HBLK = jnp.moveaxis(hidden_BLHK, 2, 0)
         kernel_HKP = parameter(
             self,
             "kernel",
@@ -122,7 +124,7 @@ class _DenseSynthesizer(nn.Module):
         bias_HP = parameter(
             self, "bias", nn.initializers.zeros, ("heads", "unmodeled"), (num_heads, places)
         )
-        logits_BHLP = einsum_float32("blhk,hkp->bhlp", hidden_BLHK, kernel_HKP)
+        logits_BHLP = einsum_float32("hblk,hkp->hblp", hidden_HBLK, kernel_HKP).swapaxes(0, 1)
         logits_BHLP += bias_HP[:, None]
         key_BS = source_rows.position_BL
         if spec.reset and key_BS is not None:

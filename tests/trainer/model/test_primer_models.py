@@ -1,6 +1,7 @@
 """Every tiny Primer preset: what positions see, packed rows, initial parameters, training."""
 
 import dataclasses
+import types
 from functools import cache
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 from trainer.model.spec import model_spec
 from trainer.model.transformer import RoutedLogits, build_model, init_params, run_model
 from trainer.presets import MODEL_PRESETS, model_preset
+from trainer.pretrain import build_config
+from trainer.program import Program
 
 L, V = 6, 40
 # Those made of pieces that others here have too.
@@ -22,6 +25,7 @@ PRESETS = [
     for name in MODEL_PRESETS
     if name.startswith("tiny_")
 ]
+QUICK = ("tiny_primer", "tiny_synthesizer_dense")
 SEGMENTS = [1, 1, 1, 2, 2, 0]
 
 
@@ -105,6 +109,32 @@ def test_upstream_lets_packed_examples_see_one_another(name):
     ours = run(params, packed)[0]
     np.testing.assert_allclose(theirs[:3], ours[:3], atol=1e-6)
     assert np.abs(np.asarray(theirs - ours))[3:5].max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(param.values[0], marks=[pytest.mark.slow] * (param.values[0] not in QUICK))
+        for param in PRESETS
+    ],
+)
+def test_bfloat16_learns_what_it_sees_again(name):
+    flags = [
+        *("--model.dtype=bfloat16", f"--model.vocab_size={V}", "--model.num_decoder_layers=1"),
+        *("--batch_size=4", "--optimizer.schedule=constant", "--optimizer.learning_rate=0.05"),
+    ]
+    if "switch" in name:
+        flags.append("--model.switch_every=1")
+    program = Program(types.SimpleNamespace(config=build_config(name, flags)[0]))
+    state, losses = program.initial_state(), []
+    batch = jax.tree.map(lambda array: jnp.repeat(array, 4, axis=0), row([0, 5, 9, 0, 7, 0], SEGMENTS))
+    batch |= {"decoder_target_tokens": jnp.asarray([[5, 9, 6, 7, 8, 0]] * 4)}
+    batch |= {"decoder_loss_weights": jnp.asarray([[1, 1, 1, 1, 1, 0]] * 4)}
+    for _ in range(10):
+        state = program.train_step(state.replace(metrics=program.zero_metrics()), batch)
+        total, weight = state.metrics["loss"]
+        losses.append(float(total / weight))
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_initial_parameters():
