@@ -99,7 +99,7 @@ def export(
         parity, match = _write(aside, run, params, vocabulary, max_shard_size)
         from trainer.huggingface import card
 
-        custom = config.model.family == "lm"
+        custom = config.model.family in configs.OF_CUSTOM_CODE
         text = card.model_card(
             run, chosen[0], os.path.basename(target), parity, match, custom_code=custom
         )
@@ -167,7 +167,7 @@ def _write(
     files.write_json(os.path.join(folder, "config.json"), written)
     files.write_json(os.path.join(folder, "generation_config.json"), _generation(written))
     weights.write(folder, names.to_tensors(_plain_tree(params, run), model), max_shard_size)
-    if model.family == "lm":
+    if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)
     decoder_only = model.architecture == "decoder"

@@ -17,7 +17,7 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """The model in a folder of transformers: T5, mT5, BERT, Llama, or an export of family lm.
+    """The model in a folder of transformers: T5, mT5, BERT, Llama, or our own modelling file.
 
     Raises:
       UserError: there is no such folder, or a model that ours are not; says in which field.

@@ -1,11 +1,12 @@
 """A model's configuration as transformers' config.json, and the way back.
 
-What transformers has no counterpart for is refused with the reason; for the decoder-only family
-"lm" there is a modelling file of our own, which a folder can bring along.
+What transformers has no counterpart for is refused with the reason; for the decoder-only families
+"lm" and "primer" there is a modelling file of our own, which a folder can bring along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -13,16 +14,25 @@ from typing import Any
 
 from tasks.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAD_ID
-from trainer.huggingface.names import activations, logits_are_tied
+from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model.config import ModelConfig
-from trainer.model.spec import model_spec
+from trainer.model.feedforward import Mlp
+from trainer.model.spec import NORMS, model_spec
 
 # What modeling_palimpsest.py calls itself.
 CUSTOM = "palimpsest"
+# The families that it has.
+OF_CUSTOM_CODE = ("lm", "primer")
 
 # Our activations by transformers' names.
 _ACTIVATIONS = MappingProxyType(
-    {"gelu": "gelu_new", "gelu_erf": "gelu", "relu": "relu", "silu": "silu"}
+    {
+        "gelu": "gelu_new",
+        "gelu_erf": "gelu",
+        "relu": "relu",
+        "silu": "silu",
+        "squared_relu": "relu2",
+    }
 )
 _T5_PROJECTIONS = MappingProxyType(
     {
@@ -30,6 +40,7 @@ _T5_PROJECTIONS = MappingProxyType(
         ("gelu",): "gelu_new",
         ("gelu_erf",): "gelu",
         ("silu",): "silu",
+        ("squared_relu",): "relu2",
         ("gelu", "linear"): "gated-gelu",
         ("silu", "linear"): "gated-silu",
         ("relu", "linear"): "gated-relu",
@@ -43,10 +54,10 @@ _ROTARY_BASE = 10_000.0
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     """Why transformers has no model like this; None if it has one."""
-    if config.family == "lm" and not custom_code:
+    if config.family in OF_CUSTOM_CODE and not custom_code:
         return (
-            "family lm is a decoder alone with T5's relative positions, which transformers does "
-            "not have; --custom_code writes a modelling file for it"
+            f"family {config.family} is a decoder alone with T5's relative positions, which "
+            "transformers does not have; --custom_code writes a modelling file for it"
         )
     if config.family == "bert_pre_ln":
         return "BertForMaskedLM has its norms behind the sublayers, family bert_pre_ln before them"
@@ -56,13 +67,12 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
         return f"BertForMaskedLM has learned positions, this model {config.position} ones"
     if config.family in ("llama", "bert") and config.emb_dim % config.num_heads:
         return f"emb_dim {config.emb_dim} does not divide by {config.num_heads} heads"
-    try:
-        same = same_model(from_config(to_config(config, positions=1), "config.json"), config)
-    except (KeyError, UserError):
-        same = False
-    if not same:
+    found = _plain(config)
+    with contextlib.suppress(KeyError, UserError):
+        found = from_config(to_config(config, positions=1), "config.json")
+    if not same_model(found, config):
         # Activations, heads of a size of their own, whatever a family may be given besides.
-        changed = ", ".join(different_fields(_plain(config), config))
+        changed = ", ".join(different_fields(found, config))
         return f"it has no {config.family} model with {changed or 'these layers'}"
     return None
 
@@ -83,11 +93,25 @@ def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
 
 
 def _explicit(config: ModelConfig) -> ModelConfig:
+    pieces = _pieces(config) if config.family in OF_CUSTOM_CODE else {}
     return dataclasses.replace(
         _inference(config),
         tied_logits=logits_are_tied(config),
         mlp_activations=activations(config) or None,
+        **pieces,
     )
+
+
+def _pieces(config: ModelConfig) -> dict[str, Any]:
+    """What the layers of a decoder consist of, by our names."""
+    layer = decoder_layer(config)
+    (norm,) = (name for name, norm in NORMS.items() if norm == layer.norm)
+    return {
+        "mixer": config.mixer or "attention",
+        "norm": norm,
+        "norm_placement": config.norm_placement or "pre",
+        "mlp_bias": layer.feed_forward.bias if isinstance(layer.feed_forward, Mlp) else None,
+    }
 
 
 def _inference(config: ModelConfig) -> ModelConfig:
@@ -182,7 +206,9 @@ def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
     }
 
 
-def _to_lm(config: ModelConfig, positions: int) -> dict[str, Any]:
+def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
+    if config.synthesizes:
+        raise KeyError(config.mixer)
     module = f"modeling_{CUSTOM}"
     return {
         "architectures": ["PalimpsestForCausalLM"],
@@ -192,6 +218,9 @@ def _to_lm(config: ModelConfig, positions: int) -> dict[str, Any]:
             "AutoModelForCausalLM": f"{module}.PalimpsestForCausalLM",
         },
         **_to_decoder(config, positions),
+        "family": config.family,
+        "gated_mlp": len(activations(config)) == 2,
+        **_pieces(config),
         "relative_attention_num_buckets": _BUCKETS,
         "relative_attention_max_distance": _DISTANCE,
     }
@@ -216,7 +245,14 @@ def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 _WRITERS: Mapping[str, Callable[[ModelConfig, int], dict[str, Any]]] = MappingProxyType(
-    {"t5_1_0": _to_t5, "t5_1_1": _to_t5, "llama": _to_llama, "lm": _to_lm, "bert": _to_bert}
+    {
+        "t5_1_0": _to_t5,
+        "t5_1_1": _to_t5,
+        "llama": _to_llama,
+        "lm": _to_custom,
+        "primer": _to_custom,
+        "bert": _to_bert,
+    }
 )
 
 
@@ -293,7 +329,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     )
 
 
-def _from_decoder(fields: _Fields, family: str) -> ModelConfig:
+def _from_decoder(fields: _Fields, family: str, gated: bool = True, **pieces: Any) -> ModelConfig:
     heads = fields["num_attention_heads"]
     fields.require("num_key_value_heads", heads)
     fields.require("rms_norm_eps", _EPSILON["t5"])
@@ -308,7 +344,8 @@ def _from_decoder(fields: _Fields, family: str) -> ModelConfig:
         num_encoder_layers=0,
         num_decoder_layers=fields["num_hidden_layers"],
         tied_logits=fields.get("tie_word_embeddings", False),
-        mlp_activations=(activation, "linear"),
+        mlp_activations=(activation, "linear") if gated else (activation,),
+        **pieces,
     )
 
 
@@ -328,8 +365,12 @@ def _from_llama(fields: _Fields) -> ModelConfig:
     return _from_decoder(fields, "llama")
 
 
-def _from_lm(fields: _Fields) -> ModelConfig:
-    return _from_decoder(fields, "lm")
+def _from_custom(fields: _Fields) -> ModelConfig:
+    # Folders of before Primer have none of these: the fields of ModelConfig at None.
+    names = ("mixer", "norm", "norm_placement", "mlp_bias")
+    pieces = {name: fields.get(name, None) for name in names}
+    family = str(fields.get("family", "lm"))
+    return _from_decoder(fields, family, bool(fields.get("gated_mlp", True)), **pieces)
 
 
 def _from_bert(fields: _Fields) -> ModelConfig:
@@ -358,7 +399,7 @@ _READERS: Mapping[str, Callable[[_Fields], ModelConfig]] = MappingProxyType(
         "t5": _from_t5,
         "mt5": _from_t5,
         "llama": _from_llama,
-        CUSTOM: _from_lm,
+        CUSTOM: _from_custom,
         "bert": _from_bert,
     }
 )

@@ -1,5 +1,6 @@
-"""A decoder-only model with T5's relative positions, for transformers: a file that stands alone.
+"""Decoder-only models with T5's relative positions, Primer among them, for transformers.
 
+This file stands alone.
 `trainer.export --custom_code` puts it beside the weights; then
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
@@ -7,7 +8,7 @@
 Rows begin with id 0. There is no cache of keys and values: `generate` computes the row again for
 every token.
 
-Dimensions: B batch, L length, D model, H heads, K head size, R relative buckets, V vocabulary.
+Dimensions: B batch, L length, D model, C channels, H heads, K head size, V vocabulary.
 """
 
 import math
@@ -20,7 +21,12 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 class PalimpsestConfig(PreTrainedConfig):
-    """Sizes by Llama's names, and those of the table of relative positions by T5's."""
+    """Sizes by Llama's names, and those of the table of relative positions by T5's.
+
+    `mixer` is "attention" or Primer's "mdha" or "mdha_shared_qk"; `norm` "rms_norm", "layer_norm"
+    or "primer_norm"; `norm_placement` "pre" or "primer_alternating". `family` is what Palimpsest
+    calls the model.
+    """
 
     model_type = "palimpsest"
 
@@ -34,10 +40,16 @@ class PalimpsestConfig(PreTrainedConfig):
         num_key_value_heads=6,
         head_dim=64,
         hidden_act="gelu_new",
+        gated_mlp=True,
+        mlp_bias=False,
+        mixer="attention",
+        norm="rms_norm",
+        norm_placement="pre",
         rms_norm_eps=1e-6,
         relative_attention_num_buckets=32,
         relative_attention_max_distance=128,
         tie_word_embeddings=True,
+        family="lm",
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -48,23 +60,48 @@ class PalimpsestConfig(PreTrainedConfig):
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim
         self.hidden_act = hidden_act
+        self.gated_mlp = gated_mlp
+        self.mlp_bias = mlp_bias
+        self.mixer = mixer
+        self.norm = norm
+        self.norm_placement = norm_placement
+        self.family = family
         self.rms_norm_eps = rms_norm_eps
         self.relative_attention_num_buckets = relative_attention_num_buckets
         self.relative_attention_max_distance = relative_attention_max_distance
         super().__init__(tie_word_embeddings=tie_word_embeddings, **{"use_cache": False, **kwargs})
 
 
-class RMSNorm(nn.Module):
-    """Division by the root mean square, with a scale (arXiv:1910.07467)."""
+class Norm(nn.Module):
+    """RMSNorm (arXiv:1910.07467), LayerNorm (arXiv:1607.06450) or Primer's (arXiv:2109.08668)."""
 
     def __init__(self, config):
         super().__init__()
+        self.kind, self.epsilon = config.norm, config.rms_norm_eps
         self.weight = nn.Parameter(torch.ones(config.hidden_size))
-        self.epsilon = config.rms_norm_eps
+        if self.kind != "rms_norm":
+            self.bias = nn.Parameter(torch.zeros(config.hidden_size))
 
     def forward(self, x_BLD):
-        mean_square = x_BLD.float().pow(2).mean(-1, keepdim=True)
-        return self.weight * (x_BLD * torch.rsqrt(mean_square + self.epsilon)).to(x_BLD.dtype)
+        centred = x = x_BLD.float()
+        if self.kind != "rms_norm":
+            centred = x - x.mean(-1, keepdim=True)
+        square = (x if self.kind == "primer_norm" else centred) * centred
+        scale = torch.rsqrt(square.mean(-1, keepdim=True).clamp(min=0) + self.epsilon)
+        normalised = self.weight * (centred * scale).to(x_BLD.dtype)
+        return normalised if self.kind == "rms_norm" else normalised + self.bias
+
+
+class Convolution(nn.Module):
+    """Of each channel by itself: a tap for the position, and for each of two before it."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.tap_0, self.tap_1, self.tap_2 = (nn.Parameter(torch.zeros(channels)) for _ in range(3))
+
+    def forward(self, x_BLC):
+        behind = nn.functional.pad(x_BLC, (0, 0, 2, 0))
+        return self.tap_0 * x_BLC + self.tap_1 * behind[:, 1:-1] + self.tap_2 * behind[:, :-2]
 
 
 class Attention(nn.Module):
@@ -74,46 +111,62 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_attention_heads * config.head_dim
         self.heads = config.num_attention_heads
-        for letter in "qkv":
+        self.shared = config.mixer == "mdha_shared_qk"
+        letters = "qv" if self.shared else "qkv"
+        for letter in letters:
             self.add_module(f"{letter}_proj", nn.Linear(config.hidden_size, inner, bias=False))
+            convolves = config.mixer != "attention"
+            self.add_module(f"{letter}_conv", Convolution(inner) if convolves else nn.Identity())
+        if self.shared:
+            self.q_from_k = nn.Linear(inner, inner, bias=False)
         self.o_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
-    def forward(self, x_BLD, bias_BHLL):
-        q, k, v = (
-            project(x_BLD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+    def forward(self, x_BLD, bias_BHLL, is_token_BL1):
+        # Padding may stand before a row, and is nothing to convolve.
+        q, v = self.q_proj(x_BLD) * is_token_BL1, self.v_proj(x_BLD) * is_token_BL1
+        q, v = self.q_conv(q), self.v_conv(v)
+        if self.shared:
+            q, k = self.q_from_k(q), q
+        else:
+            k = self.k_conv(self.k_proj(x_BLD) * is_token_BL1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         weights = torch.softmax(q.float() @ k.float().transpose(-1, -2) + bias_BHLL, dim=-1)
         return self.o_proj((weights.to(v.dtype) @ v).transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
-    """The product of an activated projection and a plain one, projected back."""
+    """A projection, activated and, if gated, times another one, projected back."""
 
     def __init__(self, config):
         super().__init__()
-        sizes = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(*sizes, bias=False)
-        self.up_proj = nn.Linear(*sizes, bias=False)
-        self.down_proj = nn.Linear(*reversed(sizes), bias=False)
+        sizes, bias = (config.hidden_size, config.intermediate_size), config.mlp_bias
+        self.up_proj = nn.Linear(*sizes, bias=bias)
+        self.gate_proj = nn.Linear(*sizes, bias=bias) if config.gated_mlp else None
+        self.down_proj = nn.Linear(*reversed(sizes), bias=bias)
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, x_BLD):
+        if self.gate_proj is None:
+            return self.down_proj(self.activation(self.up_proj(x_BLD)))
         return self.down_proj(self.activation(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, a norm before each."""
+    """Attention and feed-forward, a norm before each; Primer's second norm is behind its branch."""
 
     def __init__(self, config):
         super().__init__()
-        self.input_layernorm = RMSNorm(config)
+        self.alternating = config.norm_placement == "primer_alternating"
+        self.input_layernorm = Norm(config)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config)
+        second = "feedforward" if self.alternating else "attention"
+        self.add_module(f"post_{second}_layernorm", Norm(config))
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BLD, bias_BHLL):
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), bias_BHLL)
+    def forward(self, x_BLD, bias_BHLL, is_token_BL1):
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), bias_BHLL, is_token_BL1)
+        if self.alternating:
+            return x_BLD + self.post_feedforward_layernorm(self.mlp(x_BLD))
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 
 
@@ -128,7 +181,7 @@ class Decoder(nn.Module):
             config.relative_attention_num_buckets, config.num_attention_heads
         )
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config)
+        self.norm = Norm(config)
 
     def forward(self, ids_BL, attention_mask, prefix_mask):
         length = ids_BL.shape[1]
@@ -142,8 +195,10 @@ class Decoder(nn.Module):
         table = self.relative_attention_bias(self.bucket(place[:, None] - place[None, :]))
         bias = table.float().permute(2, 0, 1)[None].masked_fill(~seen[:, None], -1e10)
         x_BLD = self.embed_tokens(ids_BL)
+        mask = torch.ones_like(ids_BL) if attention_mask is None else attention_mask
+        is_token_BL1 = mask[:, -length:, None].to(x_BLD.dtype)
         for layer in self.layers:
-            x_BLD = layer(x_BLD, bias)
+            x_BLD = layer(x_BLD, bias, is_token_BL1)
         return self.norm(x_BLD)
 
     def bucket(self, behind):

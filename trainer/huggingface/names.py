@@ -18,7 +18,9 @@ from tasks.command_line import UserError, nearest
 from trainer.model.config import ModelConfig
 from trainer.model.embedding import TiedLogits, TransformedLogits
 from trainer.model.feedforward import Mlp
-from trainer.model.spec import EncoderSpec, model_spec
+from trainer.model.mixers import DotProductAttention
+from trainer.model.norms import LayerNorm, PrimerNorm
+from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, model_spec
 
 Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
@@ -43,16 +45,26 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
     return feed_forward.activations if isinstance(feed_forward, Mlp) else ()
 
 
+def decoder_layer(config: ModelConfig) -> LayerSpec:
+    """The first layer of a decoder."""
+    spec = model_spec(config)
+    assert isinstance(spec, ModelSpec)
+    return spec.decoder.layers[0]
+
+
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Path of a parameter in the unscanned tree, "encoder/encoder_norm/scale", to its tensor.
 
     Only of families that `configs.refusal` lets through.
     """
     modules = _MODULES[config.family](config)
-    return {
-        path: f"{module}.{'bias' if path.endswith('bias') else 'weight'}"
-        for path, module in modules.items()
-    }
+    return {path: f"{module}.{_tensor(path)}" for path, module in modules.items()}
+
+
+def _tensor(path: str) -> str:
+    """What a module of torch calls the parameter."""
+    name = path.rsplit("/", 1)[-1]
+    return name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
 
 
 def to_tensors(params: Tree, config: ModelConfig) -> Tensors:
@@ -165,21 +177,44 @@ def _t5(config: ModelConfig) -> dict[str, str]:
 
 def _decoder(config: ModelConfig) -> dict[str, str]:
     """LlamaForCausalLM's names, which our own modelling file has too."""
+    layer = decoder_layer(config)
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    assert isinstance(mixer, DotProductAttention)
+    assert isinstance(feed_forward, Mlp)
+    with_bias = isinstance(layer.norm, LayerNorm | PrimerNorm)
+
+    def norm(ours: str, theirs: str) -> dict[str, str]:
+        return {f"{ours}/{name}": theirs for name in ("scale", "bias")[: 1 + with_bias]}
+
     modules = {
         "decoder/token_embedder/embedding": "model.embed_tokens",
-        "decoder/decoder_norm/scale": "model.norm",
+        **norm("decoder/decoder_norm", "model.norm"),
     }
-    mlp = ("gate_proj", "up_proj") if len(_inner_kernels(config)) == 2 else ("up_proj",)
+    second = ("pre_mlp_layer_norm", "post_attention_layernorm")
+    if layer.feed_forward_norm_placement is not None:
+        second = ("post_mlp_layer_norm", "post_feedforward_layernorm")
+    attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
+    if mixer.shared_query_key:
+        attention = {**attention, "query_from_key": "q_from_k"}
+        del attention["key"]
+    mlp = dict(zip(_inner_kernels(config), ("gate_proj", "up_proj"), strict=False))
+    if len(mlp) == 1:
+        mlp = {"wi": "up_proj"}
+    mlp["wo"] = "down_proj"
     for index in range(config.num_decoder_layers):
         ours, theirs = f"decoder/layers_{index}", f"model.layers.{index}"
-        modules[f"{ours}/pre_self_attention_layer_norm/scale"] = f"{theirs}.input_layernorm"
-        modules[f"{ours}/pre_mlp_layer_norm/scale"] = f"{theirs}.post_attention_layernorm"
-        for mine, letter in zip(("query", "key", "value", "out"), "qkvo", strict=True):
-            modules[f"{ours}/self_attention/{mine}/kernel"] = f"{theirs}.self_attn.{letter}_proj"
-        for mine, name in zip(_inner_kernels(config), mlp, strict=True):
-            modules[f"{ours}/mlp/{mine}/kernel"] = f"{theirs}.mlp.{name}"
-        modules[f"{ours}/mlp/wo/kernel"] = f"{theirs}.mlp.down_proj"
-    if config.family == "lm":
+        modules |= norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.input_layernorm")
+        modules |= norm(f"{ours}/{second[0]}", f"{theirs}.{second[1]}")
+        for mine, name in attention.items():
+            modules[f"{ours}/self_attention/{mine}/kernel"] = f"{theirs}.self_attn.{name}"
+            if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
+                for step in range(mixer.convolution.width):
+                    tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
+                    modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
+        for mine, name in mlp.items():
+            for part in ("kernel", "bias")[: 1 + bool(feed_forward.bias)]:
+                modules[f"{ours}/mlp/{mine}/{part}"] = f"{theirs}.mlp.{name}"
+    if config.family != "llama":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
     if not logits_are_tied(config):
         modules["decoder/logits_dense/kernel"] = "lm_head"
@@ -221,5 +256,12 @@ def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
 
 
 _MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = MappingProxyType(
-    {"t5_1_0": _t5, "t5_1_1": _t5, "lm": _decoder, "llama": _decoder, "bert": _bert}
+    {
+        "t5_1_0": _t5,
+        "t5_1_1": _t5,
+        "lm": _decoder,
+        "llama": _decoder,
+        "primer": _decoder,
+        "bert": _bert,
+    }
 )

@@ -40,6 +40,15 @@ MODELS = {
     "lm_untied": ModelConfig(
         family="lm", tied_logits=False, mlp_activations=("silu", "linear"), **DECODER
     ),
+    "lm_of_pieces": ModelConfig(
+        family="lm", mixer="mdha", norm="layer_norm", mlp_activations=("squared_relu",), **DECODER
+    ),
+    "vanilla": ModelConfig(family="primer", **DECODER),
+    "primer_ez": replace(model_preset("mini_primer_ez"), **DECODER | {"num_decoder_layers": 2}),
+    "primer": replace(model_preset("mini_primer"), **DECODER | {"num_decoder_layers": 2}),
+    "primer_as_released": replace(model_preset("mini_primer_as_released"), **DECODER),
+    "plusplus": replace(model_preset("mini_transformer_plusplus"), **DECODER),
+    "t5_squared_relu": ModelConfig(family="t5_1_1", mlp_activations=("squared_relu",), **T5),
 }
 
 
@@ -53,6 +62,8 @@ def random_params(config: ModelConfig):
         noise = random.normal(size=leaf.shape).astype(np.float32)
         if path[-1].key == "scale":
             return 1 + 0.1 * noise
+        if path[-1].key.startswith("tap_"):
+            return noise
         if path[-1].key == "kernel":
             return noise / np.float32(leaf.shape[0] ** 0.5)
         return 0.5 * noise

@@ -217,7 +217,11 @@ def test_a_model_that_transformers_lacks_is_refused(prefix_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_that_transformers_lacks_brings_its_code(prefix_run, tmp_path):
+@pytest.mark.parametrize("preset", ["lm_tiny", "tiny_primer"])
+def test_a_model_that_transformers_lacks_brings_its_code(text_cache, prefix_run, tmp_path, preset):
+    if preset != "lm_tiny":
+        flags = ["--lengths.targets=40"]
+        prefix_run = saved(text_cache, tmp_path / "run", preset, *flags, task=PREFIX)
     # In processes of their own: the modelling file is run from a folder of transformers' choice.
     environment = {"HF_HOME": f"{tmp_path}/home", "JAX_PLATFORMS": "cpu"}
     made = python(

@@ -15,6 +15,7 @@ OF_TRANSFORMERS = (
     "t5_1_0",
     "t5_1_1",
     "t5_1_1_tied",
+    "t5_squared_relu",
     "mt5",
     "bert",
     "bert_untied",
@@ -36,8 +37,13 @@ def test_logits_are_ours(exported, name):
     assert np.abs(model.logits[0]).max() > 1
 
 
-@pytest.mark.parametrize("name", ["lm", "lm_untied"])
-@pytest.mark.parametrize("prefix", [False, True])
+OF_OUR_OWN = ("lm", "lm_untied", "lm_of_pieces", "vanilla", "primer_ez", "primer", "plusplus")
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [(name, False) for name in OF_OUR_OWN] + [("lm", True), ("primer", True)],
+)
 def test_our_own_modelling_file_computes_the_same(exported, models, name, prefix):
     from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM
 
@@ -50,6 +56,23 @@ def test_our_own_modelling_file_computes_the_same(exported, models, name, prefix
     ours = parity.our_logits(config, model.params)
     found = parity.compare(ours, parity.their_logits(theirs), [batch])
     assert found.holds, str(found)
+
+
+def test_what_stands_before_a_padded_row_is_nothing(exported):
+    import torch
+
+    from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM
+
+    model = PalimpsestForCausalLM.from_pretrained(exported("primer_ez").folder).eval()
+    row = torch.tensor([[0, 7, 8, 9, 10]])
+    padded, mask = (torch.nn.functional.pad(part, (3, 0)) for part in (row, torch.ones_like(row)))
+    with torch.no_grad():
+        alone = model(row).logits
+        behind = model(padded, attention_mask=mask).logits[:, 3:]
+        made = model.generate(padded, attention_mask=mask, max_new_tokens=4, do_sample=False)
+        expected = model.generate(row, max_new_tokens=4, do_sample=False)
+    np.testing.assert_allclose(behind, alone, atol=1e-4)
+    assert made[:, 3:].tolist() == expected.tolist()
 
 
 def turned_table(model):
@@ -142,12 +165,27 @@ def test_of_packed_rows_the_first_example_counts():
         ("bert_tiny", {"mlp_activations": ("gelu", "linear")}, "no bert model with mlp_activ"),
         ("t5_1_1_tiny", {"mlp_activations": ("gelu", "silu")}, "no t5_1_1 model with mlp_activ"),
         ("llama_tiny", {"mlp_activations": ("relu",)}, "no llama model with mlp_activations"),
+        ("tiny_primer", {}, "family primer .* --custom_code"),
         ("llama_tiny", {"num_heads": 3}, "emb_dim 16 does not divide by 3 heads"),
     ],
 )
 def test_what_transformers_does_not_have_is_refused_with_the_reason(preset, changes, reason):
     found = configs.refusal(replace(model_preset(preset), **changes))
     assert re.search(reason, found)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "reason"),
+    [
+        ("tiny_synthesizer", {}, "no primer model with .*mixer random_synthesizer"),
+        ("tiny_switch_primer", {}, "no primer model with num_experts 4, switch_every 2$"),
+        ("tiny_primer_ez", {"upstream_compat": True}, "no primer model with upstream_compat True$"),
+        ("tiny_evolved_transformer", {}, "no model of family evolved_transformer"),
+    ],
+)
+def test_what_our_modelling_file_does_not_have_is_refused(preset, changes, reason):
+    found = configs.refusal(replace(model_preset(preset), **changes), custom_code=True)
+    assert re.search(reason, found), found
 
 
 def test_what_transformers_has_is_not_refused(models):

@@ -127,7 +127,9 @@ def test_bfloat16_learns_what_it_sees_again(name):
         flags.append("--model.switch_every=1")
     program = Program(types.SimpleNamespace(config=build_config(name, flags)[0]))
     state, losses = program.initial_state(), []
-    batch = jax.tree.map(lambda array: jnp.repeat(array, 4, axis=0), row([0, 5, 9, 0, 7, 0], SEGMENTS))
+    batch = jax.tree.map(
+        lambda array: jnp.repeat(array, 4, axis=0), row([0, 5, 9, 0, 7, 0], SEGMENTS)
+    )
     batch |= {"decoder_target_tokens": jnp.asarray([[5, 9, 6, 7, 8, 0]] * 4)}
     batch |= {"decoder_loss_weights": jnp.asarray([[1, 1, 1, 1, 1, 0]] * 4)}
     for _ in range(10):
