@@ -286,4 +286,5 @@ def test_no_tensorflow_and_no_jax(flags, tmp_path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"
-    assert not done.stderr
+    # A line of progress is due after a while, on a slow machine.
+    assert not [line for line in done.stderr.splitlines() if not line.startswith("building")]

@@ -85,6 +85,7 @@ def alone(text_cache, tmp_path_factory):
     return model_dir
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_that_fails_has_the_same_parameters(text_cache, alone, tmp_path):
     with GcsServer(faults=0.05, seed=4) as gcs:
         fill(gcs, text_cache, "cache")

@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 from trainer.metrics import read_metrics
 
@@ -71,6 +72,7 @@ def curve(model_dir):
     return [{name: value for name, value in line.items() if name != "speed"} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_from_a_gin_file_is_the_run_of_our_flags(text_cache, tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "tiny.gin").write_text(RECIPE)
