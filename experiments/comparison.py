@@ -137,33 +137,57 @@ def table(arms: Mapping[str, Arm], parameters: Mapping[str, int]) -> str:
     return "\n".join(lines)
 
 
-def draw(curves: Mapping[str, Mapping[int, Curve]], picture: str) -> None:
-    """Writes a PNG of validation loss against steps and against time, the means over seeds with
-    all seeds between two lines.
+def draw(curves: Mapping[str, Mapping[int, Curve]], baseline: str, picture: str) -> None:
+    """Writes a PNG of validation loss against steps and against time, and of what lies between it
+    and the baseline's of the same seed: means over seeds, with all seeds in a band.
 
     Raises:
       UserError: matplotlib is not installed.
     """
     pyplot = drawing()
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), dpi=120, layout="constrained")
+    from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(15, 5), dpi=110, layout="constrained")
+    by_step, by_time, less_baseline = panels
+    base = curves[baseline]
     for number, (name, by_seed) in enumerate(curves.items()):
+        color = f"C{number}"
         runs = list(by_seed.values())
-        losses = list(zip(*(run.losses for run in runs), strict=True))
+        steps, losses = runs[0].steps, [run.losses for run in runs]
         seconds = statistics.median(run.step_seconds for run in runs)
-        for panel, scale in zip(panels, (1.0, seconds), strict=True):
-            x = [step * scale for step in runs[0].steps]
-            color = f"C{number}"
-            panel.plot(x, [statistics.fmean(each) for each in losses], color=color, label=name)
-            low, high = ([end(each) for each in losses] for end in (min, max))
-            panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    for panel, label in zip(panels, ("step", "seconds of training"), strict=True):
-        panel.set(xlabel=label, ylabel="validation loss, nats per token", xscale="log")
+        _band(by_step, steps, losses, color, name)
+        _band(by_time, [step * seconds for step in steps], losses, color, name)
+        pairs = [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
+        differences = [
+            [mine - its for mine, its in zip(run.losses, other.losses, strict=True)]
+            for run, other in pairs
+        ]
+        if differences:
+            _band(less_baseline, steps, differences, color, name)
+    loss = "validation loss, nats a token"
+    by_step.set(xlabel="step", ylabel=loss, xscale="log")
+    by_time.set(xlabel="seconds of training", ylabel=loss, xscale="log")
+    for panel in (by_step, by_time):
+        panel.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator())
+        panel.xaxis.set_major_formatter(ScalarFormatter())
+    less_baseline.set(xlabel="step", ylabel=f"the same, less that of {baseline}")
+    for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.3)
-    panels[0].legend(frameon=False)
+    by_step.legend(frameon=False)
     with files.atomic_write(picture) as file:
         figure.savefig(file, format="png", metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _band(
+    panel: Any, x: Sequence[float], by_seed: Sequence[Sequence[float]], color: str, name: str
+) -> None:
+    """The mean over seeds, and all of them between two lines."""
+    at_each = list(zip(*by_seed, strict=True))
+    panel.plot(x, [statistics.fmean(values) for values in at_each], color=color, label=name)
+    low, high = ([end(values) for values in at_each] for end in (min, max))
+    panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def curve(lines: Sequence[Mapping[str, Any]], step_seconds: float | None = None) -> Curve | None:

@@ -151,7 +151,7 @@ def _report(
     }
     files.write_json(files.join(arguments.output, "comparison.json"), result)
     files.write_bytes(files.join(arguments.output, "comparison.md"), f"{text}\n".encode())
-    comparison.draw(curves, files.join(arguments.output, "comparison.png"))
+    comparison.draw(curves, baseline, files.join(arguments.output, "comparison.png"))
 
 
 if __name__ == "__main__":
