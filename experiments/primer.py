@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import subprocess
 import sys
 
@@ -48,6 +49,8 @@ def main(argv: list[str]) -> int:
     arms = _arms(arguments)
     seeds = _seeds(arguments.seeds)
     times = _step_times(arguments, arms)
+    # So that the run that is under way ends too: the next command would start it twice.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for seed in seeds:
         for arm, preset in arms.items():
             code = _train(arguments, overrides, arm, preset, seed)
@@ -79,7 +82,12 @@ def _seeds(text: str) -> list[int]:
 def _step_times(arguments: argparse.Namespace, arms: dict[str, str]) -> dict[str, float]:
     if not arguments.step_times:
         return {}
-    times = files.read_json(arguments.step_times)
+    try:
+        times = files.read_json(arguments.step_times)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(
+            f"--step_times={arguments.step_times}: {error}; benchmarks.variants --output writes it"
+        ) from error
     missing = [preset for preset in arms.values() if preset not in times]
     if missing:
         raise UserError(

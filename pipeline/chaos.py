@@ -598,6 +598,8 @@ def main(argv: list[str]) -> int:
     """The command; returns 1 when a cache differs or a build did what it must not."""
     flags = command_line().parse_args(argv)
     begin = time.monotonic()
+    # So that pools and folders go with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with contextlib.ExitStack() as stack:
         folder = flags.output or stack.enter_context(tempfile.TemporaryDirectory())
         path = pathlib.Path(folder).absolute()

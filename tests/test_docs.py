@@ -57,6 +57,10 @@ def refused(module, flags):
         [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
     ).stdout
     known = set(re.findall(r"--[a-z_]+", shown))
+    if module == "experiments.primer":
+        # What it does not know is the configuration's.
+        rest = [flag for flag in flags if flag.split("=")[0] not in known]
+        return refused("trainer.pretrain", rest)
     unknown = {flag.split("=")[0] for flag in flags} - known
     return sorted(unknown - of_beam() if unknown and "Beam" in shown else unknown)
 

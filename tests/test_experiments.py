@@ -92,6 +92,7 @@ def command(*flags):
         (["--arms=mini", "--size=t5_1_1"], "--arms=mini: t5_1_1_mini is no decoder-only model"),
         (["--seeds=one"], "--seeds=one: give whole numbers"),
         (["--step_times=TIMES"], "lacks mini_transformer_vanilla: measure it with"),
+        (["--step_times=TIMES.no"], "No such file"),
     ],
 )
 def test_a_mistake_is_one_clear_line(flags, says, tmp_path):
