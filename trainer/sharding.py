@@ -33,8 +33,9 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
-    """While a model is traced: its modules know `mesh` and one of RULES, to place experts by."""
-    with mesh, nn.logical_axis_rules(RULES[rules]):
+    """While a model is traced: modules know `mesh`, one of RULES and, by the name "batch", where rows
+    are, to place experts by."""
+    with mesh, nn.logical_axis_rules((*RULES[rules], ("batch", ROWS))):
         yield
 
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import types
@@ -205,9 +204,9 @@ def test_experts_on_devices_of_their_own_make_the_run_of_one(meshes):
 
 
 def test_tokens_travel_to_experts_and_not_experts_to_tokens(meshes):
-    gathered = re.findall(r"f32\[([\d,]+)\]\S* all-gather", meshes["experts_program"])
-    assert gathered
-    assert not [shape for shape in gathered if shape in ("8,16,32", "8,32,16")]
+    # There and back, forward and backward; nothing is brought to every device.
+    assert meshes["experts_program"].count(" all-to-all(") == 4
+    assert " all-gather(" not in meshes["experts_program"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Switch layers: each token goes through one of several feed-forward sublayers.
 
-Dimensions: B batch, L length, D model, E experts, G groups, S tokens of a group, C capacity.
+Dimensions: B batch, L length, D model, E experts, G groups, S tokens of a group, C capacity,
+P = E * C places.
 """
 
 from __future__ import annotations
@@ -93,19 +94,23 @@ class _Switch(nn.Module):
         axes = ("embed", "unmodeled")
         router = Dense(spec.num_experts, axes, initializer, "float32", name="router")
         probability_GSE = jax.nn.softmax(router(seen_GSD))
-        choice_GSE = jax.nn.one_hot(jnp.argmax(probability_GSE, axis=-1), spec.num_experts)
+        expert_GS = jnp.argmax(probability_GSE, axis=-1)
+        choice_GSE = jax.nn.one_hot(expert_GS, spec.num_experts)
 
         taken_GSE = choice_GSE * token_GS[..., None]
         slot_GS = jnp.sum((jnp.cumsum(taken_GSE, axis=1) - 1) * taken_GSE, axis=-1)
         capacity = spec.capacity(group, training=not deterministic)
         kept_GS = token_GS & (slot_GS < capacity)
-        # Slots beyond the capacity are rows of zeros.
-        slot_GSC = jax.nn.one_hot(slot_GS.astype(jnp.int32), capacity, dtype=dtype)
-        dispatch_GSEC = jnp.einsum("gse,gsc->gsec", taken_GSE.astype(dtype), slot_GSC)
-        probability_GS = jnp.sum(probability_GSE * taken_GSE, axis=-1)
-        combine_GSEC = dispatch_GSEC * probability_GS[..., None, None].astype(dtype)
+        # Of each token its place among those of all experts, of each place its token.
+        places = spec.num_experts * capacity
+        place_GS = expert_GS * capacity + slot_GS.astype(jnp.int32)
+        place_GS = jnp.where(kept_GS, place_GS, places)
+        token_GP = jax.vmap(
+            lambda place_S: jnp.full(places, group).at[place_S].set(jnp.arange(group), mode="drop")
+        )(place_GS)
 
-        in_EGCD = jnp.einsum("gsec,gsd->egcd", dispatch_GSEC, x_GSD)
+        in_GPD = rearranged(x_GSD, token_GP, place_GS)
+        in_EGCD = in_GPD.reshape(-1, spec.num_experts, capacity, x_GSD.shape[-1]).swapaxes(0, 1)
         experts = nn.vmap(
             MlpModule,
             in_axes=(0, None, None),
@@ -113,8 +118,11 @@ class _Switch(nn.Module):
             split_rngs={"params": True, "dropout": True},
             metadata_params={nn.PARTITION_NAME: "expert"},
         )(spec.expert, self.shared, name="experts")
-        out_EGCD = _at_experts(experts(_at_experts(in_EGCD), None, deterministic))
-        out_GSD = jnp.einsum("gsec,egcd->gsd", combine_GSEC, out_EGCD)
+        in_EGCD = _at_experts(_at_tokens(in_EGCD))
+        out_EGCD = _at_tokens(_at_experts(experts(in_EGCD, None, deterministic)))
+        out_GPD = out_EGCD.swapaxes(0, 1).reshape(in_GPD.shape)
+        probability_GS = jnp.sum(probability_GSE * taken_GSE, axis=-1)
+        out_GSD = rearranged(out_GPD, place_GS, token_GP) * probability_GS[..., None].astype(dtype)
 
         balance_GE = jnp.mean(choice_GSE, axis=1) * jnp.mean(probability_GSE, axis=1)
         tokens, kept = jnp.sum(token_GS), jnp.sum(kept_GS)
@@ -137,17 +145,55 @@ class _Switch(nn.Module):
         self.sow(ROUTING, "sums", routing, reduce_fn=add, init_fn=nothing)
 
 
-def _at_experts(x_EGCD: jax.Array) -> jax.Array:
-    """The same, on the devices of the experts: else the compiler may fetch experts to the tokens.
+@jax.custom_vjp
+def rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Array:
+    """[G, M, D]: in each group at place m what `x_GND` has at `from_GM`, 0 where that is N or more.
 
-    Where the axis "expert" lies is read off `flax.linen.logical_axis_rules`; without rules, or a
-    mesh, nothing is asked for.
+    `to_GN` is the inverse: where each of the N went, M or more for nowhere. It makes the gradient a
+    rearrangement too. One-hot products, as upstream has them, take two fifths of the operations of
+    a feed-forward sublayer of 768 x 3072 at groups of 1,024 and capacity 1.25.
     """
+    del to_GN
+    return jax.vmap(lambda x_ND, from_M: x_ND.at[from_M].get(mode="fill", fill_value=0))(
+        x_GND, from_GM
+    )
+
+
+def _rearranged_forward(x_GND, from_GM, to_GN):
+    return rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
+
+
+def _rearranged_backward(places, gradient_GMD):
+    from_GM, to_GN = places
+    return rearranged(gradient_GMD, to_GN, from_GM), None, None
+
+
+rearranged.defvjp(_rearranged_forward, _rearranged_backward)
+
+
+def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
+    """The same, where the groups' rows are."""
+    return _placed(x_EGCD, None)
+
+
+def _at_experts(x_EGCD: jax.Array) -> jax.Array:
+    """The same, on the devices of the experts, so that tokens travel and experts do not."""
     (axis,) = nn.logical_to_mesh_axes(("expert",)) or (None,)
-    if axis is None:
+    return _placed(x_EGCD, axis)
+
+
+def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
+    """The same, its experts on an axis of the mesh and its groups on what is left to rows.
+
+    Axes are read off `flax.linen.logical_axis_rules`; without a mesh nothing is asked for. Left to
+    itself the compiler brings all tokens to every device.
+    """
+    (rows,) = nn.logical_to_mesh_axes(("batch",)) or (None,)
+    if rows is None:
         return x_EGCD
+    groups = tuple(axis for axis in rows if axis != experts)
     free = PartitionSpec.UNCONSTRAINED
-    return jax.lax.with_sharding_constraint(x_EGCD, PartitionSpec(axis, free, free, free))
+    return jax.lax.with_sharding_constraint(x_EGCD, PartitionSpec(experts, groups, free, free))
 
 
 def routing_of(variables: Mapping[str, Any]) -> Routing:
