@@ -33,8 +33,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
-    """While a model is traced: modules know `mesh`, one of RULES and, as "batch", where rows are, to
-    place experts by."""
+    """While a model is traced: its modules know `mesh`, one of RULES and, as "batch", where rows
+    are, to place experts by."""
     with mesh, nn.logical_axis_rules((*RULES[rules], ("batch", ROWS))):
         yield
 
