@@ -139,14 +139,6 @@ def main(argument):
     print(json.dumps(results))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """As the other process compiles, so that bits may be compared."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def on_eight_devices(argument):
     made = subprocess.run(
         [sys.executable, __file__, argument],
@@ -155,7 +147,6 @@ def on_eight_devices(argument):
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,

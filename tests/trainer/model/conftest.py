@@ -57,14 +57,6 @@ class TinyModel:
 tiny_model = cache(TinyModel)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These tests compile something small and run it once; tests/golden compile as users do."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="session", params=["t5_1_0", "t5_1_1", "lm", "llama"])
 def tiny(request: pytest.FixtureRequest) -> TinyModel:
     return tiny_model(request.param)
