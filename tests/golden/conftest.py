@@ -20,6 +20,14 @@ from trainer.model.transformer import Transformer
 ARRAY_SETS = ("encdec_untied", "encdec_tied", "lm_untied", "lm_tied")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_as_users_do() -> Iterator[None]:
+    """Held against T5X is what runs, not what the other tests compile in less time."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @dataclass(frozen=True)
 class ArraySet:
     """One model's parameters, batches and results, by T5X."""
