@@ -19,6 +19,16 @@ hypothesis.settings.register_profile("palimpsest", deadline=None)
 hypothesis.settings.load_profile("palimpsest")
 
 
+@pytest.fixture(scope="module")
+def compiled_as_users_do():
+    """For tests that hold what a user gets against something else to the bit or nearly so."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reference",

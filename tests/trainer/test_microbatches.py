@@ -99,6 +99,7 @@ def test_microbatches_equal_one(preset, name):
         np.testing.assert_allclose(summed, whole, atol=2e-6 * size)
 
 
+@pytest.mark.usefixtures("compiled_as_users_do")
 def test_one_microbatch_is_the_plain_gradient():
     """Bit for bit, dropout included, so that runs begun without microbatches go on."""
     gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5)
