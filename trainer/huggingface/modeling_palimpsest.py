@@ -93,13 +93,18 @@ class Norm(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Of each channel by itself: a tap for the position, and for each of two before it."""
+    """Of each channel by itself: a tap for the position, and for each of two before it.
+
+    Maps [B, L, C] to [B, L, C]; padding, which may stand before a row, counts as 0.
+    Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
+    """
 
     def __init__(self, channels):
         super().__init__()
         self.tap_0, self.tap_1, self.tap_2 = (nn.Parameter(torch.zeros(channels)) for _ in range(3))
 
-    def forward(self, x_BLC):
+    def forward(self, x_BLC, is_token_BL1):
+        x_BLC = x_BLC * is_token_BL1
         behind = nn.functional.pad(x_BLC, (0, 0, 2, 0))
         return self.tap_0 * x_BLC + self.tap_1 * behind[:, 1:-1] + self.tap_2 * behind[:, :-2]
 
@@ -112,23 +117,27 @@ class Attention(nn.Module):
         inner = config.num_attention_heads * config.head_dim
         self.heads = config.num_attention_heads
         self.shared = config.mixer == "mdha_shared_qk"
-        letters = "qv" if self.shared else "qkv"
-        for letter in letters:
+        self.convolves = config.mixer != "attention"
+        for letter in "qv" if self.shared else "qkv":
             self.add_module(f"{letter}_proj", nn.Linear(config.hidden_size, inner, bias=False))
-            convolves = config.mixer != "attention"
-            self.add_module(f"{letter}_conv", Convolution(inner) if convolves else nn.Identity())
+            if self.convolves:
+                self.add_module(f"{letter}_conv", Convolution(inner))
         if self.shared:
             self.q_from_k = nn.Linear(inner, inner, bias=False)
         self.o_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
     def forward(self, x_BLD, bias_BHLL, is_token_BL1):
-        # Padding may stand before a row, and is nothing to convolve.
-        q, v = self.q_proj(x_BLD) * is_token_BL1, self.v_proj(x_BLD) * is_token_BL1
-        q, v = self.q_conv(q), self.v_conv(v)
+        def project(letter):
+            projected = getattr(self, f"{letter}_proj")(x_BLD)
+            if not self.convolves:
+                return projected
+            return getattr(self, f"{letter}_conv")(projected, is_token_BL1)
+
+        q, v = project("q"), project("v")
         if self.shared:
             q, k = self.q_from_k(q), q
         else:
-            k = self.k_conv(self.k_proj(x_BLD) * is_token_BL1)
+            k = project("k")
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         weights = torch.softmax(q.float() @ k.float().transpose(-1, -2) + bias_BHLL, dim=-1)
         return self.o_proj((weights.to(v.dtype) @ v).transpose(1, 2).flatten(2))

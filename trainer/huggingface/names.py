@@ -197,9 +197,8 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
     if mixer.shared_query_key:
         attention = {**attention, "query_from_key": "q_from_k"}
         del attention["key"]
-    mlp = dict(zip(_inner_kernels(config), ("gate_proj", "up_proj"), strict=False))
-    if len(mlp) == 1:
-        mlp = {"wi": "up_proj"}
+    gated = len(_inner_kernels(config)) == 2
+    mlp = {"wi_0": "gate_proj", "wi_1": "up_proj"} if gated else {"wi": "up_proj"}
     mlp["wo"] = "down_proj"
     for index in range(config.num_decoder_layers):
         ours, theirs = f"decoder/layers_{index}", f"model.layers.{index}"
