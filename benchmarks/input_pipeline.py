@@ -46,8 +46,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     import pyarrow as pa
 
     from pipeline import write
-    from tasks import files
-    from tasks.manifest import (
+    from tasks.cache.manifest import (
         MANIFEST,
         CacheManifest,
         Plan,
@@ -55,7 +54,8 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
         shard_file,
         shard_from_dict,
     )  # fmt: skip
-    from tasks.pack import Documents
+    from tasks.cache.pack import Documents
+    from tasks.storage import files
 
     count = max(1, round(tokens / shard_tokens))
     vocabulary = VocabularyRecord("", _PIECES, _SENTINELS, _SENTINELS)
@@ -86,10 +86,10 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
 
 def source(folder: str, local_dir: str | None = None):
     """Returns a cache as the trainer's source, in global order; of a remote one by copies."""
-    from tasks.manifest import CacheManifest
+    from tasks.cache.manifest import CacheManifest
+    from tasks.cache.windows import Windows
     from tasks.objectives import Lengths, span_corruption
     from tasks.vocabulary import TokenIds
-    from tasks.windows import Windows
     from trainer.batches import BatchMaker, Source
     from trainer.features import FeatureConverter
     from trainer.order import GlobalOrder

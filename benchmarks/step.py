@@ -38,8 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tasks.command_line import UserError, run
 from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError, run
 from trainer.chips import peak_flops
 from trainer.config import Config
 from trainer.cost import flops_per_step, parameter_count

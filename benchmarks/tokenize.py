@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import sentencepiece
 
 from pipeline import fast_tokenizer
-from tasks import files
+from tasks.storage import files
 
 _SAMPLE_BYTES = 20e6
 

@@ -24,7 +24,7 @@ import jax
 
 from benchmarks.step import make_batch
 from experiments.primer import ARMS
-from tasks.command_line import run
+from tasks.terminal.command_line import run
 from trainer.cost import flops_per_step, parameter_count
 from trainer.pretrain import build_config
 from trainer.program import Program

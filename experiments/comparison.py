@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks import files
+from tasks.storage import files
 from trainer.report import drawing
 
 

@@ -24,8 +24,9 @@ import signal
 import subprocess
 import sys
 
-from tasks import command_line, files
-from tasks.command_line import Parser, RawHelp, UserError
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, RawHelp, UserError
 
 ARMS = (
     "transformer_vanilla,transformer_gelu,transformer_plusplus,transformer_squared_relu,"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import beam_options
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 _FAILURE = "the job stopped: "
 # The namespace of the job's counters, as Dataflow shows them.

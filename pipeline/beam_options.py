@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from tasks.command_line import EXIT_USER_ERROR, Parser, UserError, nearest
+from tasks.terminal.command_line import EXIT_USER_ERROR, Parser, UserError, nearest
 
 _IN_PROCESS = "FnApiRunner"
 _REFUSED = {

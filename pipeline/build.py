@@ -10,8 +10,8 @@ Further flags are Beam's own (--runner=DataflowRunner --project=... and so on).
 import argparse
 import dataclasses
 
-from tasks.command_line import Parser, run
-from tasks.manifest import LONGEST_DOCUMENT_BYTES, PACKINGS, SEPARATORS
+from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, PACKINGS, SEPARATORS
+from tasks.terminal.command_line import Parser, run
 
 
 @dataclasses.dataclass(frozen=True)

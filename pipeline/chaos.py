@@ -30,9 +30,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.build import positive
-from tasks import files, progress
-from tasks.command_line import Parser, UserError, run
-from tasks.manifest import MANIFEST, PLAN, CacheManifest
+from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import Parser, UserError, run
 
 _DEADLINE_SECONDS = 300
 KILLS_A_HISTORY = 8
@@ -249,7 +250,7 @@ def _identity(path: pathlib.Path) -> tuple[int, int]:
 
 def _copy_corpus(spec: str, limit: int, folder: pathlib.Path) -> int:
     """Writes documents, up to `limit` bytes of them, as files of JSON lines; returns the bytes."""
-    from tasks import sources
+    from tasks.reading import sources
 
     folder.mkdir()
     corpus = sources.resolve(sources.parse(spec))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.chaos import KILLS_A_HISTORY, Fault, History
-from tasks.command_line import EXIT_USER_ERROR, UserError
+from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 
 _START_SECONDS = 120
 # A worker is killed so long after rows were first seen to be written, at most.

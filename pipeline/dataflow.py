@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from tasks import files, sources
-from tasks.command_line import UserError
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import GoogleCloudOptions

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from pipeline import dataflow, graph, portable, secret, tokenize
 from pipeline import folder as cache
 from pipeline.watch import Watch, bad_share, watched
-from tasks import files, registry, sources, vocabulary
-from tasks.command_line import UserError
-from tasks.manifest import VOCABULARY, Plan, Shard
+from tasks import registry, vocabulary
+from tasks.cache.manifest import VOCABULARY, Plan, Shard
+from tasks.reading import sources
+from tasks.storage import files
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from pipeline import graph
 from pipeline.write import finished
-from tasks import files, progress
-from tasks.manifest import VOCABULARY, Shard
-from tasks.sources import Piece
+from tasks.cache.manifest import VOCABULARY, Shard
+from tasks.reading.sources import Piece
+from tasks.storage import files
+from tasks.terminal import progress
 from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20

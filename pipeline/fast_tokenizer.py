@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pipeline import kernels, trie
 from pipeline.kernels import Normaliser, Pieces, Work
-from tasks import files
+from tasks.storage import files
 
 _SPACE = "\u2581"
 # What SentencePiece takes off the lowest score for a character that is no piece. Source:

@@ -21,9 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
 from pipeline.write import finished
-from tasks import files, sources
-from tasks.command_line import UserError
-from tasks.manifest import (
+from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
     SHARD_KINDS,
@@ -35,6 +33,9 @@ from tasks.manifest import (
     shard_file,
     shard_from_dict,
 )
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
 COMPLETED = "COMPLETED"

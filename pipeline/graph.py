@@ -14,10 +14,12 @@ import numpy as np
 
 from pipeline import beam_job, secret, tokenize
 from pipeline.write import ShardWriter
-from tasks import files, sources, vocabulary
-from tasks.command_line import UserError
-from tasks.manifest import VOCABULARY, Plan
-from tasks.pack import Documents
+from tasks import vocabulary
+from tasks.cache.manifest import VOCABULARY, Plan
+from tasks.cache.pack import Documents
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 # The reasons noted for a document of which nothing is left after normalisation, and for one whose
 # text spells a sentinel: in a batch it could not be told from the noise.

@@ -6,15 +6,17 @@ python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,1
 import numpy as np
 
 from pipeline.build import positive
-from tasks import files, noise, registry, show
-from tasks.command_line import Parser, UserError, run
-from tasks.lineage import Lineage
-from tasks.manifest import VOCABULARY, CacheManifest
-from tasks.objectives import Lengths
+from tasks import registry
+from tasks.cache.lineage import Lineage
+from tasks.cache.manifest import VOCABULARY, CacheManifest
+from tasks.cache.windows import Windows
+from tasks.inspection import show
+from tasks.inspection.trace import trace
+from tasks.objectives import Lengths, noise
+from tasks.storage import files
 from tasks.task import TaskSpec
-from tasks.trace import trace
+from tasks.terminal.command_line import Parser, UserError, run
 from tasks.vocabulary import TokenIds
-from tasks.windows import Windows
 
 
 def samples(

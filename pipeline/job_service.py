@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.build import positive
 from pipeline.portable import LOST
-from tasks.command_line import Parser, RawHelp, run
+from tasks.terminal.command_line import Parser, RawHelp, run
 
 # How long a worker may take to come after its pool said that it started.
 _START_SECONDS = 300

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 _RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # What pipeline.job_service says where a worker is gone or a pool does not answer.

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from pipeline.build import positive
-from tasks import files, progress
-from tasks.command_line import Parser, run
-from tasks.manifest import VOCABULARY, CacheManifest, Shard, shard_file
+from tasks.cache.manifest import VOCABULARY, CacheManifest, Shard, shard_file
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import Parser, run
 from tasks.vocabulary import UNK_ID, Vocabulary
 
 _EXAMPLES = 3  # of each reason of quarantine, and rows shown in full
@@ -158,7 +159,7 @@ def _choose(manifest: CacheManifest, split: str, count: int) -> list[tuple[str, 
 def _read(folder: str, manifest: CacheManifest, split: str, index: int) -> _ShardContent:
     from pyarrow import parquet
 
-    from tasks import records
+    from tasks.cache import records
 
     name = {
         kind: shard_file(split, kind, index, manifest.plan.shards[split])

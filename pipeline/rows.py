@@ -1,4 +1,4 @@
-"""Rows to the bytes of TFRecords, in compiled code. The format is tasks/records.py's."""
+"""Rows to the bytes of TFRecords, in compiled code. The format is tasks/cache/records.py's."""
 
 import functools
 import itertools
@@ -8,7 +8,7 @@ import google_crc32c
 import numpy as np
 
 from pipeline.compiled import compiled
-from tasks.records import FRAMING_BYTES
+from tasks.cache.records import FRAMING_BYTES
 from tasks.vocabulary import EOS_ID
 
 _BEFORE = 12  # bytes of framing before the data: its length, and that number's checksum

@@ -8,7 +8,7 @@ import base64
 import os
 import re
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 _NAME = re.compile(r"projects/[^/]+/secrets/[^/]+(/versions/[^/]+)?")
 _TIMEOUT_SECONDS = 60

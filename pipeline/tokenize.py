@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline import fast_tokenizer
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
 FAST = "fast"

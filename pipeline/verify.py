@@ -20,9 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.build import positive
-from tasks import files, progress, records
-from tasks.command_line import Parser, UserError, run
-from tasks.manifest import (
+from tasks.cache import records
+from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     MANIFEST,
     PLAN,
@@ -35,6 +34,9 @@ from tasks.manifest import (
     Shard,
     shard_file,
 )
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import Parser, UserError, run
 from tasks.vocabulary import EOS_ID, PAD_ID
 
 if TYPE_CHECKING:

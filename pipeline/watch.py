@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pipeline.beam_job import interrupt
 from pipeline.graph import EMPTY, Assignment
 from pipeline.write import finished
-from tasks import files, progress
-from tasks.manifest import Plan, Shard, shard_file
+from tasks.cache.manifest import Plan, Shard, shard_file
+from tasks.storage import files
+from tasks.terminal import progress
 
 # How often to look, by whether the folder is remote, where a listing takes long and is paid for.
 _LOOK_SECONDS = {False: 0.5, True: 10.0}

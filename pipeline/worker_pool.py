@@ -11,7 +11,7 @@ import signal
 import sys
 
 from pipeline.build import positive
-from tasks.command_line import Parser, RawHelp, run
+from tasks.terminal.command_line import Parser, RawHelp, run
 
 
 def command_line() -> Parser:

@@ -16,9 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.rows import framed, text_tokens
-from tasks import files
-from tasks.command_line import UserError
-from tasks.manifest import (
+from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     ROW_INDEX,
     FileEntry,
@@ -27,7 +25,9 @@ from tasks.manifest import (
     shard_file,
     shard_from_dict,
 )
-from tasks.pack import Documents, Rows, packer
+from tasks.cache.pack import Documents, Rows, packer
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 # Lineage rows of a parquet row group: a fixed number, so that bytes do not depend on batches.
 _LINEAGE_GROUP = 1 << 16

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 
 @dataclasses.dataclass(frozen=True)

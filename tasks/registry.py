@@ -5,10 +5,10 @@ import os
 import sys
 import types
 
-from tasks import c4, lm1b, pg19, python_docs, rlm, wikipedia
-from tasks.command_line import UserError, nearest
+from tasks.corpora import c4, lm1b, pg19, python_docs, rlm, wikipedia
 from tasks.mixture import MixtureSpec
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError, nearest
 
 _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
@@ -23,7 +23,9 @@ def tasks(module: str | None = None) -> dict[str, TaskSpec]:
     if module:
         families.append(load(module))
         if not hasattr(families[-1], "TASKS"):
-            raise UserError(f"--task_module={module} has no TASKS; tasks/rlm.py is the pattern")
+            raise UserError(
+                f"--task_module={module} has no TASKS; tasks/corpora/rlm.py is the pattern"
+            )
     return {task.name: task for family in families for task in family.TASKS}
 
 

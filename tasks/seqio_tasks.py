@@ -21,11 +21,12 @@ import pyarrow as pa
 import seqio
 import tensorflow as tf
 
-from tasks import noise, registry, sources, vocabulary
-from tasks.command_line import UserError
-from tasks.objectives import Lengths
-from tasks.pack import Documents, packer
+from tasks import registry, vocabulary
+from tasks.cache.pack import Documents, packer
+from tasks.objectives import Lengths, noise
+from tasks.reading import sources
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
 
 # Rows whose tokens are joined before windows are cut, as T5's reduce_concat_tokens joins documents:
 # one shorter window is left over per group.

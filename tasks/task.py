@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from tasks.command_line import UserError
-from tasks.masked_lm import MaskedLM
 from tasks.objectives import (
     DENOISING,
     AutoregressiveLM,
@@ -13,7 +11,9 @@ from tasks.objectives import (
     prefix_lm,
     span_corruption,
 )
-from tasks.ul2 import MixtureOfDenoisers
+from tasks.objectives.masked_lm import MaskedLM
+from tasks.objectives.ul2 import MixtureOfDenoisers
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 
 _INPUTS = 512

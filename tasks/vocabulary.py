@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks import files
-from tasks.command_line import UserError
-from tasks.manifest import VOCABULARY, VocabularyRecord
+from tasks.cache.manifest import VOCABULARY, VocabularyRecord
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 # T5's ids. Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
 PAD_ID = 0

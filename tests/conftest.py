@@ -55,7 +55,7 @@ def in_bucket(monkeypatch):
     import gcsfs
     import gcsfs.retry
 
-    from tasks import files
+    from tasks.storage import files
 
     def go(gcs: GcsServer) -> None:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)

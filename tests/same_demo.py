@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tasks import files
+from tasks.storage import files
 from trainer import stores
 
 

@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks import noise
-from tasks.command_line import UserError
-from tasks.objectives import Objective
+from tasks.cache.windows import Windows
+from tasks.objectives import Objective, noise
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import UNK_ID, TokenIds
-from tasks.windows import Windows
 from trainer.features import Batch, Converter
 from trainer.interleave import Schedule
 from trainer.order import BlockOrder, Order

@@ -23,8 +23,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tasks import command_line, files, progress
-from tasks.command_line import Parser, UserError
+from tasks.storage import files
+from tasks.terminal import command_line, progress
+from tasks.terminal.command_line import Parser, UserError
 
 _DEADLINE_SECONDS = 600
 # Where kills are aimed at, in these proportions; where they fall is seen afterwards.

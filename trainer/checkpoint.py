@@ -22,8 +22,8 @@ from orbax.checkpoint.checkpoint_managers import (
     PreservationPolicy,
 )
 
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import processes, stores
 from trainer.config import CheckpointConfig, Config

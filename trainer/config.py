@@ -13,8 +13,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from tasks import files, mixture
-from tasks.command_line import UserError, nearest
+from tasks import mixture
+from tasks.storage import files
+from tasks.terminal.command_line import UserError, nearest
 from trainer.mesh_config import MeshConfig as MeshConfig
 from trainer.model.config import ModelConfig
 from trainer.optimizer_config import SCHEDULE_FACTORS as SCHEDULE_FACTORS

@@ -5,14 +5,15 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from tasks import files, mixture, noise, registry
-from tasks.command_line import UserError
-from tasks.manifest import VOCABULARY, CacheManifest, find_cache
+from tasks import mixture, registry
+from tasks.cache.manifest import VOCABULARY, CacheManifest, find_cache
+from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
-from tasks.objectives import Lengths
+from tasks.objectives import Lengths, noise
+from tasks.storage import files
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from tasks.windows import Windows
 from trainer import config as configuration
 from trainer.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.config import Config
@@ -171,7 +172,7 @@ class CachedData:
         return {each.task.name: each.manifest.plan.fingerprint for each in self.tasks}
 
     def maker(self, each: CachedTask, split: str, keep_tails: bool) -> BatchMaker:
-        """Opens a split of a task's cache; `keep_tails` as in tasks.windows.Windows."""
+        """Opens a split of a task's cache; `keep_tails` as in tasks.cache.windows.Windows."""
         objective = each.task.objective
         window = objective.window_tokens(self.lengths)
         reading = self._config.data

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks import command_line, files, progress
-from tasks.command_line import Parser, UserError
+from tasks.storage import files
+from tasks.terminal import command_line, progress
+from tasks.terminal.command_line import Parser, UserError
 from trainer.words import WordCounter
 
 if TYPE_CHECKING:

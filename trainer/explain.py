@@ -10,12 +10,14 @@ import sys
 
 import numpy as np
 
-from tasks import command_line, files, show
-from tasks.command_line import Parser, UserError
-from tasks.lineage import Lineage, Part
-from tasks.trace import trace
+from tasks.cache.lineage import Lineage, Part
+from tasks.cache.windows import Place
+from tasks.inspection import show
+from tasks.inspection.trace import trace
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, UserError
 from tasks.vocabulary import TokenIds
-from tasks.windows import Place
 
 
 @dataclasses.dataclass(frozen=True)

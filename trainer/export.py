@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks import command_line, files
-from tasks.command_line import Parser, UserError
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, UserError
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary

@@ -5,8 +5,9 @@ python -m trainer.export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_lay
 
 import sys
 
-from tasks import command_line, files
-from tasks.command_line import Parser
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser
 from trainer import config as configuration
 
 

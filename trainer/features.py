@@ -119,7 +119,7 @@ class FeatureConverter:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConverter:
-    """Examples of `tasks.masked_lm.MaskedLM` -> what an encoder alone takes and predicts.
+    """Examples of `MaskedLM` -> what an encoder alone takes and predicts.
 
     Tokens, targets and weights have the names of seqio's EncoderFeatureConverter; int32 [W, L]
     `encoder_token_types` is 0 on the segment that stands first, with the token before it, and 1 on

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tasks.command_line import UserError, nearest
+from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec

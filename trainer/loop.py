@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tasks import files, progress
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import guard, processes
 from trainer.checkpoint import Checkpoints

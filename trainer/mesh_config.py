@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")

@@ -6,8 +6,8 @@ import math
 import uuid
 from typing import Any
 
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.stores import Mirror
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasks import noise
+from tasks.objectives import noise
 
 # Rounds of grain's Feistel network. Source: grain's own default for shuffling.
 _SHUFFLE_ROUNDS = 4
@@ -59,7 +59,7 @@ class BlockOrder:
 
     Args:
       firsts: int64 [B + 1], the first window of each block, from 0, then the number of windows, as
-        `tasks.windows.Windows.blocks` makes them; a block has at least one window.
+        `tasks.cache.windows.Windows.blocks` makes them; a block has at least one window.
       seed: of the order.
     """
 
@@ -87,7 +87,7 @@ class BlockOrder:
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
         """Returns windows [first, last) of the block at a place and of the block after it, which
-        may be the next epoch's, for `tasks.windows.Windows.prefetch`."""
+        may be the next epoch's, for `tasks.cache.windows.Windows.prefetch`."""
         blocks_B, begins_B = self._blocks(epoch)
         turn = int(np.searchsorted(begins_B, rank, side="right")) - 1
         last = turn + 1 == len(blocks_B)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from tasks.command_line import UserError
 from tasks.objectives import Lengths
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
 from trainer.features import Batch, filling
 
 # A side less full than this has its padding spoken of.

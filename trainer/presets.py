@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from tasks.command_line import UserError, nearest
+from tasks.terminal.command_line import UserError, nearest
 from trainer.model.config import ModelConfig
 from trainer.primer_presets import primer_presets
 

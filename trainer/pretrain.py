@@ -10,8 +10,8 @@ import dataclasses
 import sys
 from typing import Any
 
-from tasks import command_line
-from tasks.command_line import Parser, UserError, nearest
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, UserError, nearest
 from trainer import config as configuration
 from trainer.config import Config
 from trainer.optimizer_config import OPTIMIZER_PRESETS

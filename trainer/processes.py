@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.command_line import EXIT_USER_ERROR, UserError
+from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 
 # What a process ends with when another one is gone: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76

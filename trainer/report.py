@@ -6,8 +6,9 @@ python -m trainer.report --model_dir=DIR [--picture=FILE.png]
 import sys
 from typing import Any
 
-from tasks import command_line, files
-from tasks.command_line import Parser, UserError
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, UserError
 from trainer.metrics import read_metrics
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks import registry
-from tasks.command_line import UserError, nearest
 from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError, nearest
 from trainer.batches import pad_rows
 from trainer.config import Config
 from trainer.data import EvaluationSet

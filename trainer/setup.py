@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from tasks import files
-from tasks.command_line import UserError
 from tasks.objectives import Lengths
+from tasks.storage import files
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import features
 from trainer.config import Config

@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.mesh_config import AXES, ROWS, RULES, MeshConfig
 
 Tree = Any

@@ -9,7 +9,7 @@ import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tasks import files
+from tasks.storage import files
 
 # Cloud Storage takes one change of an object a second; a reader sees this much later.
 _COPY_SECONDS = 10.0

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks import files, progress, sources
-from tasks.command_line import UserError
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
 from vocab.words import Splitter, passages
 
 if TYPE_CHECKING:

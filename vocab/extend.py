@@ -16,7 +16,7 @@ another text begin from pieces that the old ones never leave.
 import statistics
 
 from tasks import vocabulary
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:

@@ -9,7 +9,7 @@ import tempfile
 from typing import Any
 
 from tasks import vocabulary
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from vocab import seeds
 from vocab.count import Counts
 from vocab.words import LONGEST_WORD

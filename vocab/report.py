@@ -9,8 +9,10 @@ import hashlib
 from collections import Counter, defaultdict
 from typing import Any
 
-from tasks import command_line, sources, vocabulary
-from tasks.command_line import UserError
+from tasks import vocabulary
+from tasks.reading import sources
+from tasks.terminal import command_line
+from tasks.terminal.command_line import UserError
 from vocab import scripts
 from vocab.words import SPACE
 

@@ -18,9 +18,12 @@ import shlex
 import tempfile
 from typing import Any
 
-from tasks import command_line, files, progress, sources, vocabulary
-from tasks.command_line import UserError
-from tasks.manifest import MANIFEST, VOCABULARY
+from tasks import vocabulary
+from tasks.cache.manifest import MANIFEST, VOCABULARY
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal import command_line, progress
+from tasks.terminal.command_line import UserError
 from vocab import count, extend, learn, report, words
 
 REPORT = "report.json"

@@ -6,15 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks import noise
+from tasks.cache.pack import Documents, packer
 from tasks.objectives import (
-    SIDES,
     AutoregressiveLM,
     DecoderPrefixLM,
     Lengths,
+    noise,
     span_corruption_lengths,
 )
-from tasks.pack import Documents, packer
+from tasks.objectives.denoising import SIDES
 from tasks.vocabulary import TokenIds
 from trainer.features import FeatureConverter
 

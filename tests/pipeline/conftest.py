@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tasks import stdlib_docs
+from tasks.reading import stdlib_docs
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"

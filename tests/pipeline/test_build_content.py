@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import write
-from tasks import records, vocabulary
-from tasks.manifest import CacheManifest, shard_file
+from tasks import vocabulary
+from tasks.cache import records
+from tasks.cache.manifest import CacheManifest, shard_file
+from tasks.cache.windows import Windows
 from tasks.vocabulary import load
-from tasks.windows import Windows
 
 TASK = "python_docs_span_corruption"
 ROOT = pathlib.Path(__file__).parents[2]

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import sources
-from tasks.command_line import UserError
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
 
 TASK = "python_docs_span_corruption"
 
@@ -224,8 +224,8 @@ def test_interrupted(start, tmp_path):
 
 def test_a_bug_keeps_its_traceback(flags, tmp_path):
     program = (
-        "import sys, tasks.sources; from pipeline.build import main;"
-        "tasks.sources.read = lambda *_: 1 / 0; main(sys.argv[1:])"
+        "import sys, tasks.reading.sources; from pipeline.build import main;"
+        "tasks.reading.sources.read = lambda *_: 1 / 0; main(sys.argv[1:])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *flags(tmp_path)],

@@ -14,8 +14,8 @@ import pytest
 from sentencepiece import sentencepiece_model_pb2
 
 from pipeline import graph
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 TASK = "python_docs_span_corruption"
 DEADLINE_SECONDS = 120

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from pipeline import chaos
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ import pytest
 
 from pipeline import beam_job, dataflow, graph, tokenize
 from pipeline.engine import assign
-from tasks import sources
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
 from tests import dataflow_worker
 from tests.dataflow_server import DataflowServer
 from tests.gcs_server import GcsServer

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from pipeline import estimate
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
+from tasks.terminal.command_line import UserError
 
 TASK = "python_docs_span_corruption"
 

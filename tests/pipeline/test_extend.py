@@ -9,9 +9,9 @@ import pytest
 
 from pipeline import graph
 from pipeline.verify import verify
-from tasks import files
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 
 class Killed(BaseException):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline import verify
-from tasks import files
+from tasks.storage import files
 from tests.gcs_server import FAULTS, GcsServer
 
 TASK = "python_docs_span_corruption"

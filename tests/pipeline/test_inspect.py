@@ -10,11 +10,11 @@ import pytest
 
 from pipeline import inspect
 from tasks import registry, vocabulary
-from tasks.command_line import UserError
-from tasks.manifest import VOCABULARY, CacheManifest
+from tasks.cache.manifest import VOCABULARY, CacheManifest
+from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
-from tasks.windows import Windows
 
 SPANS = registry.get("python_docs_span_corruption")
 
@@ -83,7 +83,7 @@ def test_windows_of_best_fit_are_their_documents(best_fit, documents):
 
 
 def test_a_shard_s_name_and_row_are_the_window_s(cache):
-    from tasks import records
+    from tasks.cache import records
 
     for sample in shown(cache, SPANS, Lengths(64, 30), 40):
         with open(sample.place.path, "rb") as file:
@@ -184,7 +184,7 @@ def test_a_mistake_names_what_is_wrong(case, cache):
 
 def test_a_machine_without_pyarrow_is_told_what_to_install(cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    from tasks import lineage
+    from tasks.cache import lineage
 
     lineage._group_ends.cache_clear()
     with pytest.raises(UserError, match=r"palimpsest\[pipeline\]"):

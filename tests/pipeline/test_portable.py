@@ -9,8 +9,8 @@ import pytest
 
 from pipeline import chaos, job_service, portable, worker_pool
 from pipeline.chaos_pools import Cluster
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 TASK = "python_docs_span_corruption"
 

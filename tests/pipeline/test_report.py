@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.report import main
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
 
 EVIL = "<script>alert('x')</script> & <b>bold</b>"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.rows import framed
-from tasks import records
+from tasks.cache import records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=200)
 

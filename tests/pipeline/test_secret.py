@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from pipeline import secret
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pipeline.build import main
-from tasks import records
+from tasks.cache import records
 
 ROOT = pathlib.Path(__file__).parents[2]
 MANY, ONE = "rlm_span_corruption", "python_docs_span_corruption"

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from pipeline import fast_tokenizer, kernels, tokenize, trie
-from tasks import stdlib_docs, vocabulary
-from tasks.command_line import UserError
+from tasks import vocabulary
+from tasks.reading import stdlib_docs
+from tasks.terminal.command_line import UserError
 
 CODE = {
     "remove_extra_whitespaces": False,

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.verify import main, verify
-from tasks import files, records
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest, FileEntry, shard_file
+from tasks.cache import records
+from tasks.cache.manifest import CacheManifest, FileEntry, shard_file
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 
 FIRST = "train.{}-00000-of-00008"
 

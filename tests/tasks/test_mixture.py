@@ -3,8 +3,8 @@
 import pytest
 
 from tasks import registry
-from tasks.command_line import UserError
 from tasks.mixture import MixtureSpec, parse, parse_schedule
+from tasks.terminal.command_line import UserError
 
 
 def test_rates_are_weights_or_numbers_of_examples():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import seqio
 
-from tasks import sources
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
-from tasks.windows import Windows
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
 
 NAMES = {
     "python_docs_span_corruption": {"inputs": 64, "targets": 14},

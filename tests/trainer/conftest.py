@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tasks import sources
+from tasks.reading import sources
 
 ROOT = pathlib.Path(__file__).parents[2]
 

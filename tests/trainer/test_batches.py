@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from tasks import manifest
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache import manifest
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.windows import Windows
 from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
-from tasks.windows import Windows
 from trainer.batches import BatchMaker, Places, Source, TrainingBatches, evaluation_batches
 from trainer.features import FeatureConverter
 from trainer.order import GlobalOrder

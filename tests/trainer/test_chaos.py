@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import chaos
 
 SHORT = ("--steps=20", "--evaluation.every_steps=10")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig
 from trainer.guard import new_guard

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from tasks.command_line import UserError
 from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer.optimizer_config import OPTIMIZER_PRESETS, OptimizerConfig
 from trainer.pretrain import build_config

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasks import vocabulary
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import explain
 from trainer.pretrain import build_config

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
 from tests.gcs_server import GcsServer
 from tests.gcs_store import Store
 from tests.trainer.conftest import ROOT, command

@@ -106,7 +106,7 @@ def test_a_run_in_a_bucket_that_fails_has_the_same_parameters(text_cache, alone,
     ],
 )
 def test_a_bucket_that_refuses_is_one_line(in_bucket, text_cache, capsys, server, message):
-    from tasks import command_line
+    from tasks.terminal import command_line
 
     with GcsServer(**server or {}) as gcs:
         in_bucket(gcs)
@@ -189,7 +189,7 @@ print(sum(1 for _ in rows))
 
 @pytest.mark.slow
 def test_stock_seqio_reads_a_cache_in_a_bucket(text_cache, tmp_path):
-    from tasks.manifest import CacheManifest
+    from tasks.cache.manifest import CacheManifest
 
     with GcsServer(tls=tmp_path / "tls") as gcs:
         fill(gcs, text_cache, f"caches/{TASK}")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import init_from, loop
 from trainer.checkpoint import Checkpoints
 from trainer.model.layers import unstack_layers

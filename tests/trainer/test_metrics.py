@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import loop
 from trainer.chips import peak_flops
 from trainer.evaluate import Evaluator

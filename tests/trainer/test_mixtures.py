@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from tasks.command_line import UserError
-from tasks.windows import Windows
+from tasks.cache.windows import Windows
+from tasks.terminal.command_line import UserError
 from trainer.config import override
 from trainer.metrics import read_metrics
 from trainer.order import BlockOrder

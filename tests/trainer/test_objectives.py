@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tasks import registry
-from tasks.command_line import UserError
-from tasks.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest
+from tasks.terminal.command_line import UserError
 from trainer.config import override
 from trainer.features import target_side
 from trainer.loop import Program
@@ -154,7 +154,7 @@ def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
 
 
 def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, tmp_path, monkeypatch):
-    from tasks.ul2 import MixtureOfDenoisers, ul2_denoisers
+    from tasks.objectives.ul2 import MixtureOfDenoisers, ul2_denoisers
 
     monkeypatch.setattr(
         MixtureOfDenoisers, "pieces", tuple({each.mode for each in ul2_denoisers("[R]")})

@@ -6,7 +6,7 @@ from grain.experimental import index_shuffle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import noise
+from tasks.objectives import noise
 from trainer.order import BlockOrder, CacheOrder, GlobalOrder
 
 seeds = st.integers(0, 2**64 - 1)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.cost import flops_per_step, parameter_count
 from trainer.presets import MODEL_PRESETS, model_preset
 

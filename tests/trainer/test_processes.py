@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.config import override
 from trainer.loop import EXIT_PREEMPTED
 from trainer.pretrain import build_config

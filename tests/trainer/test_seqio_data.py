@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.metrics import read_metrics
 from trainer.pretrain import build_config
 from trainer.setup import prepare

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.config import MeshConfig
 from trainer.mesh_config import RULES, check_dimensions
 from trainer.model.spec import model_spec

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import export_t5x
 from trainer.checkpoint import Checkpoints

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks import sources
+from tasks.reading import sources
 from vocab import count, words
 
 DRAW = random.Random(1)

@@ -6,7 +6,8 @@ import random
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from tasks import sources, stdlib_docs, vocabulary
+from tasks import vocabulary
+from tasks.reading import sources, stdlib_docs
 from vocab import train
 from vocab.report import measure
 

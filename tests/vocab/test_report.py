@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tasks import sources
+from tasks.reading import sources
 from vocab import report, scripts, train
 from vocab.words import normaliser
 

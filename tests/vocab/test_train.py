@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import sources, stdlib_docs, vocabulary
+from tasks import vocabulary
+from tasks.reading import sources, stdlib_docs
 from vocab import report, train
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -6,7 +6,8 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks import stdlib_docs, vocabulary
+from tasks import vocabulary
+from tasks.reading import stdlib_docs
 from vocab import learn, words
 from vocab.count import Counts
 

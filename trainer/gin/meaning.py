@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tasks.command_line import UserError, nearest
+from tasks.terminal.command_line import UserError, nearest
 from trainer.gin.reader import Binding, Macros, Reference, Statements, Value, references
 
 # An argument without a default of its own, which a file has to set where it is walked through.

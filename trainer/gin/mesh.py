@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.command_line import UserError
 from tasks.objectives import span_corruption_lengths
+from tasks.terminal.command_line import UserError
 from trainer.gin.meaning import Reading, shown
 from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
 from trainer.gin.reader import Reference, Value

@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tasks.command_line import UserError, nearest
+from tasks.terminal.command_line import UserError, nearest
 
 # The value of what must be set elsewhere.
 REQUIRED = "gin.REQUIRED"

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tasks import files, registry
-from tasks.command_line import UserError
+from tasks import registry
 from tasks.objectives import span_corruption_lengths
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from trainer import config as configuration
 from trainer.config import Config

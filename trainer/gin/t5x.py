@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.gin import t5x_model
 from trainer.gin.meaning import (
     MUST,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.config import NORMALIZERS
 from trainer.gin.meaning import (
     MUST,

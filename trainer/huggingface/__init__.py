@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from trainer.model.config import ModelConfig
 
 CONFIG = "config.json"

@@ -6,8 +6,8 @@ import hashlib
 import itertools
 from typing import Any
 
-from tasks import files
-from tasks.manifest import MANIFEST
+from tasks.cache.manifest import MANIFEST
+from tasks.storage import files
 from trainer import config as configuration
 from trainer.data import CachedData, CachedTask
 from trainer.evaluate import EVALUATION_FILE

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAD_ID
 from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model.config import ModelConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.command_line import UserError, nearest
+from tasks.terminal.command_line import UserError, nearest
 from trainer.model.config import ModelConfig
 from trainer.model.embedding import TiedLogits, TransformedLogits
 from trainer.model.feedforward import Mlp

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.features import Batch
 from trainer.huggingface.configs import CUSTOM
 from trainer.model.config import ModelConfig

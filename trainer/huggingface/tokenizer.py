@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import BYTE, NORMAL, Vocabulary, sentinel_piece
 
 SPIECE = "spiece.model"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

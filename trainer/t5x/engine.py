@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import init_from
 from trainer.config import Config

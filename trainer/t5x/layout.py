@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.model.layers import LAYERS_AXIS
 from trainer.t5x.read import Checkpoint
 from trainer.t5x.tensors import Tensor, divided, held, mean, reshaped, stacked

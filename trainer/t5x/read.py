@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"

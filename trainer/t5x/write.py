@@ -11,8 +11,8 @@ import os
 
 import numpy as np
 
-from tasks import files
-from tasks.command_line import UserError
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.gin import mesh_tables, recipe, t5x
 
 T5X = (

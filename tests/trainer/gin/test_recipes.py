@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer.gin import includes, recipe
 from trainer.presets import model_preset

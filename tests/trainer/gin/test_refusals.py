@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.gin import recipe
 
 ROOT = pathlib.Path(__file__).parents[3]

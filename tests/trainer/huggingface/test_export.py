@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer import config as configuration
 from trainer import export
 from trainer.checkpoint import Checkpoints

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.command_line import UserError
+from tasks.terminal.command_line import UserError
 from trainer.huggingface import configs, parity
 from trainer.huggingface.parity import Parity
 from trainer.presets import model_preset

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from tasks import sources, vocabulary
-from tasks.command_line import UserError
+from tasks import vocabulary
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import NORMAL
 from trainer.huggingface import tokenizer
 from vocab.train import add_sentinels

@@ -1,0 +1,1 @@
+"""The format of a cache: records, packing, index, manifest; windows read at random."""

@@ -1,0 +1,149 @@
+"""Which documents a window's tokens are of, from the index and lineage of a cache."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from tasks.cache.manifest import LINEAGE_COLUMNS, ROW_INDEX, CacheManifest, shard_file
+from tasks.cache.windows import Place
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+_OPEN_SHARDS = 16  # whose index or lineage is kept, for windows that lie beside each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A document, or what of it lies in a window.
+
+    Attributes:
+      id: the document's id in its corpus.
+      file: the corpus's file that it is in, "" where neither id nor corpus tell.
+      position: where in the window the part begins.
+      tokens: its length, the separator included.
+      first: how many tokens of the document lie before it.
+      whole: all tokens of the document; None where a row ends in it, and it may go on in another.
+    """
+
+    id: str
+    file: str
+    position: int
+    tokens: int
+    first: int
+    whole: int | None
+
+
+class Lineage:
+    """Tells whose tokens the windows of one split of a cache are."""
+
+    def __init__(self, folder: str, manifest: CacheManifest, split: str):
+        self._folder, self._plan, self._split = folder, manifest.plan, split
+        self._names = {file["name"] for file in manifest.plan.corpus.get("files", ())}
+
+    def parts(self, place: Place) -> tuple[Part, ...]:
+        """Returns the documents in a window, in order.
+
+        Raises:
+          UserError: pyarrow is not installed, or the cache is damaged.
+        """
+        # Rows are full but for a shard's last, or they are windows.
+        width = self._plan.row_tokens
+        rows_are_windows = self._plan.packing == "best_fit"
+        last = place.row
+        if not rows_are_windows:
+            last += (place.position + place.tokens - 1) // width
+        rows = _rows(self._path("rows", place.shard))
+        # The last document that began in an earlier row may reach into this one.
+        first_piece = max(int(rows["documents"][place.row]) - 1, 0)
+        last_piece = int(rows["documents"][last + 1]) if last + 1 < len(rows) else None
+        parts = []
+        for name, row, position, tokens, before in _pieces(
+            place.documents, first_piece, last_piece
+        ):
+            start = (row - place.row) * width + position - place.position
+            # Of another row of best_fit nothing is left: its pieces end before the next begins.
+            begin, end = max(start, 0), min(start + tokens, place.tokens)
+            if begin < end:
+                parts.append(
+                    Part(
+                        name,
+                        self._file(name),
+                        position=begin,
+                        tokens=end - begin,
+                        first=before + begin - start,
+                        whole=None if rows_are_windows and tokens == width else before + tokens,
+                    )
+                )
+        return tuple(parts)
+
+    def _path(self, kind: str, shard: int) -> str:
+        count = self._plan.shards[self._split]
+        return files.join(self._folder, shard_file(self._split, kind, shard, count))
+
+    def _file(self, name: str) -> str:
+        file = name.rpartition(":")[0]
+        if file in self._names:
+            return file
+        return next(iter(self._names)) if len(self._names) == 1 else ""
+
+
+@functools.lru_cache(maxsize=_OPEN_SHARDS)
+def _rows(path: str) -> np.ndarray:
+    try:
+        if not files.is_remote(path):
+            # Of a large index only what is asked for is read.
+            rows = np.load(files.local_path(path), mmap_mode="r", allow_pickle=False)
+        else:
+            with files.open_read(path) as file:
+                rows = np.load(file, allow_pickle=False)
+    except (FileNotFoundError, ValueError, EOFError) as error:
+        raise UserError(f"{path} cannot be read ({error}): run pipeline.build again") from error
+    if rows.dtype != ROW_INDEX:
+        raise UserError(f"{path} is not a row index of this version: build the cache again")
+    return rows
+
+
+def _pieces(path: str, first: int, last: int | None) -> list[tuple[str, int, int, int, int]]:
+    """Returns rows `first` to `last`, exclusive, of a lineage table, as LINEAGE_COLUMNS."""
+    ends = _group_ends(path)
+    last = ends[-1] if last is None else last
+    found: list[tuple[str, int, int, int, int]] = []
+    for group, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+        if begin < last and end > first:
+            table = _group(path, group)[max(first - begin, 0) : last - begin]
+            found += zip(*(table.column(name).to_pylist() for name in LINEAGE_COLUMNS), strict=True)
+    return found
+
+
+@contextlib.contextmanager
+def _open(path: str):
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            "which documents a window holds is in Parquet files, which need pyarrow: "
+            "pip install 'palimpsest[pipeline]'"
+        ) from error
+    try:
+        with files.open_read(path) as file:
+            yield parquet.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}): run pipeline.build again") from error
+
+
+@functools.lru_cache(maxsize=_OPEN_SHARDS)
+def _group_ends(path: str) -> list[int]:
+    with _open(path) as table:
+        metadata = table.metadata
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return list(itertools.accumulate(sizes)) or [0]
+
+
+@functools.lru_cache(maxsize=_OPEN_SHARDS)
+def _group(path: str, group: int):
+    with _open(path) as table:
+        return table.read_row_group(group, columns=list(LINEAGE_COLUMNS))

@@ -1,0 +1,249 @@
+"""What a cache says about itself: the only thing pipeline and trainer share besides its files.
+
+A cache is one folder:
+
+    train.tfrecord-00003-of-00016     rows, as stock seqio reads them
+    train.rows-00003-of-00016.npy     index: where each row begins, how many tokens it has
+    train.documents-00003-of-00016.parquet   lineage: which document lies where
+    train.quarantine-00003-of-00016.jsonl    documents left out, with the reason (only if any)
+    train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
+    info.train.json stats.train.json COMPLETED   for stock seqio
+    sentencepiece.model               the vocabulary, so that a cache explains itself
+    plan.json                         written first: what is being built
+    manifest.json                     written last: what was built
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+FORMAT = 1
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
+VOCABULARY = "sentencepiece.model"
+PACKINGS = ("concat", "best_fit")
+SEPARATORS = ("none", "eos")
+
+# Longer documents are split: SentencePiece takes up to 150 bytes of memory for a byte of text.
+LONGEST_DOCUMENT_BYTES = 256 << 10
+
+# The row index, one element a row. `offset`: bytes from the start of the shard to the record's
+# framing; `tokens`: length of `targets`; `documents`: how many document pieces begin in earlier
+# rows of the shard, which is the first row of the lineage table that belongs to this one.
+ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
+
+# Columns of the lineage table, one row a piece of a document. A piece is the whole document, except
+# under best_fit, which cuts documents longer than a row. `id`: the document's id in its corpus;
+# `row`, `position`: where the piece begins; `tokens`: its length, the separator included;
+# `document_offset`: how many tokens of the document lie before it.
+LINEAGE_COLUMNS = ("id", "row", "position", "tokens", "document_offset")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry:
+    """A file of the cache: its size in bytes and hex sha256."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A finished output shard.
+
+    `files` maps file names to entries, `dropped` reasons to counts. `text_bytes` is the UTF-8 of
+    the documents kept. `text_tokens` are the tokens less separators, `longest_row` the most of them
+    in a row. `split_documents` were too long and count in `documents` once a part.
+    """
+
+    files: dict[str, FileEntry]
+    rows: int
+    tokens: int
+    documents: int
+    text_bytes: int
+    dropped: dict[str, int]
+    text_tokens: int = 0
+    longest_row: int = 0
+    split_documents: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyRecord:
+    """The vocabulary of a cache: ids below `pieces` are the model's, `extra_ids` more follow."""
+
+    sha256: str
+    pieces: int
+    extra_ids: int
+    sentinels: int
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.pieces + self.extra_ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What determines every byte of a cache's shards.
+
+    `corpus` is the resolved corpus: its spec, pinned revision, column and files with their sizes
+    and checksums or etags. Two builds with equal plans write equal bytes.
+    """
+
+    task: str
+    corpus: dict[str, Any]
+    vocabulary: VocabularyRecord
+    packing: str
+    row_tokens: int
+    separator: str
+    shards: dict[str, int]
+    format: int = FORMAT
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex sha256 of the plan, the task's name left out: tasks that agree share a cache."""
+        value = dataclasses.asdict(self)
+        del value["task"]
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def generations(self) -> list[list[str]]:
+        """Names of the corpus's files: those of the first build, then of each extension."""
+        names = [file["name"] for file in self.corpus.get("files", ())]
+        ends = list(itertools.accumulate(self.corpus.get("generations", [len(names)])))
+        return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def difference(self, other: "Plan") -> list[str]:
+        """Names the fields that differ, each as "field: ours, there: theirs"."""
+        return [
+            f"{name}: {_short(mine)}, there: {_short(theirs)}"
+            for name, mine, theirs in _leaves(dataclasses.asdict(self), dataclasses.asdict(other))
+        ]
+
+
+def _leaves(mine: Any, theirs: Any, path: str = ""):
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key in sorted({*mine, *theirs}):
+            yield from _leaves(mine.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+    elif mine != theirs:
+        yield path, mine, theirs
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheManifest:
+    """A finished cache: its plan, its shards by split, and the versions that wrote it."""
+
+    plan: Plan
+    splits: dict[str, tuple[Shard, ...]]
+    software: dict[str, str]
+
+    @classmethod
+    def load(cls, folder: str) -> "CacheManifest":
+        """Reads manifest.json.
+
+        Raises:
+          UserError: there is no finished cache in `folder`, or one of another format.
+        """
+        path = files.join(folder, MANIFEST)
+        if not files.exists(path):
+            state = (
+                "is unfinished: run pipeline.build again"
+                if files.exists(files.join(folder, PLAN))
+                else "holds no cache: build one with pipeline.build"
+            )
+            raise UserError(f"{folder} {state} (there is no {MANIFEST})")
+        value = files.read_json(path)
+        try:
+            return cls(
+                plan=plan_from_dict(value["plan"]),
+                splits={
+                    split: tuple(shard_from_dict(shard) for shard in shards)
+                    for split, shards in value["splits"].items()
+                },
+                software=value["software"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is not a manifest of this version ({error})") from error
+
+    def total(self, split: str, field: str) -> int:
+        """Sums an integer field ("rows", "tokens", "documents") over a split's shards."""
+        return sum(getattr(shard, field) for shard in self.splits[split])
+
+    def dropped(self, split: str) -> dict[str, int]:
+        """Counts of left-out documents of a split by reason."""
+        counts: dict[str, int] = {}
+        for shard in self.splits[split]:
+            for reason, count in shard.dropped.items():
+                counts[reason] = counts.get(reason, 0) + count
+        return counts
+
+
+def plan_from_dict(value: dict[str, Any]) -> Plan:
+    """Inverse of dataclasses.asdict.
+
+    Raises:
+      UserError: the plan was written by another version of the format.
+    """
+    if value.get("format") != FORMAT:
+        raise UserError(
+            f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
+            "build it again into another folder"
+        )
+    return Plan(**{**value, "vocabulary": VocabularyRecord(**value["vocabulary"])})
+
+
+def shard_from_dict(value: dict[str, Any]) -> Shard:
+    """Inverse of dataclasses.asdict."""
+    entries = {name: FileEntry(**entry) for name, entry in value["files"].items()}
+    return Shard(**{**value, "files": entries})
+
+
+# The files of a shard, in the order in which they are finished; quarantine is there only if needed.
+SHARD_KINDS = ("tfrecord", "rows", "documents", "quarantine", "receipt")
+
+
+def shard_file(split: str, kind: str, index: int, count: int) -> str:
+    """Name of one file of a shard; kind: one of SHARD_KINDS."""
+    suffix = {"rows": ".npy", "documents": ".parquet", "quarantine": ".jsonl", "receipt": ".json"}
+    return f"{split}.{kind}-{index:05d}-of-{count:05d}{suffix.get(kind, '')}"
+
+
+def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str:
+    """Returns the folder of the cache that serves `task` under `cache_dir`.
+
+    That is `cache_dir` itself when it holds a manifest, else `cache_dir/task`, else the one cache
+    there of a task in `relatives`, which read the same corpus.
+
+    Raises:
+      UserError: none is there; the message lists what is.
+    """
+    if files.exists(files.join(cache_dir, MANIFEST)):
+        return cache_dir
+    folder = files.join(cache_dir, task)
+    if files.exists(folder) and files.list_names(folder):
+        return folder
+    others = [
+        name
+        for name in files.list_names(cache_dir)
+        if files.exists(files.join(cache_dir, name, MANIFEST))
+    ]
+    serving = [name for name in others if name in relatives]
+    if len(serving) == 1:
+        return files.join(cache_dir, serving[0])
+    found = "build it with pipeline.build"
+    if others:
+        found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
+    raise UserError(f"no cache for task {task} under {cache_dir}: {found}")

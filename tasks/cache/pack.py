@@ -1,0 +1,219 @@
+"""Packing: documents of any length become rows, in constant memory, none lost.
+
+A packer takes documents a batch at a time and gives back the rows that are complete. Its rows
+depend on the documents and their order alone, never on how they were batched.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.cache.records import Row
+from tasks.vocabulary import EOS_ID
+
+# Rows that best_fit keeps open, each costing at most `row_tokens` int32. Of 2,900 English
+# paragraphs and 5,900 Romanian sentences in rows of 568, 8 left 2.9 and 2.1 % of the rows empty,
+# 64 left 0.5 and 1.5 %, and 256 no less.
+OPEN_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """Tokenised documents: `ids` an array of string, `tokens` int32[sum of lengths], `lengths`
+    int64[documents] >= 1."""
+
+    ids: pa.StringArray
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+    def separated(self, separator: str) -> "Documents":
+        """Returns the documents with the separator after each: "none" or "eos"."""
+        if separator == "none":
+            return self
+        tokens = np.insert(self.tokens, np.cumsum(self.lengths), EOS_ID)
+        return Documents(self.ids, tokens, self.lengths + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Complete rows, and the pieces of documents that begin in them, in order.
+
+    Attributes:
+      tokens: int32[sum of lengths] the rows, one after the other.
+      lengths: int64[rows] tokens of each.
+      ids: string[pieces] the document that each piece is of.
+      row: int64[pieces] which of these rows the piece begins in.
+      position: int64[pieces] where in the row.
+      piece_tokens: int64[pieces] length of the piece, the separator included; under `concat` it may
+        reach into later rows.
+      document_offset: int64[pieces] tokens of the document that lie before the piece.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    ids: pa.StringArray
+    row: np.ndarray
+    position: np.ndarray
+    piece_tokens: np.ndarray
+    document_offset: np.ndarray
+
+    def __iter__(self) -> Iterator[Row]:
+        ends = np.cumsum(self.lengths)
+        starts = np.searchsorted(self.row, np.arange(len(self.lengths) + 1))
+        for number, (begin, end) in enumerate(zip(ends - self.lengths, ends, strict=True)):
+            position = self.position[starts[number] : starts[number + 1]]
+            yield Row(self.tokens[begin:end], position.astype(np.int32))
+
+
+class Packer(Protocol):
+    """What a shard's writer asks of a packing."""
+
+    def add(self, documents: Documents) -> Rows:
+        """Takes more documents; returns the rows completed by them."""
+
+    def finish(self) -> Rows:
+        """Returns the rows still open."""
+
+
+def packer(packing: str, row_tokens: int, separator: str) -> Packer:
+    """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS."""
+    kind = BestFit if packing == "best_fit" else Concat
+    return kind(row_tokens, separator)
+
+
+class Concat:
+    """Documents flow one after the other across rows of exactly `row_tokens`; the last is shorter.
+
+    Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
+    """
+
+    def __init__(self, row_tokens: int, separator: str = "none"):
+        self._row_tokens = row_tokens
+        self._separator = separator
+        self._tokens = np.zeros(0, np.int32)
+        self._ids = pa.array([], pa.string())
+        self._starts = np.zeros(0, np.int64)
+        self._lengths = np.zeros(0, np.int64)
+
+    def add(self, documents: Documents) -> Rows:
+        documents = documents.separated(self._separator)
+        ends = len(self._tokens) + np.cumsum(documents.lengths)
+        self._tokens = np.concatenate([self._tokens, documents.tokens])
+        self._ids = pa.concat_arrays([self._ids, documents.ids])
+        self._starts = np.concatenate([self._starts, ends - documents.lengths])
+        self._lengths = np.concatenate([self._lengths, documents.lengths])
+        return self._take(len(self._tokens) // self._row_tokens * self._row_tokens)
+
+    def finish(self) -> Rows:
+        return self._take(len(self._tokens))
+
+    def _take(self, count: int) -> Rows:
+        """Removes the first `count` tokens and the documents that begin in them."""
+        begun = int(np.searchsorted(self._starts, count))
+        lengths = np.full(-(-count // self._row_tokens), self._row_tokens, np.int64)
+        if count % self._row_tokens:
+            lengths[-1] = count % self._row_tokens
+        row, position = np.divmod(self._starts[:begun], self._row_tokens)
+        rows = Rows(
+            tokens=self._tokens[:count],
+            lengths=lengths,
+            ids=self._ids[:begun],
+            row=row,
+            position=position,
+            piece_tokens=self._lengths[:begun],
+            document_offset=np.zeros(begun, np.int64),
+        )
+        self._tokens = self._tokens[count:].copy()
+        self._ids = self._ids[begun:]
+        self._starts = self._starts[begun:] - count
+        self._lengths = self._lengths[begun:]
+        return rows
+
+
+@dataclasses.dataclass
+class _OpenRow:
+    tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
+    pieces: list[tuple[str, int, int, int]] = dataclasses.field(default_factory=list)
+    length: int = 0
+
+    def place(self, name: str, tokens: np.ndarray, offset: int) -> None:
+        self.pieces.append((name, self.length, len(tokens), offset))
+        self.tokens.append(tokens)
+        self.length += len(tokens)
+
+
+class BestFit:
+    """Rows are windows: a document is cut only where it is longer than a row.
+
+    Such a document gives full rows and a remainder. Each remainder or short document goes into the
+    open row with the least space that holds it, the oldest of equals, else into a new row; beyond
+    OPEN_ROWS the fullest row is closed. Rows are not padded.
+
+    Source: best-fit packing for language models, Ding et al. 2024 (arXiv:2404.10830), made online.
+    """
+
+    def __init__(self, row_tokens: int, separator: str = "none"):
+        self._row_tokens = row_tokens
+        self._separator = separator
+        self._opened = 0
+        # (space left, order of opening) of the open rows, sorted, and the rows by that order.
+        self._spaces: list[tuple[int, int]] = []
+        self._open: dict[int, _OpenRow] = {}
+
+    def add(self, documents: Documents) -> Rows:
+        documents = documents.separated(self._separator)
+        closed: list[_OpenRow] = []
+        ends = np.cumsum(documents.lengths)
+        for name, begin, end in zip(
+            documents.ids.to_pylist(),
+            (ends - documents.lengths).tolist(),
+            ends.tolist(),
+            strict=True,
+        ):
+            for offset in range(0, end - begin, self._row_tokens):
+                # A copy, so that an open row does not hold the whole batch in memory.
+                at = begin + offset
+                piece = documents.tokens[at : min(at + self._row_tokens, end)].copy()
+                self._place(name, piece, offset, closed)
+        return _stack(closed)
+
+    def _place(self, name: str, piece: np.ndarray, offset: int, closed: list[_OpenRow]) -> None:
+        best = bisect.bisect_left(self._spaces, (len(piece), -1))
+        if best < len(self._spaces):
+            space, order = self._spaces.pop(best)
+        else:
+            space, order = self._row_tokens, self._opened
+            self._open[order] = _OpenRow()
+            self._opened += 1
+        self._open[order].place(name, piece, offset)
+        if space == len(piece):
+            closed.append(self._open.pop(order))
+            return
+        bisect.insort(self._spaces, (space - len(piece), order))
+        if len(self._spaces) > OPEN_ROWS:
+            closed.append(self._open.pop(self._spaces.pop(0)[1]))
+
+    def finish(self) -> Rows:
+        closed = [self._open[order] for order in sorted(self._open)]
+        self._open, self._spaces = {}, []
+        return _stack(closed)
+
+
+def _stack(rows: list[_OpenRow]) -> Rows:
+    pieces = [piece for row in rows for piece in row.pieces]
+    numbers = np.array([piece[1:] for piece in pieces], np.int64).reshape(-1, 3)
+    return Rows(
+        tokens=np.concatenate(
+            [np.zeros(0, np.int32), *(part for row in rows for part in row.tokens)]
+        ),
+        lengths=np.array([row.length for row in rows], np.int64),
+        ids=pa.array([piece[0] for piece in pieces], pa.string()),
+        row=np.repeat(np.arange(len(rows)), [len(row.pieces) for row in rows]),
+        position=numbers[:, 0],
+        piece_tokens=numbers[:, 1],
+        document_offset=numbers[:, 2],
+    )

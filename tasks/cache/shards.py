@@ -1,0 +1,363 @@
+"""The files of a cache's shards, open for reading from many threads; of a remote cache, copies.
+
+So many shards are open at most, and copies take so many bytes at most: those not read for longest
+make room, never one that is being read. A copy is whole, of the manifest's size and checksum, or
+it is not there.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import logging
+import mmap
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from tasks.cache import copies
+from tasks.cache.manifest import ROW_INDEX, FileEntry
+from tasks.cache.records import CorruptRecord
+from tasks.storage import files, remote
+from tasks.terminal.command_line import UserError
+
+# Shards that are copied at a time when several are wanted.
+_COPIERS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFiles:
+    """A shard's records and row index: path or URL, and what the manifest says of them."""
+
+    records: str
+    index: str
+    records_entry: FileEntry
+    index_entry: FileEntry
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        """Of both files together."""
+        return self.records_entry.bytes + self.index_entry.bytes
+
+
+class OpenShard:
+    """A shard open for reading: its row index, mapped, and the bytes of its records.
+
+    Raises:
+      UserError: a file is missing, or the index is not that of the manifest.
+    """
+
+    def __init__(self, shard: ShardFiles, records: str, index: str):
+        rows = _map_index(index, shard)
+        self.offsets, self.tokens = rows["offset"], rows["tokens"]
+        self._size = shard.records_entry.bytes
+        try:
+            self._file = os.open(records, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise UserError(f"{shard.records} is missing: run pipeline.build again") from error
+        self.close = weakref.finalize(self, os.close, self._file)
+        self.readers = 0
+
+    def read(self, first: int, last: int) -> tuple[list[int], bytes]:
+        """Reads rows [first, last).
+
+        Returns:
+          (the bytes of the shard at which they begin, and where the last ends; their records).
+
+        Raises:
+          CorruptRecord: the file ends before, or the index points elsewhere.
+        """
+        bounds = self.offsets[first : last + 1].tolist()
+        if last == len(self.offsets):
+            bounds.append(self._size)
+        begin, size = bounds[0], bounds[-1] - bounds[0]
+        if size < 0 or bounds[-1] > self._size:
+            raise CorruptRecord(f"the index has it from byte {begin:,} to {bounds[-1]:,}")
+        data = os.pread(self._file, size, begin)
+        while len(data) < size:
+            more = os.pread(self._file, size - len(data), begin + len(data))
+            if not more:
+                row = sum(bound - begin <= len(data) for bound in bounds[1:])
+                raise CorruptRecord("the file ends in it", row)
+            data += more
+        return bounds, data
+
+
+def _map_index(path: str, shard: ShardFiles) -> np.ndarray:
+    """Returns ROW_INDEX [rows]. Checked byte by byte first: numpy's parser takes 200 µs, and where
+    there are more shards than may be open, that is once a window."""
+    again = "run pipeline.build again"
+    head = _index_head(shard.rows)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_size == len(head) + shard.rows * ROW_INDEX.itemsize:
+                mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+                if mapped[: len(head)] == head:
+                    return np.frombuffer(mapped, ROW_INDEX, offset=len(head))
+        finally:
+            os.close(file)
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise UserError(f"{shard.index} is missing: {again}") from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{shard.index} is not a row index ({error}): {again}") from error
+    if rows.dtype != ROW_INDEX:
+        raise UserError(f"{shard.index} is not a row index of this version: build the cache again")
+    if rows.shape != (shard.rows,):
+        raise UserError(
+            f"{shard.index} has {len(rows):,} rows and the manifest says {shard.rows:,}: delete "
+            f"the file and {again}, which redoes that shard alone"
+        )
+    return rows
+
+
+@functools.lru_cache(maxsize=4096)
+def _index_head(rows: int) -> bytes:
+    """What numpy writes before the index of so many rows."""
+    head = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(ROW_INDEX)
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": descr, "fortran_order": False, "shape": (rows,)}
+    )
+    return head.getvalue()
+
+
+class Shards:
+    """The shards of a split, opened and copied as they are read.
+
+    Args:
+      shards: all of them; a number is a place in this list.
+      local_dir: where copies of a remote cache go, into a folder of their own, and stay for the
+        next process that reads this cache; None: the system's temporary folder, and they go with
+        the process.
+      local_bytes: the most that copies take.
+      open_shards: the most shards open, two file descriptors each; by default an eighth of what the
+        process may open.
+
+    Raises:
+      UserError: a shard is larger than `local_bytes`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ShardFiles],
+        local_dir: str | None = None,
+        local_bytes: int = 50 << 30,
+        open_shards: int = 0,
+    ):
+        self._shards = shards
+        self._remote = bool(shards) and files.is_remote(shards[0].records)
+        self._local_dir, self._local_bytes = local_dir, local_bytes
+        self._open_shards = open_shards or max(
+            8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        )
+        largest = max(shards, key=lambda shard: shard.bytes, default=None)
+        if self._remote and largest is not None and largest.bytes > local_bytes:
+            raise UserError(
+                f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
+                f"may take {local_bytes:,}: set --data.local_bytes to {largest.bytes} or, better, "
+                "to many times as much"
+            )
+        # Guards all below. Both are in the order of use, the latest last.
+        self._changed = threading.Condition()
+        self._open: collections.OrderedDict[int, OpenShard] = collections.OrderedDict()
+        self._copies: collections.OrderedDict[int, int] = collections.OrderedDict()
+        self._opening: set[int] = set()
+        self._waiting = 0
+        self._folder = ""
+        self._found: set[int] = set()  # copies of an earlier process, not yet looked at
+        self._prefetching = threading.Lock()
+
+    @contextlib.contextmanager
+    def reading(self, number: int) -> Iterator[OpenShard]:
+        """Yields the shard, which stays open and where it is while it is read."""
+        shard = self.hold(number)
+        try:
+            yield shard
+        finally:
+            self.release(shard)
+
+    def hold(self, number: int) -> OpenShard:
+        """`reading` by hand: what it returns is to be given to `release`. Hold one at a time."""
+        with self._changed:
+            while True:
+                shard = self._open.get(number)
+                if shard is not None:
+                    shard.readers += 1
+                    self._open.move_to_end(number)
+                    if self._remote:
+                        self._copies.move_to_end(number)
+                    return shard
+                if number not in self._opening:
+                    break
+                self._wait()
+            self._opening.add(number)
+        opened = None
+        try:
+            opened = self._opened(number)
+            return opened
+        finally:
+            with self._changed:
+                self._opening.discard(number)
+                if opened is not None:
+                    opened.readers = 1
+                    self._open[number] = opened
+                    self._close_surplus()
+                self._changed.notify_all()
+
+    def release(self, shard: OpenShard) -> None:
+        """Ends a `hold`."""
+        with self._changed:
+            shard.readers -= 1
+            if self._waiting and not shard.readers:
+                self._changed.notify_all()
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Copies shards of a remote cache in the background, in this order, some at a time; those
+        that are there count as used. An error is left to whoever reads the shard."""
+        if not self._remote:
+            return
+        numbers = list(numbers)
+
+        def touch(number: int) -> None:
+            try:
+                self.release(self.hold(number))
+            except Exception as error:
+                name = self._shards[number].records
+                logging.getLogger(__name__).warning(
+                    "%s was not copied ahead: %s", name, remote.said(error)
+                )
+
+        def copy() -> None:
+            with self._prefetching:
+                missing = self.missing(numbers)
+                for number in numbers:
+                    if number not in missing:
+                        touch(number)
+                left, lock = iter(missing), threading.Lock()
+
+                def some() -> None:
+                    while True:
+                        with lock:
+                            number = next(left, None)
+                        if number is None:
+                            return
+                        touch(number)
+
+                helpers = [_background(some) for _ in range(min(_COPIERS, len(missing)) - 1)]
+                some()
+                for helper in helpers:
+                    helper.join()
+
+        _background(copy)
+
+    def missing(self, numbers: Iterable[int]) -> list[int]:
+        """Returns those shards of a remote cache of which there is no copy."""
+        with self._changed:
+            return [number for number in numbers if self._remote and number not in self._copies]
+
+    def soon(self, numbers: Sequence[int]) -> None:
+        """Begins to copy what will be read one after the other, if there is room for it all."""
+        missing = self.missing(numbers)[1:]  # the first is copied by who reads it
+        needed = sum(self._shards[number].bytes for number in numbers)
+        if missing and 2 * needed < self._local_bytes:
+            self.prefetch(missing)
+
+    def _wait(self) -> None:
+        self._waiting += 1
+        self._changed.wait()
+        self._waiting -= 1
+
+    def _close_surplus(self) -> None:
+        surplus = len(self._open) - self._open_shards
+        idle = (number for number, shard in self._open.items() if not shard.readers)
+        for number in list(itertools.islice(idle, max(0, surplus))):
+            self._open.pop(number).close()
+
+    def _opened(self, number: int) -> OpenShard:
+        shard = self._shards[number]
+        if not self._remote:
+            return OpenShard(shard, files.local_path(shard.records), files.local_path(shard.index))
+        with self._changed:
+            self._folder = self._folder or self._take_folder()
+            there = number in self._copies
+            if there:
+                self._copies.move_to_end(number)
+            else:
+                self._make_room(shard.bytes)
+                self._copies[number] = shard.bytes
+            unknown = number in self._found
+            self._found.discard(number)
+        records, index = self._copy_paths(number)
+        pairs = ((shard.records, shard.records_entry, records),
+                 (shard.index, shard.index_entry, index))  # fmt: skip
+        if not there or unknown:
+            try:
+                for url, entry, path in pairs:
+                    if not (unknown and copies.holds(path, entry)):
+                        copies.copy(url, entry, path)
+            except BaseException:
+                with self._changed:
+                    self._remove_copy(number)
+                raise
+        return OpenShard(shard, records, index)
+
+    def _take_folder(self) -> str:
+        """Takes a folder for the copies, and counts those of an earlier process in it."""
+        sizes = {}
+        for shard in self._shards:
+            sizes[shard.records.rpartition("/")[2]] = shard.records_entry.bytes
+            sizes[shard.index.rpartition("/")[2]] = shard.index_entry.bytes
+        self._folder, there = copies.own_folder(self, self._local_dir, sizes)
+        for number, shard in enumerate(self._shards):
+            paths = self._copy_paths(number)
+            if {os.path.basename(path) for path in paths} <= there:
+                self._copies[number] = shard.bytes
+                self._found.add(number)
+            else:
+                for path in paths:
+                    files.remove(path)
+        self._make_room(0)
+        return self._folder
+
+    def _make_room(self, needed: int) -> None:
+        """Waits, where all copies are being read; whoever reads one waits for nothing."""
+        while sum(self._copies.values()) + needed > self._local_bytes:
+            for number in self._copies:
+                shard = self._open.get(number)
+                if number not in self._opening and not (shard and shard.readers):
+                    # Closed first: a deleted file takes its room until the last has closed it.
+                    if shard:
+                        self._open.pop(number).close()
+                    self._remove_copy(number)
+                    break
+            else:
+                self._wait()
+
+    def _remove_copy(self, number: int) -> None:
+        del self._copies[number]
+        self._found.discard(number)
+        for path in self._copy_paths(number):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def _copy_paths(self, number: int) -> tuple[str, str]:
+        shard = self._shards[number]
+        names = (path.rpartition("/")[2] for path in (shard.records, shard.index))
+        records, index = (os.path.join(self._folder, name) for name in names)
+        return records, index
+
+
+def _background(action: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that the process does not wait for."""
+    thread = threading.Thread(target=action, name="prefetch shards", daemon=True)
+    thread.start()
+    return thread

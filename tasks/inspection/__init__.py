@@ -1,0 +1,1 @@
+"""Windows and examples for people: decoded, traced to their documents, shown."""

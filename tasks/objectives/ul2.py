@@ -1,0 +1,146 @@
+"""UL2's mixture of denoisers: every window is denoised by one of several objectives.
+
+Dimensions: W windows, N tokens of a window, L positions of a feature.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tasks.objectives import noise
+from tasks.objectives.denoising import Denoising, Lengths, prefix_lm, span_corruption
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import sentinel_piece
+
+_CHOICE, _OFFSET, _NOISE = 11, 12, 13  # streams of a window's key
+
+
+@dataclasses.dataclass(frozen=True)
+class Denoiser:
+    """One of a mixture: `rate` is its weight, `mode` the piece that its inputs begin with."""
+
+    objective: Denoising
+    rate: float
+    mode: str
+
+
+# The mode tokens, where a vocabulary has no pieces for them: its hundred sentinels' last three.
+R, X, S = (sentinel_piece(number) for number in (99, 98, 97))
+
+
+def ul2_denoisers(
+    regular: str = R, extreme: str = X, sequential: str = S, sequential_rate: float = 0.2
+) -> tuple[Denoiser, ...]:
+    """UL2's seven denoisers; arguments name the pieces that serve as [R], [X] and [S].
+
+    Regular and extreme denoising share equally what sequential denoising leaves.
+
+    Source: Tay et al. 2022 (arXiv:2205.05131), table 1 and section 4.5.
+    """
+    rate = (1 - sequential_rate) / 2
+    short = ((3.0, 0.15), (8.0, 0.15))
+    long = ((3.0, 0.5), (8.0, 0.5), (64.0, 0.15), (64.0, 0.5))
+    return (
+        *(Denoiser(span_corruption(d, mean), rate / len(short), regular) for mean, d in short),
+        *(Denoiser(span_corruption(d, mean), rate / len(long), extreme) for mean, d in long),
+        Denoiser(prefix_lm(0.25), sequential_rate, sequential),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOfDenoisers:
+    """Each window goes to a denoiser chosen by its key, whose mode token comes before the inputs.
+
+    A window is as long as the longest denoiser needs. One that needs less takes as much of it from
+    a place drawn anew each epoch, so that no token is always left out.
+
+    Source: Tay et al. 2022 (arXiv:2205.05131).
+    Differences: UL2's code for T5 gives every denoiser its own share of documents, cut to its own
+    lengths; here all read the same windows, so that one cache and one order serve any rates.
+
+    Raises:
+      ValueError: at construction, if a rate is negative or all are 0.
+    """
+
+    denoisers: tuple[Denoiser, ...] = ul2_denoisers()
+    features = ("inputs", "targets")
+    separator = None
+
+    def __post_init__(self) -> None:
+        rates = [denoiser.rate for denoiser in self.denoisers]
+        if min(rates, default=0) < 0 or sum(rates) <= 0:
+            raise ValueError(f"rates of denoisers are {rates}: none negative, not all 0")
+
+    @property
+    def pieces(self):
+        return tuple(dict.fromkeys(denoiser.mode for denoiser in self.denoisers))
+
+    def window_tokens(self, lengths):
+        inner = _without_mode(lengths)
+        return max(each.objective.window_tokens(inner) for each in self.denoisers)
+
+    def sentinels(self, lengths):
+        """Most sentinels of a denoiser, or more if sentinels after them are mode tokens.
+
+        Raises:
+          UserError: a span would take a mode token for its sentinel.
+        """
+        inner = _without_mode(lengths)
+        spans = max(each.objective.sentinels(inner) for each in self.denoisers)
+        for number in range(spans):
+            if sentinel_piece(number) in self.pieces:
+                raise UserError(
+                    f"at inputs length {lengths.inputs} a denoiser takes {spans} sentinels, and "
+                    f"{sentinel_piece(number)} is a mode token: use shorter inputs, or other "
+                    f"pieces for modes, of a vocabulary with {spans + len(self.pieces)} sentinels "
+                    f"from {sentinel_piece(spans)} on"
+                )
+        return spans
+
+    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        inner, windows = _without_mode(lengths), len(tokens_WN)
+        sides = {"inputs": lengths.inputs, "targets": lengths.targets}
+        rows = {name: np.zeros((windows, width), np.int32) for name, width in sides.items()}
+        sizes = {name: np.zeros(windows, np.int64) for name in sides}
+        choice_W = self.choices(keys_W)
+        for number, denoiser in enumerate(self.denoisers):
+            mine = np.flatnonzero(choice_W == number)
+            if not len(mine):
+                continue
+            parts_WN, parts_W = _parts(
+                tokens_WN[mine],
+                lengths_W[mine],
+                noise.fold_in(keys_W[mine], _OFFSET),
+                denoiser.objective.window_tokens(inner),
+            )
+            made = denoiser.objective.examples(
+                parts_WN, parts_W, noise.fold_in(keys_W[mine], _NOISE), inner, ids
+            )
+            rows["inputs"][mine, 0] = ids.id_of(denoiser.mode)
+            for name, after in (("inputs", 1), ("targets", 0)):
+                values_WN, counts_W = made[name]
+                rows[name][mine, after : after + values_WN.shape[1]] = values_WN
+                sizes[name][mine] = counts_W + after
+        return {name: (rows[name], sizes[name]) for name in sides}
+
+    def choices(self, keys_W: np.ndarray) -> np.ndarray:
+        """Returns which denoiser each window goes to: int64 [W]."""
+        rates = np.array([denoiser.rate for denoiser in self.denoisers])
+        borders = np.cumsum(rates / rates.sum())[:-1]
+        draws_W = noise.uniforms(noise.fold_in(keys_W, _CHOICE), 1)[:, 0]
+        return np.searchsorted(borders, draws_W, side="right")
+
+
+def _without_mode(lengths: Lengths) -> Lengths:
+    return Lengths(lengths.inputs - 1, lengths.targets)
+
+
+def _parts(
+    tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """At most `width` consecutive tokens of each window, from a uniform place."""
+    parts_W = np.minimum(lengths_W, width)
+    first_W = noise.integers(keys_W, 0, lengths_W - parts_W)
+    columns_WN = np.minimum(first_W[:, None] + np.arange(width), tokens_WN.shape[1] - 1)
+    parts_WN = np.take_along_axis(tokens_WN, columns_WN, axis=1)
+    return np.where(noise.within(parts_W, width), parts_WN, 0), parts_W

@@ -1,0 +1,1 @@
+"""Files, local or in a store; network reads with retries."""

@@ -1,0 +1,348 @@
+"""Paths, local or any fsspec URL: reading, listing, and writing that is complete or absent."""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from typing import IO, Any, TypeVar, cast
+
+from tasks.storage import remote
+from tasks.terminal.command_line import UserError
+
+PARTIAL = ".partial-"
+# What one request for a file elsewhere brings at least: at 100 MB/s its 50 ms are half of it.
+_REQUEST_BYTES = 8 << 20
+# What goes up in one request: all of it again after a failure.
+_SMALL_BYTES = 5 << 20
+
+Result = TypeVar("Result")
+
+
+def is_remote(path: str) -> bool:
+    """True for a URL such as gs://bucket/folder, False for a path of this machine."""
+    return "://" in path and not path.startswith("file://")
+
+
+def local_path(path: str) -> str:
+    """Returns `path` without a file:// in front and with ~ expanded."""
+    return os.path.expanduser(path.removeprefix("file://"))
+
+
+def join(folder: str, *names: str) -> str:
+    """Joins with "/", for local paths and URLs alike."""
+    return "/".join([folder.rstrip("/") or "/", *names]) if names else folder
+
+
+def filesystem(path: str):
+    """Returns (fsspec file system, path inside it).
+
+    Raises:
+      UserError: the URL's scheme is unknown or its package is not installed.
+    """
+    import fsspec
+
+    if not is_remote(path):
+        return fsspec.core.url_to_fs(local_path(path))
+    # gcsfs asks by gRPC what kind of bucket it has to do with, before every operation if it may
+    # not know; the kinds that need it are for who sets this. On an emulator that is 35 to 96 s.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    # It logs a traceback of every error that it then raises.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    # Others write there too: what was listed before is not what is there.
+    fresh = {"use_listings_cache": False}
+    fsspec.config.conf.setdefault("gcs", {}).update(fresh)  # Orbax makes one of its own
+    try:
+        return fsspec.core.url_to_fs(path, **fresh)
+    except (ImportError, ValueError) as error:
+        hint = "; pip install 'palimpsest[gcp]'" if _on_gcs(path) else ""
+        raise UserError(f"cannot open {path}: {error}{hint}") from error
+
+
+def _on_gcs(path: str) -> bool:
+    return path.startswith(("gs://", "gcs://"))
+
+
+def on_store(path: str, action: Callable[[Any, str], Result]) -> Result:
+    """Returns `action(file system, path inside it)`, called again whole while a failure may pass.
+
+    Raises:
+      UserError: the store cannot be reached for minutes, or it refuses: no credentials, no
+        permission, no such bucket.
+      FileNotFoundError: the bucket is there and the file is not.
+    """
+    fs, inner = filesystem(path)
+    try:
+        return remote.patiently(path, lambda: action(fs, inner))
+    except FileNotFoundError:
+        if _on_gcs(path):
+            _check_bucket(inner.partition("/")[0])
+        raise
+    except Exception as error:
+        if refusal := _refusal(path, error):
+            raise UserError(refusal) from error
+        raise
+
+
+def _refusal(path: str, error: Exception) -> str:
+    """What to do about an answer that stays an error, "" if it is none."""
+    status, _ = remote.answer(error)
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):
+        status = 403
+    if status == 401:
+        return (
+            f"{path}: no credentials, or expired ones: run `gcloud auth application-default "
+            "login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, or use a machine with a "
+            "service account"
+        )
+    if status == 403:
+        return (
+            f"{path}: permission denied ({remote.said(error)}): whose credentials these are needs "
+            "the role storage.objectUser on the bucket, or storage.objectViewer to read only"
+        )
+    return f"{path}: {remote.said(error)}" if 400 <= status < 500 else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _check_bucket(bucket: str) -> None:
+    """Tells a bucket that is not there from a file that is not.
+
+    Raises:
+      UserError: it is not there.
+    """
+    fs, _ = filesystem(f"gs://{bucket}")
+
+    # Listing is what readers of objects may do; asking for a bucket is not.
+    def look() -> None:
+        fs.call("GET", "b/{}/o", bucket, maxResults=1)
+
+    try:
+        remote.patiently(f"gs://{bucket}", look)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"there is no bucket {bucket}: make it with `gcloud storage buckets create "
+            f"gs://{bucket} --location=REGION`, in the region of the machines"
+        ) from error
+    except Exception as error:
+        if not _refusal(bucket, error):
+            raise
+
+
+def open_read(path: str) -> IO[bytes]:
+    """Opens `path` for reading bytes; of a URL by ranges, as they are asked for.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      UserError: see `on_store`; from reading, too.
+    """
+    if not is_remote(path):
+        return open(local_path(path), "rb")
+    info = on_store(path, lambda fs, inner: fs.info(inner))
+    if info["type"] != "file":
+        raise FileNotFoundError(path)
+    fetch = fetch_from_store(path, info["size"], etag(info), known=True)
+    return io.BufferedReader(remote.File(path, info["size"], fetch), _REQUEST_BYTES)
+
+
+def fetch_from_store(path: str, size: int, planned: str, known: bool = False) -> remote.Fetch:
+    """Returns the Fetch of a file of any fsspec store, which is held against its `size` and the
+    `planned` etag when it is first read, unless that is `known`, and after every failure."""
+    fs, inner = filesystem(path)
+
+    def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
+        nonlocal known
+        if not known:
+            info = fs.info(inner)
+            remote.check(path, (size, planned), (info["size"], etag(info)))
+        known = False  # an attempt that fails leaves it so: look again before going on
+        yield fs.cat_file(inner, start=start, end=stop)
+        known = True
+
+    return fetch
+
+
+def etag(info: dict[str, Any]) -> str:
+    """What a store says of a file's content: a checksum, else its tag, else when it was written."""
+    for key in ("md5Hash", "crc32c", "ETag", "etag", "generation", "mtime", "LastModified"):
+        if info.get(key):
+            return str(info[key]).strip('"')
+    return ""
+
+
+def exists(path: str) -> bool:
+    """True when a file or folder is there."""
+    if not is_remote(path):
+        return os.path.exists(local_path(path))
+    try:
+        on_store(path, lambda fs, inner: fs.info(inner))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def size(path: str) -> int:
+    """Size in bytes."""
+    if not is_remote(path):
+        return os.path.getsize(local_path(path))
+    return on_store(path, lambda fs, inner: fs.info(inner))["size"]
+
+
+def list_names(folder: str) -> list[str]:
+    """Names of what lies in `folder`, sorted; empty when there is no such folder."""
+    if not is_remote(folder):
+        path = local_path(folder)
+        return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+    def listed(fs: Any, inner: str) -> list[str]:
+        # An object may stand for the folder itself.
+        found = [name.rstrip("/") for name in fs.ls(inner, detail=False)]
+        return sorted(name.rpartition("/")[2] for name in found if name != inner.rstrip("/"))
+
+    try:
+        return on_store(folder, listed)
+    except FileNotFoundError:
+        return []
+
+
+def make_folder(path: str) -> None:
+    """Makes the folder and those above it; object stores need none."""
+    if not is_remote(path):
+        os.makedirs(local_path(path), exist_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_write(path: str) -> Iterator[IO[bytes]]:
+    """Yields a file whose content appears under `path` whole, on success, or not at all.
+
+    Locally the bytes are written beside `path`, flushed to the disk and renamed; elsewhere they are
+    collected in a temporary file and uploaded as one object, since closing a half-written fsspec
+    file would publish the half. Object stores show an object when the last of its bytes has come.
+    """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as spool:
+            yield spool
+            spool.flush()
+            on_store(path, lambda fs, inner: _upload(fs, spool.name, inner, _on_gcs(path)))
+        return
+    final = local_path(path)
+    folder = os.path.dirname(final) or "."
+    aside = os.path.join(folder, f"{PARTIAL}{uuid.uuid4().hex}-{os.path.basename(final)}")
+    try:
+        with open(aside, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, final)
+        _sync_folder(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+
+
+def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
+    """Uploads a file as one object, again if it was not kept as it was sent."""
+    if not on_gcs:
+        fs.put_file(source, target)
+    elif os.path.getsize(source) > _SMALL_BYTES:
+        try:
+            fs.put_file(source, target, consistency="md5")
+        except Exception as error:
+            if type(error).__name__ == "ChecksumError":
+                fs.rm_file(target)
+            raise
+    else:
+        # Not by put_file, which puts what is small between marks that it does not look for in it.
+        bucket, _, name = target.partition("/")
+        with open(source, "rb") as file:
+            data = file.read()
+        url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
+        kind = {"Content-Type": "application/octet-stream"}
+        fs.call("POST", url, bucket, uploadType="media", name=name, data=data, headers=kind)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial(folder: str) -> None:
+    """Deletes what killed writers left beside their targets in a local `folder`."""
+    if is_remote(folder):
+        return
+    for name in list_names(folder):
+        if name.startswith(PARTIAL):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(local_path(folder), name))
+
+
+def remove(path: str) -> None:
+    """Deletes a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(path):
+            on_store(path, lambda fs, inner: fs.rm_file(inner))
+        else:
+            os.unlink(local_path(path))
+
+
+def rename(source: str, target: str) -> None:
+    """Gives a file another name; in a store a copy, then the old one goes."""
+    if not is_remote(source):
+        os.replace(local_path(source), local_path(target))
+        return
+    inside = filesystem(target)[1]
+    on_store(source, lambda fs, inner: fs.cp_file(inner, inside))
+    remove(source)
+
+
+def read_bytes(path: str) -> bytes:
+    """Returns the whole file."""
+    if is_remote(path):
+        return on_store(path, lambda fs, inner: fs.cat_file(inner))
+    with open_read(path) as file:
+        return file.read()
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Writes the whole file, complete or not at all."""
+    with atomic_write(path) as file:
+        file.write(data)
+
+
+def read_json(path: str) -> Any:
+    """Parses a JSON file.
+
+    Raises:
+      UserError: it is not JSON (a truncated or foreign file).
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from error
+
+
+def write_json(path: str, value: Any) -> None:
+    """Writes JSON with sorted keys and a final newline: equal values give equal bytes."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode())
+
+
+def sha256(path: str) -> str:
+    """Hex sha256 of a file's bytes."""
+    with open_read(path) as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+
+
+def copy(source: str, target: str) -> None:
+    """Copies a file, complete or not at all."""
+    with open_read(source) as reader, atomic_write(target) as writer:
+        shutil.copyfileobj(reader, writer)

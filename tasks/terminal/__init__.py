@@ -1,0 +1,1 @@
+"""Command lines: flags, help, errors as one line, progress bars."""

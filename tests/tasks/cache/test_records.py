@@ -1,0 +1,147 @@
+"""The record codec, against TensorFlow's own."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.cache import records
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=60).map(lambda v: np.array(v, np.int64))
+
+
+@given(ids)
+def test_varints_round_trip(values):
+    np.testing.assert_array_equal(records.decode_varints(records.encode_varints(values)), values)
+
+
+@settings(deadline=None)  # the first example imports TensorFlow
+@given(ids, ids)
+def test_tensorflow_writes_the_same_bytes(targets, starts):
+    import tensorflow as tf
+
+    def feature(values):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    example = tf.train.Example(
+        features=tf.train.Features(
+            feature={"targets": feature(targets), "document_starts": feature(starts)}
+        )
+    )
+    data = records.encode_row(targets, starts)
+    assert data == example.SerializeToString(deterministic=True)
+    row = records.decode_row(records.unframe(records.frame(data)))
+    np.testing.assert_array_equal(row.targets, targets)
+    np.testing.assert_array_equal(row.document_starts, starts)
+
+
+def test_tensorflow_reads_the_framing(tmp_path):
+    import tensorflow as tf
+
+    rows = [records.encode_row(np.arange(n) + 3, np.array([0])) for n in (0, 1, 568)]
+    path = tmp_path / "rows.tfrecord"
+    path.write_bytes(b"".join(map(records.frame, rows)))
+    assert [bytes(data.numpy()) for data in tf.data.TFRecordDataset(str(path))] == rows
+
+
+@given(st.data())
+def test_a_changed_byte_is_noticed(data):
+    record = bytearray(records.frame(records.encode_row(np.arange(50) * 700, np.array([0, 20]))))
+    place = data.draw(st.integers(0, len(record) - 1))
+    record[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(records.CorruptRecord):
+        records.unframe(record)
+
+
+@given(st.integers(0, 70))
+def test_a_record_cut_short_is_noticed(length):
+    record = records.frame(records.encode_row(np.arange(50) + 3, np.array([0])))
+    assert len(record) > 70
+    with pytest.raises(records.CorruptRecord):
+        records.unframe(record[:length])
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = np.random.default_rng(0)
+    lengths = (568, 1, 568, 40, 3, 568, 200)
+    return [(generator.random(n) ** 12 * 2**28).astype(np.int64) for n in lengths]
+
+
+def as_we_write(row):
+    return records.encode_row(row, np.arange(len(row) // 100))
+
+
+def together(rows, encode=as_we_write):
+    framed = [records.frame(encode(row)) for row in rows]
+    bounds = np.cumsum([0, *map(len, framed)])
+    return b"".join(framed), bounds, np.array([len(row) for row in rows], np.int64)
+
+
+def written_by_tensorflow(row):
+    """With a feature behind `targets`, which is not how we write them."""
+    import tensorflow as tf
+
+    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=row))
+    features = tf.train.Features(feature={"targets": feature, "zzz": feature})
+    return tf.train.Example(features=features).SerializeToString(deterministic=True)
+
+
+def wide(row):
+    """With ids of five bytes among others."""
+    row[::7] += 2**30
+    return as_we_write(row)
+
+
+def emptied(row):
+    """With a row of none."""
+    return as_we_write(row if len(row) != 1 else row[:0])
+
+
+@pytest.mark.parametrize("encode", [as_we_write, written_by_tensorflow, wide, emptied])
+def test_records_read_together_are_those_read_alone(rows, encode):
+    rows = [row.copy() for row in rows]
+    data, bounds, tokens = together(rows, encode)
+    if encode is emptied:
+        rows[1], tokens[1] = rows[1][:0], 0
+    read = records.Records(data, bounds, tokens)
+    parts = [(2, 3, 500), (0, 0, 568), (1, 0, len(rows[1])), (3, 39, 1), (6, 199, 0), (0, 567, 1)]
+    found = read.tokens(*np.array(parts).T)
+    assert found.dtype == np.int32
+    expected = [rows[row][skip : skip + count] for row, skip, count in parts]
+    assert found.tolist() == np.concatenate(expected).tolist()
+    none = read.tokens(*np.zeros((3, 0), np.int64))
+    assert (none.dtype, none.shape) == (np.int32, (0,))
+    assert (read._decoded is None) == (encode in (as_we_write, wide))
+
+
+@given(st.data())
+def test_a_changed_byte_among_records_is_noticed_where_it_is(rows, data):
+    whole, bounds, tokens = together(rows)
+    changed = bytearray(whole)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed[place] ^= data.draw(st.integers(1, 255))
+    record = int(np.searchsorted(bounds, place, side="right")) - 1
+    with pytest.raises(records.CorruptRecord) as alone:
+        records.unframe(changed[bounds[record] : bounds[record + 1]])
+    with pytest.raises(records.CorruptRecord) as among:
+        records.Records(bytes(changed), bounds, tokens)
+    assert among.value.record == record
+    assert str(among.value) == str(alone.value)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -568, 10_000])
+def test_another_number_of_tokens_than_expected_is_noticed(rows, change):
+    whole, bounds, tokens = together(rows)
+    tokens[2] += change
+    with pytest.raises(
+        records.CorruptRecord, match=f"has 568 tokens, .* be {568 + change}"
+    ) as found:
+        records.Records(whole, bounds, tokens)
+    assert found.value.record == 2
+
+
+@pytest.mark.parametrize("data", [b"\x0a\xff", b"\x0a\x03\x0a\x01\x80", b"\x08\x01", b""])
+def test_what_is_no_row_is_refused(data):
+    with pytest.raises(records.CorruptRecord):
+        records.decode_row(data)

@@ -1,0 +1,548 @@
+"""Windows are what was written, whatever is open, copied or evicted meanwhile."""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import itertools
+import os
+import tempfile
+import threading
+import time
+import uuid
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline import write
+from tasks.cache import copies, records, shards
+from tasks.cache.manifest import (
+    LINEAGE_COLUMNS,
+    CacheManifest,
+    Plan,
+    VocabularyRecord,
+    shard_file,
+    shard_from_dict,
+)
+from tasks.cache.pack import Documents
+from tasks.cache.windows import Windows
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+SIZES = (3000, 700, 5, 0, 1800)
+COUNT = len(SIZES)
+
+
+@dataclasses.dataclass
+class Cache:
+    """A cache, and what is in it: the ids of each shard, one after the other."""
+
+    folder: str
+    manifest: CacheManifest
+    streams: list[np.ndarray]
+
+    def windows(self, length, **more):
+        return Windows(self.folder, self.manifest, "train", length, **more)
+
+    def path(self, kind, shard):
+        return os.path.join(self.folder, shard_file("train", kind, shard, COUNT))
+
+
+def make(folder, packing="concat", row_tokens=100, largest=70_000):
+    folder.mkdir()
+    vocabulary = VocabularyRecord("", largest, 0, 0)
+    plan = Plan("t", {}, vocabulary, packing, row_tokens, "none", {"train": COUNT})
+    generator = np.random.default_rng(0)
+    finished, streams = [], []
+    for number, size in enumerate(SIZES):
+        with write.ShardWriter(str(folder), plan, "train", number) as writer:
+            # Ids of one to four bytes.
+            tokens = np.exp(generator.random(size) * np.log(largest)).astype(np.int32)
+            lengths = np.diff(np.unique([0, *generator.integers(0, size + 1, size // 60), size]))
+            ids = pa.array(
+                [f"{number}-{document}" for document in range(len(lengths))], pa.string()
+            )
+            if size:
+                writer.add(Documents(ids, tokens, lengths), 0)
+        receipt = files.read_json(str(folder / shard_file("train", "receipt", number, COUNT)))
+        finished.append(shard_from_dict(receipt))
+        streams.append(tokens)
+    return Cache(str(folder), CacheManifest(plan, {"train": tuple(finished)}, {}), streams)
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("windows")
+    return {rows: make(folder / str(rows), row_tokens=rows) for rows in (7, 100, 568)}
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return make(tmp_path / "cache")
+
+
+def expected(cache, length, keep_tails):
+    """All windows of a cache."""
+    windows = []
+    for stream in cache.streams:
+        cut = [stream[begin : begin + length] for begin in range(0, len(stream), length)]
+        windows += cut if keep_tails else [window for window in cut if len(window) == length]
+    return windows
+
+
+def check(found, wanted, length):
+    tokens, lengths = found
+    assert tokens.dtype == np.int32
+    assert tokens.shape == (len(wanted), length)
+    assert lengths.dtype == np.int64
+    assert lengths.tolist() == [len(window) for window in wanted]
+    for row, window in zip(tokens, wanted, strict=True):
+        assert row.tolist() == [*window.tolist(), *[0] * (length - len(window))]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([7, 100, 568]),
+    st.one_of(st.sampled_from([1, 7, 100, 568, 1136]), st.integers(1, 4000)),
+    st.booleans(),
+    st.data(),
+)
+def test_any_windows_in_any_order_are_what_was_written(caches, rows, length, keep_tails, data):
+    cache = caches[rows]
+    windows = cache.windows(length, keep_tails=keep_tails)
+    all_windows = expected(cache, length, keep_tails)
+    assert len(windows) == len(all_windows)
+    places = st.integers(0, max(0, len(all_windows) - 1))
+    indices = data.draw(st.lists(places, max_size=30)) if all_windows else []
+    check(windows.read(np.array(indices, np.int64)), [all_windows[i] for i in indices], length)
+
+
+def test_rows_are_the_windows_of_best_fit(tmp_path):
+    cache = make(tmp_path / "cache", "best_fit", 64)
+    windows = cache.windows(80)
+    rows = []
+    for shard in range(COUNT):
+        with open(cache.path("tfrecord", shard), "rb") as file:
+            data = file.read()
+        index = np.load(cache.path("rows", shard))
+        bounds = [*index["offset"].tolist(), len(data)]
+        for begin, end in itertools.pairwise(bounds):
+            rows.append(records.decode_row(records.unframe(data[begin:end])).targets)
+    assert len({len(row) for row in rows}) > 1
+    order = np.random.default_rng(0).permutation(len(windows))
+    check(windows.read(order), [rows[i] for i in order], 80)
+    place = windows.where(len(rows) - 1)
+    assert place.tokens == len(rows[-1])
+    assert (place.position, place.row) == (0, int(index.shape[0]) - 1)
+    with pytest.raises(UserError, match="row_tokens=63"):
+        cache.windows(63)
+
+
+@pytest.mark.parametrize("length", [100, 37, 568])
+def test_a_place_names_the_documents_of_a_window(caches, length):
+    from pyarrow import parquet
+
+    cache = caches[100]
+    windows = cache.windows(length, keep_tails=True)
+    for index in range(0, len(windows), 7):
+        place = windows.where(index)
+        tokens = windows.read(np.array([index]))[0][0][: place.tokens]
+        begin = place.row * 100 + place.position
+        assert np.array_equal(cache.streams[place.shard][begin : begin + place.tokens], tokens)
+        assert place.path == cache.path("tfrecord", place.shard)
+        lineage = parquet.read_table(place.documents)
+        assert tuple(lineage.column_names) == LINEAGE_COLUMNS
+        begins = np.array(lineage["row"]) * 100 + np.array(lineage["position"])
+        document = np.searchsorted(begins, begin, side="right") - 1
+        assert lineage["id"][document].as_py() == f"{place.shard}-{document}"
+        assert begins[document] <= begin < begins[document] + lineage["tokens"][document].as_py()
+        assert place.tokens == min(length, len(cache.streams[place.shard]) - begin)
+
+
+def test_nothing_is_opened_before_it_is_read(cache):
+    for name in os.listdir(cache.folder):
+        os.unlink(os.path.join(cache.folder, name))
+    windows = cache.windows(100)
+    assert len(windows) == 30 + 7 + 18
+    assert windows.where(31).row == 1
+    assert windows.blocks(1 << 30).tolist() == [0, 55]
+
+
+def damage(path, place, bits=1):
+    with open(path, "r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ bits]))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_changed_byte_is_noticed_by_whoever_reads_its_row_alone(caches, data):
+    cache = caches[100]
+    path = cache.path("tfrecord", 0)
+    offsets = np.load(cache.path("rows", 0))["offset"]
+    place = data.draw(st.integers(0, os.path.getsize(path) - 1))
+    row = int(np.searchsorted(offsets, place, side="right")) - 1
+    bits = data.draw(st.integers(1, 255))
+    damage(path, place, bits)
+    try:
+        windows = cache.windows(150)
+        touching = {row * 100 // 150, (row * 100 + 99) // 150}
+        others = np.array([n for n in range(len(windows)) if n not in touching])
+        check(windows.read(others), [expected(cache, 150, False)[n] for n in others], 150)
+        for window in touching:
+            with pytest.raises(UserError, match=rf"train\.tfrecord-00000-of.* in row {row}: .*run"):
+                windows.read(np.array([40 % len(windows), window, 0, 3]))
+    finally:
+        damage(path, place, bits)
+
+
+def test_files_that_are_not_as_they_were_built_are_named(cache):
+    records_path, index_path = cache.path("tfrecord", 0), cache.path("rows", 0)
+
+    def wrong(message, first=29):
+        with pytest.raises(UserError, match=message):
+            cache.windows(100).read(np.arange(first, 30))
+
+    with open(records_path, "rb") as file:
+        whole = file.read()
+    for missing in (1, 100):
+        with open(records_path, "wb") as file:
+            file.write(whole[:-missing])
+        for first in (29, 0):
+            wrong(r"tfrecord-00000.* corrupt in row 29: the file ends in it; delete", first)
+    os.unlink(records_path)
+    wrong(r"tfrecord-00000.* is missing: run pipeline\.build again")
+
+    index = np.load(index_path)
+    with open(records_path, "wb") as file:
+        file.write(whole)
+    for offset in (0, 5, len(whole) + 1, 2**63 + 1):
+        shifted = index.copy()
+        shifted["offset"][29] = offset
+        np.save(index_path, shifted)
+        wrong(r"tfrecord-00000.* is corrupt in row 29")
+    np.save(index_path, index[:-1])
+    wrong(r"rows-00000.* has 29 rows and the manifest says 30")
+    np.save(index_path, np.zeros(30))
+    wrong(r"rows-00000.* is not a row index of this version")
+    with open(index_path, "wb") as file:
+        file.write(b"nothing of the kind")
+    wrong(r"rows-00000.* is not a row index \(.*run pipeline\.build again")
+    os.unlink(index_path)
+    wrong(r"rows-00000.* is missing")
+
+
+def test_a_row_with_other_tokens_than_it_should_have_is_refused(cache):
+    """As of a shard that another build left: all checksums right, all in the wrong place."""
+    path = cache.path("tfrecord", 1)
+    index = np.load(cache.path("rows", 1))
+    with open(path, "rb") as file:
+        data = file.read()
+    begin, end = int(index["offset"][2]), int(index["offset"][3])
+    row = records.decode_row(records.unframe(data[begin:end]))
+    other = records.frame(records.encode_row(row.targets[1:], np.zeros(0, np.int32)))
+    with open(path, "wb") as file:
+        file.write(data[:begin] + other + data[end:])
+    change = len(other) - (end - begin)
+    index["offset"][3:] = index["offset"][3:].astype(np.int64) + change
+    np.save(cache.path("rows", 1), index)
+    entry = cache.manifest.splits["train"][1].files
+    name = shard_file("train", "tfrecord", 1, COUNT)
+    entry[name] = dataclasses.replace(entry[name], bytes=entry[name].bytes + change)
+    with pytest.raises(UserError, match=r"00001-of.*row 2: it has 99 tokens, there should be 100"):
+        cache.windows(100).read(np.array([32]))
+
+
+def open_files(folder):
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return sum(os.path.realpath(link).startswith(folder) for link in links if os.path.exists(link))
+
+
+def test_few_shards_are_open_and_all_are_closed_at_last(cache):
+    windows = cache.windows(50)
+    windows._shards = shards.Shards(windows._files, open_shards=2)
+    for _ in range(3):
+        windows.read(np.arange(len(windows)))
+        assert 0 < open_files(cache.folder) <= 2 * 2
+    del windows
+    gc.collect()
+    assert not open_files(cache.folder)
+
+
+def read_from_threads(cache, windows, threads=8, rounds=30):
+    wanted = expected(cache, windows.window_tokens, False)
+
+    def work(seed):
+        generator = np.random.default_rng(seed)
+        for _ in range(rounds):
+            indices = generator.integers(0, len(wanted), 6)
+            check(windows.read(indices), [wanted[i] for i in indices], windows.window_tokens)
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+
+
+def test_threads_do_not_disturb_one_another(cache):
+    windows = cache.windows(60)
+    windows._shards = shards.Shards(windows._files, open_shards=1)
+    read_from_threads(cache, windows)
+
+
+@given(st.sampled_from([50, 900, 2500]), st.data())
+def test_blocks_are_whole_shards_as_many_as_allowed(caches, length, data):
+    cache = caches[7]
+    windows = cache.windows(length)
+    sizes = [shard.bytes for shard in windows._files]
+    with pytest.raises(UserError, match=rf"data\.block_bytes to {max(sizes)} or more"):
+        windows.blocks(max(sizes) - 1)
+    block_bytes = data.draw(st.integers(max(sizes), sum(sizes) + 1))
+    expected, size, first = [0], 0, 0
+    for shard, stream in zip(sizes, cache.streams, strict=True):
+        if size + shard > block_bytes:
+            expected.append(first)
+            size = 0
+        size += shard
+        first += len(stream) // length
+    blocks = windows.blocks(block_bytes)
+    assert blocks.dtype == np.int64
+    # A block of shards without a window is none.
+    assert blocks.tolist() == sorted({*expected, len(windows)})
+
+
+@pytest.fixture
+def remote(cache, tmp_path, monkeypatch):
+    """A cache in a store that counts what is read of it and can be told to fail."""
+    monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "0.01")
+    url = f"memory://{uuid.uuid4().hex}"
+    store = fsspec.filesystem("memory")
+    store.put(cache.folder, url, recursive=True)
+    read = collections.Counter()
+    failures = []
+    original = MemoryFileSystem.cat_file
+    lock = threading.Lock()
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        with lock:
+            if failures:
+                raise failures.pop()
+        data = original(self, path, start, end, **kwargs)
+        read[path.rpartition("/")[2]] += len(data)
+        return data
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    elsewhere = Cache(url, cache.manifest, cache.streams)
+    elsewhere.store, elsewhere.read, elsewhere.failures = store, read, failures
+    elsewhere.local = tmp_path / "local"
+    elsewhere.sizes = [shard.bytes for shard in cache.windows(60)._files]
+    yield elsewhere
+    store.rm(url, recursive=True)
+
+
+def copied(remote):
+    """(bytes, names) of the copies that there are."""
+    sizes = {}
+    for path in remote.local.rglob("*"):
+        # A copy in the making has another name by the time it is looked at.
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                sizes[path] = path.stat().st_size
+    return sum(sizes.values()), {path.name for path in sizes}
+
+
+def test_a_remote_shard_is_copied_once_however_many_read_it(remote, monkeypatch):
+    monkeypatch.setattr(copies, "_PART_BYTES", 1000)
+    windows = remote.windows(60, local_dir=str(remote.local))
+    assert not remote.read
+    read_from_threads(remote, windows)
+    assert {*remote.read} == {
+        shard_file("train", kind, shard, COUNT)
+        for kind in ("tfrecord", "rows")
+        for shard in (0, 1, 4)
+    }
+    assert (
+        copied(remote)[0]
+        == sum(remote.read.values())
+        == sum(remote.sizes[shard] for shard in (0, 1, 4))
+    )
+    assert len(list(remote.local.iterdir())) == 1
+
+
+def test_copies_stay_where_they_are_wanted_and_go_with_a_temporary_folder(
+    remote, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    windows = remote.windows(60)
+    windows.read(np.array([3]))
+    assert len(list(tmp_path.glob(f"{copies.FOLDER_PREFIX}*"))) == 1
+    del windows
+    gc.collect()
+    assert not list(tmp_path.glob(f"{copies.FOLDER_PREFIX}*"))
+
+    windows = remote.windows(60, local_dir=str(remote.local))
+    read_from_threads(remote, windows)
+    del windows
+    gc.collect()
+    (folder,) = remote.local.iterdir()
+    spoilt = folder / shard_file("train", "tfrecord", 0, COUNT)
+    data = bytearray(spoilt.read_bytes())
+    data[5] ^= 1
+    spoilt.write_bytes(data)
+    (folder / shard_file("train", "rows", 1, COUNT)).unlink()
+    (folder / "of-another-cache").write_bytes(b"x")
+    remote.read.clear()
+    windows = remote.windows(60, local_dir=str(remote.local))
+    read_from_threads(remote, windows)
+    assert set(remote.read) == {
+        shard_file("train", "tfrecord", 0, COUNT),
+        shard_file("train", "tfrecord", 1, COUNT),
+        shard_file("train", "rows", 1, COUNT),
+    }
+    assert list(remote.local.iterdir()) == [folder]
+    assert not (folder / "of-another-cache").exists()
+    room = sum(remote.sizes[shard] for shard in (0, 1, 4))
+    assert copied(remote)[0] == room
+
+    # The room of the next process may be less.
+    del windows
+    gc.collect()
+    small = remote.windows(60, local_dir=str(remote.local), local_bytes=max(remote.sizes))
+    small.read(np.array([3]))
+    small.read(np.array([55]))
+    assert copied(remote)[0] <= max(remote.sizes)
+
+
+def test_copies_take_no_more_than_allowed_and_the_least_recently_read_makes_room(remote):
+    room = remote.sizes[0] + remote.sizes[1]
+    windows = remote.windows(60, local_dir=str(remote.local), local_bytes=room)
+    assert remote.sizes[4] > remote.sizes[1]
+    firsts = {0: 0, 1: 50, 4: 61}
+    for shard, left in ((0, {0}), (1, {0, 1}), (0, {0, 1}), (4, {4}), (1, {1, 4}), (0, {0, 1})):
+        windows.read(np.array([firsts[shard]]))
+        size, there = copied(remote)
+        assert size <= room
+        assert there == {
+            shard_file("train", kind, number, COUNT)
+            for kind in ("tfrecord", "rows") for number in left
+        }  # fmt: skip
+    assert windows.bytes == sum(remote.sizes)
+
+
+def test_threads_share_a_room_for_one_shard(remote):
+    windows = remote.windows(60, local_dir=str(remote.local), local_bytes=max(remote.sizes))
+    over = threading.Event()
+    largest = []
+
+    def watch():
+        while not over.is_set():
+            try:
+                largest.append(copied(remote)[0])
+            except FileNotFoundError:
+                continue
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    read_from_threads(remote, windows, threads=4, rounds=10)
+    over.set()
+    watcher.join()
+    assert 0 < max(largest) <= max(remote.sizes)
+
+
+def test_a_shard_larger_than_the_room_is_refused_at_once(remote):
+    size = max(remote.sizes)
+    with pytest.raises(UserError, match=rf"{size:,} bytes.*{size - 1:,}.*data\.local_bytes"):
+        remote.windows(60, local_bytes=size - 1)
+
+
+def test_reads_that_fail_are_tried_again(remote):
+    remote.failures += [ConnectionError("reset"), TimeoutError(), ConnectionError("again")]
+    windows = remote.windows(60, local_dir=str(remote.local))
+    check(windows.read(np.array([3])), [expected(remote, 60, False)[3]], 60)
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "rows"])
+def test_a_copy_is_what_the_manifest_says_or_is_not_there(remote, kind):
+    windows = remote.windows(60, local_dir=str(remote.local))
+    url = files.join(remote.folder, shard_file("train", kind, 0, COUNT))
+    whole = remote.store.cat(url)
+
+    def refused(message):
+        for _ in range(2):
+            with pytest.raises(UserError, match=message):
+                windows.read(np.array([3]))
+            assert copied(remote)[0] == 0
+
+    changed = bytearray(whole)
+    changed[-1] ^= 1
+    remote.store.pipe(url, bytes(changed))
+    wanted = hashlib.sha256(whole).hexdigest()
+    refused(rf"{kind}-00000.*sha256 {hashlib.sha256(changed).hexdigest()}.*says {wanted}")
+    remote.store.pipe(url, whole[:-1])
+    refused(rf"{kind}-00000.* has {len(whole) - 1:,} bytes and the manifest says {len(whole):,}")
+    remote.store.rm(url)
+    refused(rf"{kind}-00000.* is missing")
+    remote.store.pipe(url, whole)
+    check(windows.read(np.array([3])), [expected(remote, 60, False)[3]], 60)
+
+
+def test_prefetched_shards_are_there_when_they_are_read(remote):
+    room = remote.sizes[0] + remote.sizes[1]
+    windows = remote.windows(60, local_dir=str(remote.local), local_bytes=room)
+    windows.prefetch([(50, 61), (0, 50), (7, 7)])
+    until = time.monotonic() + 20
+    while copied(remote)[0] < room and time.monotonic() < until:
+        time.sleep(0.01)
+    before = dict(remote.read)
+    windows.read(np.arange(61))
+    assert dict(remote.read) == before
+    # Shard 1 was read first and is used again by the hint, so that 0 makes room for 4.
+    windows.prefetch([(50, 61), (61, 62)])
+    name = shard_file("train", "tfrecord", 4, COUNT)
+    while name not in copied(remote)[1] and time.monotonic() < until:
+        time.sleep(0.01)
+    there = copied(remote)[1]
+    assert shard_file("train", "tfrecord", 1, COUNT) in there
+    assert shard_file("train", "tfrecord", 0, COUNT) not in there
+
+
+def test_an_error_of_a_prefetch_is_left_to_the_reader(remote, caplog):
+    windows = remote.windows(60, local_dir=str(remote.local))
+    url = files.join(remote.folder, shard_file("train", "tfrecord", 0, COUNT))
+    remote.store.rm(url)
+    windows.prefetch([(0, 61)])
+    name = shard_file("train", "tfrecord", 1, COUNT)
+    until = time.monotonic() + 20
+    while name not in copied(remote)[1] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "00000-of-00005 was not copied ahead" in caplog.text
+    with pytest.raises(UserError, match="is missing"):
+        windows.read(np.array([0]))
+
+
+def test_what_nobody_wants_goes_after_a_day_and_what_a_living_process_has_stays(remote):
+    living = remote.windows(60, local_dir=str(remote.local))
+    living.read(np.array([0]))
+    before = copied(remote)
+    abandoned = remote.local / f"{copies.FOLDER_PREFIX}abandoned"
+    fresh = remote.local / f"{copies.FOLDER_PREFIX}fresh"
+    other = remote.local / "another"
+    for folder in (abandoned, fresh, other):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x" * 10)
+    for folder in (abandoned, other):
+        os.utime(folder, (time.time() - 100_000,) * 2)
+    windows = remote.windows(60, local_dir=str(remote.local))
+    windows.read(np.array([0]))
+    assert not abandoned.exists()
+    assert other.exists()
+    assert fresh.exists()
+    assert copied(remote)[0] == 2 * before[0] + 20
+    living.read(np.arange(61))

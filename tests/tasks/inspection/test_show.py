@@ -1,0 +1,352 @@
+"""Decoding is SentencePiece's, traces are true for every objective, pages are whole and safe."""
+
+import html.parser
+import io
+import random
+import re
+
+import numpy as np
+import pytest
+
+from tasks import registry, vocabulary
+from tasks.cache.lineage import Part
+from tasks.cache.windows import Place
+from tasks.inspection import show
+from tasks.inspection.decode import decode, texts
+from tasks.inspection.trace import trace
+from tasks.objectives import Lengths, noise
+from tasks.reading import stdlib_docs
+from tasks.task import TaskSpec
+from tasks.vocabulary import EOS_ID
+
+SCRIPTS = (
+    "The quick brown fox — “naïve” façade, 12,345.67 €",
+    "自然言語処理は、計算機科学と言語学の一分野である。",
+    "我能吞下玻璃而不伤身体。한국어 문장입니다.",
+    "👩‍👩‍👧‍👦 family, 🇷🇴 flag, e\u0301 combining, n\u0303, क्षत्रिय",
+    "\u202bעברית\u202c مرحبا بالعالم right to left",
+    "tabs\tand  many   spaces ",
+)
+TASKS = {name: task for name, task in registry.tasks().items() if name.startswith("python_docs_")}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["bytes", "unknown"])
+def loaded(request, tmp_path_factory):
+    """A vocabulary with byte pieces, and one with an unknown piece."""
+    import sentencepiece
+
+    prefix = tmp_path_factory.mktemp("vocabulary") / "sentencepiece"
+    documents = list(stdlib_docs.documents().values())[:300]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in documents for line in text.split("\n")[:20]),
+        model_prefix=str(prefix),
+        vocab_size=600,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        byte_fallback=request.param,
+        user_defined_symbols=["[code]"],
+        minloglevel=2,
+    )
+    return vocabulary.load(f"{prefix}.model", extra_ids=100)
+
+
+@pytest.fixture(scope="module")
+def window(loaded):
+    """Returns a function: a number of tokens -> that many of real text with documents' ends."""
+    stream = []
+    for text in [*SCRIPTS, *list(stdlib_docs.documents().values())[:20]]:
+        stream += [*loaded.processor.encode(text), EOS_ID]
+    return lambda size: np.array(stream[40 : 40 + size], np.int32)
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_text_is_decoded_as_sentencepiece_does(loaded, text):
+    tokens = loaded.processor.encode(text + " [code] end")
+    assert decode(tokens, loaded.ids) == loaded.processor.decode(tokens)
+    assert len(texts(tokens, loaded.ids)) == len(tokens)
+
+
+def test_a_character_is_the_text_of_its_first_byte(loaded):
+    found = texts(loaded.processor.encode("自x"), loaded.ids)
+    if loaded.processor.is_byte(4):
+        assert found == [" ", "自", "", "", "x"]
+    else:
+        assert found == [" ", " \u2047 ", "x"]
+
+
+def test_any_ids_are_decoded_as_sentencepiece_does(loaded):
+    generator = random.Random(5)
+    byte_pieces = range(3, loaded.record.pieces if loaded.processor.is_byte(4) else 5)
+    for _ in range(400):
+        # Cut anywhere, also inside a character; and bytes that are no character at all.
+        tokens = loaded.processor.encode(generator.choice(SCRIPTS))
+        begin = generator.randrange(len(tokens))
+        tokens = tokens[begin : begin + generator.randrange(1, 40)]
+        tokens += generator.choices(byte_pieces, k=generator.randrange(12))
+        # Of spaces at the very beginning SentencePiece keeps none.
+        found = decode(tokens, loaded.ids).lstrip(" ")
+        assert found == loaded.processor.decode(tokens).lstrip(" ")
+
+
+def example(task, window, loaded, seed, size=None):
+    """(trace, lengths) of a window of `size` tokens, as many as the objective takes without."""
+    lengths = Lengths(task.lengths.inputs and 96, 96 if task.name.endswith("masked_lm") else 160)
+    width = task.objective.window_tokens(lengths)
+    key = noise.fold_in(seed, 7)
+    return trace(task.objective, window(size or width), key, lengths, loaded.ids), lengths
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_token_has_its_place(name, window, loaded):
+    for seed in range(8):
+        made, lengths = example(TASKS[name], window, loaded, seed)
+        assert made.exact
+        keys = np.array([noise.fold_in(seed, 7)], np.uint64)
+        tokens_N = made.window.tokens_L
+        real = TASKS[name].objective.examples(
+            tokens_N[None], np.array([len(tokens_N)]), keys, lengths, loaded.ids
+        )
+        for feature, side in (("inputs", made.inputs), ("targets", made.targets)):
+            if feature not in real:
+                assert side is None
+                continue
+            values, counts = real[feature]
+            assert np.array_equal(side.tokens_L, values[0, : counts[0]])
+            from_window = side.places_L >= 0
+            assert np.array_equal(side.tokens_L[from_window], tokens_N[side.places_L[from_window]])
+            # What is not of the window is a sign, or a random piece that hides a token.
+            own = side.tokens_L[~from_window]
+            signs = (own == EOS_ID) | (own >= loaded.first_sentinel)
+            assert (signs | (side.spans_L[~from_window] >= 0)).all()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TASKS if name.endswith(("_u_u", "span_corruption", "ul2"))]
+)
+def test_a_span_s_sentinel_and_text_are_of_its_number(name, window, loaded):
+    seen = 0
+    for seed in range(8):
+        made, _ = example(TASKS[name], window, loaded, seed)
+        for number in range(made.window.spans_L.max(initial=-1) + 1):
+            hidden = np.flatnonzero(made.window.spans_L == number)
+            inputs = made.inputs.tokens_L[made.inputs.spans_L == number]
+            assert not np.isin(hidden, made.inputs.places_L).any()
+            targets = np.flatnonzero(made.targets.spans_L == number)
+            text = made.targets.places_L[targets]
+            assert np.array_equal(text[text >= 0], hidden)
+            # UL2's sequential denoiser alone has no sentinel.
+            assert len(inputs) == 1 or (name.endswith("ul2") and text[0] >= 0)
+            if text[0] < 0:
+                # The same on both sides, with the text behind it.
+                assert made.targets.tokens_L[targets[0]] == inputs[0] >= loaded.first_sentinel
+                if hidden[0]:
+                    assert np.array_equal(targets, np.arange(targets[0], targets[-1] + 1))
+                    # In the inputs it stands behind the token before the span.
+                    at = int(np.flatnonzero(made.inputs.spans_L == number)[0])
+                    assert made.inputs.places_L[at - 1] == hidden[0] - 1
+                seen += 1
+    assert seen >= 8
+
+
+def test_replaced_tokens_have_the_spans_they_hide(window, loaded):
+    kinds = {"masked": 0, "random": 0, "kept": 0}
+    for seed in range(20):
+        made, _ = example(TASKS["python_docs_masked_lm"], window, loaded, seed)
+        learned = made.weights_L > 0
+        assert np.array_equal(made.inputs.spans_L >= 0, learned)
+        assert np.array_equal(made.targets.spans_L >= 0, learned)
+        mask = made.inputs.tokens_L == loaded.size - 1
+        same = made.inputs.places_L >= 0
+        kinds["masked"] += int((learned & mask).sum())
+        kinds["kept"] += int((learned & same).sum())
+        kinds["random"] += int((learned & ~mask & ~same).sum())
+        assert set(made.more) == {"segments", "order"}
+    assert kinds["masked"] > 5 * kinds["random"] > 0
+    assert kinds["masked"] > 5 * kinds["kept"] > 0
+
+
+def test_words_begin_after_eos_for_marks_too(window, loaded):
+    tokens_N = window(93).copy()
+    tokens_N[::4] = EOS_ID
+    for seed in range(10):
+        made, _ = example(TASKS["python_docs_masked_lm"], lambda size: tokens_N, loaded, seed)
+        assert made.exact
+
+
+def test_what_is_learned_without_a_sentinel(window, loaded):
+    prefix, _ = example(TASKS["python_docs_prefix_lm"], window, loaded, 1)
+    split = int(np.flatnonzero(prefix.window.spans_L == 0)[0])
+    assert np.array_equal(prefix.inputs.places_L[:-1], np.arange(split))
+    assert np.array_equal(prefix.window.spans_L >= 0, np.arange(95) >= split)
+    decoder, _ = example(TASKS["python_docs_decoder_prefix_lm"], window, loaded, 1)
+    assert decoder.inputs is None
+    assert np.array_equal(decoder.targets.spans_L >= 0, decoder.weights_L > 0)
+    assert 0 < decoder.weights_L.sum() < len(decoder.weights_L)
+    plain, _ = example(TASKS["python_docs_autoregressive_lm"], window, loaded, 1)
+    assert (plain.window.spans_L < 0).all()
+
+
+def test_another_order_is_seen(window, loaded):
+    made, _ = example(TASKS["python_docs_deshuffling"], window, loaded, 1)
+    assert made.shuffled
+    assert sorted(made.inputs.places_L[:-1]) == list(range(95))
+    assert np.array_equal(made.window.spans_L[made.inputs.places_L[:-1]], made.inputs.spans_L[:-1])
+    # Two segments that changed places are something else.
+    for seed in range(4):
+        assert not example(TASKS["python_docs_masked_lm"], window, loaded, seed)[0].shuffled
+
+
+def test_ul2_leaves_tokens_out_and_says_its_mode(window, loaded):
+    task = TASKS["python_docs_ul2"]
+    modes = set()
+    for seed in range(30):
+        made, _ = example(task, window, loaded, seed)
+        used = np.flatnonzero(made.used_N)
+        shown = {*made.inputs.places_L.tolist(), *made.targets.places_L.tolist()}
+        assert {*used.tolist()} == shown - {-1}
+        assert np.array_equal(used, np.arange(used[0], used[-1] + 1))
+        assert made.inputs.places_L[0] == -1
+        assert made.inputs.spans_L[0] == -1
+        mode = vocabulary.sentinel_piece(loaded.size - 1 - int(made.inputs.tokens_L[0]))
+        assert f"mode {mode}:" in show.describe(task.objective, noise.fold_in(seed, 7))
+        modes.add(mode)
+    assert len(modes) == 3
+
+
+class Sorting:
+    """An objective of a user's that looks at the tokens themselves."""
+
+    features = ("inputs", "targets")
+    pieces = ()
+    separator = None
+
+    def window_tokens(self, lengths):
+        return lengths.inputs
+
+    def sentinels(self, lengths):
+        return 0
+
+    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        return {
+            "inputs": (np.sort(tokens_WN % 500, axis=1), lengths_W),
+            "targets": (tokens_WN, lengths_W),
+        }
+
+
+def test_an_objective_that_takes_no_marks_is_shown_without_colours(window, loaded):
+    task = TaskSpec("python_docs_sorting", "", Sorting(), Lengths(96, 96))
+    made, lengths = example(task, window, loaded, 1)
+    assert not made.exact
+    assert made.used_N.all()
+    strips = show.strips(sample(made, lengths), loaded.ids)
+    assert [strip.name for strip in strips] == ["window", "inputs", "targets"]
+    assert "not known for this objective" in strips[0].note
+
+
+def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):
+    """A window of two documents, the second beginning at token 30."""
+    size = len(made.window.tokens_L)
+    parts = (
+        Part(names[0], "", 0, 30, first=12, whole=42),
+        Part(names[1], "two&co", 30, size - 30, first=0, whole=size),
+    )
+    place = Place(0, "train.tfrecord-00000-of-00001", "documents", 3, 7, size)
+    return show.Sample(
+        "Window 1", (("task", "<b>&"),), place, parts, "json:<i>", made.window.tokens_L, made,
+        lengths,
+    )  # fmt: skip
+
+
+class Closed(html.parser.HTMLParser):
+    """Holds that every tag is closed in turn, and keeps texts and attributes."""
+
+    VOID = {"meta", "input", "wbr"}
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"style", "script"} & {*self.open}:
+            self.text.append(data)
+
+
+def squeezed(text):
+    """Without spaces, EOS, and bytes of a character that was cut, which are shown as pieces."""
+    return re.sub(r"\s|EOS|\ufffd|<0x..>", "", show.printable(text))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_page_is_whole_safe_and_needs_nothing(name, window, loaded):
+    made, lengths = example(TASKS[name], window, loaded, 3)
+    one = sample(made, lengths)
+    page = show.page("A <page>", [one, one], loaded.ids)
+    assert not re.search(r"https?:|url\(|@import|<link|src=", page)
+    assert "prefers-color-scheme: dark" in page
+    parsed = Closed(page)
+    assert [tag for tag, _ in parsed.tags].count("script") == 1
+    text = "".join(parsed.text)
+    assert "one<script>alert(1)</script>" in text
+    assert "two&co:17" in text
+    shown = squeezed(text)
+    for part in one.parts:
+        assert squeezed(one.text(part, loaded.ids)) in shown
+    directions = [attributes["dir"] for _, attributes in parsed.tags if "dir" in attributes]
+    assert set(directions) == {"auto"}
+    assert len(directions) == 2 * (3 + (made.inputs is not None))
+    # One number has one colour, wherever it is; ids and pieces are those of the tokens.
+    colours = {}
+    for _, attributes in parsed.tags:
+        if "data-s" in attributes:
+            (colour,) = re.findall(r"\bc\d\b", attributes["class"])
+            colours.setdefault(attributes["data-s"], set()).add(colour)
+    assert all(len(each) == 1 for each in colours.values())
+    ids = [int(attributes["data-i"]) for tag, attributes in parsed.tags if tag == "i"]
+    sides = [made.window, made.inputs, made.targets]
+    tokens = [side.tokens_L for side in sides if side is not None]
+    assert ids == 2 * np.concatenate(tokens).tolist()
+
+
+def terminal(monkeypatch, samples, ids, **environment):
+    for variable in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in {"COLUMNS": "80", "TERM": "xterm-256color", **environment}.items():
+        monkeypatch.setenv(variable, value)
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    show.print_samples(samples, ids)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_terminal_is_not_commanded(name, window, loaded, monkeypatch):
+    made, lengths = example(TASKS[name], window, loaded, 3)
+    one = sample(made, lengths, ("an\x1b[31mid", "two"))
+    plain = terminal(monkeypatch, [one], loaded.ids)
+    assert "\x1b" not in plain
+    assert "an␛[31mid" in plain
+    from rich.cells import cell_len
+
+    assert max(map(cell_len, plain.splitlines())) <= 80
+    coloured = terminal(monkeypatch, [one], loaded.ids, FORCE_COLOR="1")
+    assert "an␛[31mid" in coloured
+    spans = (made.window.spans_L >= 0).any()
+    assert ("\x1b[30;48;5;" in coloured) == spans == ("⟦" in plain)
+    assert "⟦" not in coloured
+
+
+def test_control_characters_are_pictures():
+    assert show.printable("a\x00\x1b\x7f\x9b\n\tb") == "a␀␛␡�↵\n\tb"

@@ -1,0 +1,253 @@
+"""Data sets of the Hugging Face Hub, against a small Hub on this machine."""
+
+import hashlib
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.reading import stdlib_docs
+
+COMMIT = "c0ffee" * 6 + "abcd"
+TOKEN = "hf_secret_of_mine"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "repository"
+    (folder / "data").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def hub(hub_server, with_hub, folder):
+    """Runs Python code, or a module's command, with a private Hub without faults as the Hub."""
+    with hub_server.HubServer(folder) as server:
+
+        def run(*arguments, token="", endpoint=server.url, **more):
+            return with_hub(endpoint, *arguments, token=token, **more)
+
+        run.folder, run.server = folder, server
+        yield run
+
+
+READ = """
+import json, pickle, sys
+from tasks import sources
+corpus = sources.resolve(sources.parse(sys.argv[1]), 20_000)
+rows = [
+    (split, *list(row.values())[:3])
+    for piece in pickle.loads(pickle.dumps(corpus.pieces))
+    for split, batch in sources.read(corpus, piece)
+    for row in batch.to_pylist()
+]
+print(json.dumps([corpus.record, rows]))
+assert b"hf_secret_of_mine" not in pickle.dumps(corpus)
+"""
+
+
+def test_a_private_data_set_is_read_with_a_token_and_pinned(hub):
+    for split, texts in (("train", ["one", "two"]), ("validation", ["three"])):
+        table = pa.table({"id": [f"{split}{i}" for i in range(len(texts))], "text": texts})
+        pq.write_table(table, hub.folder / f"data/{split}-00000-of-00001.parquet")
+    done = hub("-c", READ, "hf:an/owner", token=TOKEN)
+    assert done.returncode == 0, done.stderr
+    record, rows = json.loads(done.stdout)
+    assert rows == [
+        ["train", "train0", "one", None],
+        ["train", "train1", "two", None],
+        ["validation", "validation0", "three", None],
+    ]
+    assert record["spec"] == f"hf:an/owner@{COMMIT}"
+    assert [file["name"] for file in record["files"]] == [
+        "data/train-00000-of-00001.parquet",
+        "data/validation-00000-of-00001.parquet",
+    ]
+    assert all(file.get("etag") or file.get("sha256") for file in record["files"])
+    pinned = hub("-c", READ, f"hf:an/owner@{COMMIT}", token=TOKEN)
+    assert json.loads(pinned.stdout)[0] == record
+
+
+def test_json_lines_of_the_hub_are_read(hub):
+    text = "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(50))
+    (hub.folder / "data/train.jsonl").write_text(text)
+    done = hub("-c", READ, "hf:an/owner?validation=0", token=TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert [row[2] for row in json.loads(done.stdout)[1]] == [f"document {i}" for i in range(50)]
+
+
+# --- a network that fails
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_of_every_kind_change_nothing_that_is_read(hub_server, with_hub, folder, seed):
+    documents = list(stdlib_docs.documents().items())[:400]
+    lines = [json.dumps({"id": name, "text": text}) for name, text in documents]
+    (folder / "data/train.jsonl").write_text("\n".join(lines))
+    (folder / "data/validation.jsonl").write_text('{"id": "v", "text": "small"}\n')
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n"
+        "  data_files: [{split: train, path: data/train*}]\n---\n")  # fmt: skip
+    with hub_server.HubServer(folder, faults=0.5, seed=seed) as server:
+        done = with_hub(server.url, "-c", READ, "hf:an/owner?validation=0", token=TOKEN)
+    assert done.returncode == 0, done.stderr
+    # Without the README, had it been given up, there would be a validation split.
+    assert json.loads(done.stdout)[1] == [["train", *pair, None] for pair in documents]
+    assert len({fault for _, _, fault in server.seen} - {""}) > 4
+
+
+def test_a_build_over_a_bad_network_has_the_same_bytes(hub_server, with_hub, folder, tmp_path):
+    documents = stdlib_docs.documents()
+    names = list(documents)[:1200]
+    for index in range(2):
+        part = names[index::2]
+        table = pa.table({"id": part, "text": [documents[name] for name in part]})
+        pq.write_table(table, folder / f"data/train-{index}.parquet", row_group_size=250)
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(documents[name][:200] for name in names),
+        model_prefix=str(tmp_path / "sentencepiece"),
+        vocab_size=600,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+
+    def build(name, corpus, *more, url="", token=""):
+        done = with_hub(
+            url, "-m", "pipeline.build", "--task=rlm_span_corruption", "--extra_ids=100",
+            f"--vocabulary={tmp_path}/sentencepiece.model", f"--cache_dir={tmp_path}/{name}",
+            f"--corpus={corpus}", *more, token=token,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        return {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (tmp_path / name / "rlm_span_corruption").iterdir()
+            if not token or TOKEN.encode() not in path.read_bytes()
+        }
+
+    here = build("here", f"parquet:{folder}/**/*.parquet", "--workers=2")
+    with hub_server.HubServer(folder) as server:
+        good = build("good", "hf:an/owner", url=server.url, token=TOKEN)
+    with hub_server.HubServer(folder, faults=0.3, seed=1) as server:
+        bad = build("bad", "hf:an/owner", url=server.url, token=TOKEN)
+    assert sum(fault != "" for _, _, fault in server.seen) > 10
+    assert bad == good
+    assert {"plan.json", "manifest.json"} == {name for name in here if good[name] != here[name]}
+    data = [name for name in here if name.startswith(("train", "validation"))]
+    assert len(data) > 20
+    assert [good[name] for name in data] == [here[name] for name in data]
+
+
+def test_what_never_passes_is_one_line_that_says_how_to_go_on(hub_server, with_hub, folder):
+    (folder / "data/train.jsonl").write_text('{"text": "x"}\n' * 5)
+    arguments = ("-m", "vocab.train", "--corpus=hf:an/owner", f"--output={folder.parent}/out")
+    with hub_server.HubServer(folder, always="503") as server:
+        done = with_hub(server.url, *arguments, token=TOKEN, PALIMPSEST_RETRY_SECONDS="0.3")
+    line = refused(done)
+    assert "data/train.jsonl cannot be reached: nothing came for 0 s" in line
+    assert "HTTP 503" in line
+    assert "the same command again" in line
+    asked = [path for _, path, _ in server.seen if path.endswith("train.jsonl")]
+    assert len(asked) > 2
+
+
+def test_a_file_that_is_another_now_is_named(hub):
+    lines = '{"text": "x"}\n' * 5
+    (hub.folder / "data/train.jsonl").write_text(lines)
+    change = f"""
+import pathlib, sys
+from tasks import sources
+from tasks.terminal.command_line import run
+def main(_):
+    corpus = sources.resolve(sources.parse("hf:an/owner"))
+    file = pathlib.Path({str(hub.folder / "data/train.jsonl")!r})
+    file.write_text(file.read_text(){{change}})
+    list(sources.read(corpus, corpus.pieces[0]))
+run(main, [])
+"""
+    line = refused(hub("-c", change.replace("{change}", ' + "more"'), token=TOKEN))
+    assert "data/train.jsonl has changed" in line
+    assert "it had 70 bytes and has 74" in line
+    (hub.folder / "data/train.jsonl").write_text(lines)
+    line = refused(hub("-c", change.replace("{change}", '.replace("x", "y")'), token=TOKEN))
+    assert "data/train.jsonl has changed" in line
+    assert "etag" in line
+
+
+# --- what a user may get wrong
+
+
+def refused(done):
+    """The message: what else is printed tells of retries."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert TOKEN not in done.stderr
+    assert "Traceback" not in done.stderr
+    *retries, line = done.stderr.splitlines()
+    assert all(", again in " in retry for retry in retries)
+    return line
+
+
+def train(tmp_path, corpus):
+    return ("-m", "vocab.train", f"--corpus={corpus}", f"--output={tmp_path / 'out'}")
+
+
+def test_without_access_one_line_says_what_to_do(hub, tmp_path):
+    (hub.folder / "data/train.jsonl").write_text('{"text": "x"}\n')
+    line = refused(hub(*train(tmp_path, "hf:an/owner")))
+    assert "set HF_TOKEN" in line
+    assert "--corpus=parquet:FILES" in line
+    assert "set HF_TOKEN" in refused(hub(*train(tmp_path, "hf:an/owner"), token="hf_wrong"))
+    line = refused(hub(*train(tmp_path, "hf:no/such"), token=TOKEN))
+    assert "hf:no/such does not exist or cannot be accessed" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gated_data_set_says_whether_a_token_or_access_is_missing(hub, tmp_path):
+    (hub.folder / "data/train.jsonl").write_text('{"text": "x"}\n')
+    hub.server.access = "gated"
+    line = refused(hub(*train(tmp_path, "hf:an/owner")))
+    assert "is gated: ask for access there, then set HF_TOKEN" in line
+    line = refused(hub(*train(tmp_path, "hf:an/owner"), token="hf_other"))
+    assert "is gated and the account of your token has no access" in line
+
+
+def test_a_worker_without_the_token_is_told_so(hub):
+    (hub.folder / "data/train.jsonl").write_text('{"text": "x"}\n')
+    code = """
+import os
+from tasks import sources
+from tasks.terminal.command_line import run
+def main(_):
+    corpus = sources.resolve(sources.parse("hf:an/owner"))
+    os.environ["HF_TOKEN"] = ""
+    list(sources.read(corpus, corpus.pieces[0]))
+run(main, [])
+"""
+    line = refused(hub("-c", code, token=TOKEN))
+    assert "data/train.jsonl may not be read (HTTP 401)" in line
+    assert "HF_TOKEN" in line
+
+
+def test_other_mistakes_are_one_line_too(hub, tmp_path):
+    (hub.folder / "data/train.csv").write_text("text\nx\n")
+
+    def line(corpus):
+        return refused(hub(*train(tmp_path, corpus), token=TOKEN))
+
+    assert "holds csv files" in line("hf:an/owner")
+    (hub.folder / "data/train.csv").rename(hub.folder / "data/train.jsonl")
+    assert "has no revision nope" in line("hf:an/owner@nope")
+    assert "'nope' not found" in line("hf:an/owner:nope")
+
+
+def test_a_hub_out_of_reach_is_one_line_soon(hub, tmp_path):
+    arguments = train(tmp_path, "hf:an/owner")
+    done = hub(*arguments, endpoint="http://127.0.0.1:9", PALIMPSEST_RETRY_SECONDS="1")
+    assert "cannot be reached" in refused(done)

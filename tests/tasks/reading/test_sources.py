@@ -1,0 +1,493 @@
+"""Corpora: SPECs, splits, pieces, and every document read exactly once."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.reading import readers, sources, stdlib_docs
+from tasks.terminal.command_line import UserError
+
+ROOT = pathlib.Path(__file__).parents[3]
+ANY_FOLDER = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def resolve(text, piece_bytes=64 << 20):
+    return sources.resolve(sources.parse(text), piece_bytes)
+
+
+def rows(text, piece_bytes=64 << 20, batch_documents=1024):
+    """All (split, id, text, problem) of a corpus, in the order of its pieces."""
+    corpus = resolve(text, piece_bytes)
+    found = []
+    for piece in corpus.pieces:
+        for split, batch in sources.read(corpus, piece, batch_documents):
+            assert split in piece.splits
+            assert batch.schema.names == ["id", "text", "problem", "part"]
+            assert 0 < batch.num_rows <= batch_documents
+            found += [(split, *list(row.values())[:3]) for row in batch.to_pylist()]
+    return found
+
+
+def write_parquet(path, columns, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, **options)
+
+
+# --- SPEC
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="?\x00"), min_size=1, max_size=12)
+OPTIONS = {
+    "split": st.text(min_size=1, max_size=9),
+    "validation": st.floats(0, 1, exclude_max=True),
+}
+
+
+@given(
+    kind=st.sampled_from(["parquet", "json"]),
+    location=NAMES,
+    options=st.fixed_dictionaries(
+        {}, optional={**OPTIONS, "column": NAMES, "id": NAMES}
+    ),
+)  # fmt: skip
+def test_a_spec_parses_to_the_same_again(kind, location, options):
+    spec = sources.CorpusSpec(kind, location, **options)
+    assert sources.parse(str(spec)) == spec
+
+
+def test_a_spec_of_the_hub_names_its_parts():
+    spec = sources.parse("hf:owner/name:config@refs/convert/parquet?column=body")
+    assert (spec.location, spec.config) == ("owner/name", "config")
+    assert (spec.revision, spec.column) == ("refs/convert/parquet", "body")
+    assert sources.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("parket:x", "did you mean parquet?"),
+        ("parquet:", "needs a path"),
+        ("python_docs:x", "takes no path"),
+        ("json:x?colunm=y", "did you mean column?"),
+        ("json:x?column=", "is empty"),
+        ("json:x?validation=1", "share"),
+        ("json:x?validation=nan", "share"),
+        ("json:x?validation=many", "share"),
+        ("text:x?column=y", "has no columns"),
+        ("hf:a/b/c", "not OWNER/NAME"),
+        ("hf:a/b@", "empty"),
+    ],
+)
+def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
+    with pytest.raises(UserError, match="hf:OWNER/NAME") as caught:
+        sources.parse(text)
+    assert says in str(caught.value)
+
+
+# --- lines
+
+
+def expected_lines(data: bytes, name: str):
+    found, position = [], 0
+    for line in data.split(b"\n"):
+        body = line.removesuffix(b"\r")
+        if line.strip():
+            try:
+                found.append((f"{name}:{position}", body.decode(), None))
+            except UnicodeDecodeError:
+                found.append((f"{name}:{position}", None, "invalid UTF-8"))
+        position += len(line) + 1
+    return found
+
+
+LINES = st.lists(
+    st.sampled_from([b"", b" ", b"a", b"ab c", "ș€".encode(), b"\xff", b"x" * 40, b"a\rb"])
+)
+
+
+@ANY_FOLDER
+@given(
+    lines=LINES,
+    end=st.sampled_from([b"\n", b"\r\n"]),
+    last=st.booleans(),
+    piece_bytes=st.integers(1, 60),
+    block=st.integers(1, 50),
+    batch=st.integers(1, 5),
+)
+def test_text_of_any_shape_is_read_once_in_pieces_of_any_size(
+    tmp_path, monkeypatch, lines, end, last, piece_bytes, block, batch
+):
+    monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
+    data = end.join(lines) + (end if last else b"")
+    (tmp_path / "a.txt").write_bytes(data)
+    (tmp_path / "more.txt").write_bytes(b"at least one")
+    (tmp_path / "none.txt").write_bytes(b"")
+    got = rows(f"text:{tmp_path}/*.txt?validation=0", piece_bytes, batch)
+    assert [row[1:] for row in got] == [
+        *expected_lines(data, "a.txt"),
+        ("more.txt:0", "at least one", None),
+    ]
+
+
+VALUES = st.one_of(st.none(), st.integers(), st.text(max_size=8), st.lists(st.integers()))
+
+
+@ANY_FOLDER
+@given(
+    documents=st.lists(st.fixed_dictionaries({"text": VALUES}, optional={"id": VALUES})),
+    piece_bytes=st.integers(1, 100),
+)
+def test_json_lines_are_read_once_in_pieces_of_any_size(tmp_path, documents, piece_bytes):
+    documents = [{"text": "first", "id": "one"}, *documents]
+    data = "".join(json.dumps(document) + "\n" for document in documents)
+    (tmp_path / "a.jsonl").write_text(data)
+    whole = rows(f"json:{tmp_path}/a.jsonl?validation=0", 1 << 30)
+    assert rows(f"json:{tmp_path}/a.jsonl?validation=0", piece_bytes) == whole
+    assert len(whole) == len(documents)
+    for (_, id, text, problem), document in zip(whole, documents, strict=True):
+        value = document["text"]
+        assert text == (value if isinstance(value, str) else None)
+        assert problem == (
+            None if isinstance(value, str) else "null" if value is None else "not a string"
+        )
+        if document.get("id") is not None:
+            assert id == str(document["id"])
+
+
+def test_a_bad_line_of_json_is_one_bad_document(tmp_path):
+    lines = [
+        b'\xef\xbb\xbf{"text": "good", "id": 7}',
+        b'{"text": "cut',
+        b'{"text": null}',
+        b'{"text": 5}',
+        b'{"body": "x"}',
+        b"[1]",
+        b'{"text": "\xff"}',
+        rb'{"text": "\ud800"}',
+        b"[" * 100_000,
+        b'{"text": "last"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\r\n".join(lines))
+    found = rows(f"json:{tmp_path}/a.jsonl?validation=0")
+    assert [row[3] for row in found] == [
+        None,
+        "invalid JSON",
+        "null",
+        "not a string",
+        "missing column",
+        "missing column",
+        "invalid UTF-8",
+        "invalid UTF-8",
+        "invalid JSON",
+        None,
+    ]
+    assert found[0][1:3] == ("7", "good")
+    assert found[-1][1:3] == (f"a.jsonl:{sum(len(line) + 2 for line in lines[:-1])}", "last")
+
+
+def zstd(data: bytes) -> bytes:
+    return pa.Codec("zstd").compress(data).to_pybytes()
+
+
+COMPRESSORS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_compressed_lines_of_several_frames_are_read_to_the_end(tmp_path, suffix):
+    lines = [b'{"text": "%d %s"}\n' % (i, os.urandom(20).hex().encode()) for i in range(20_000)]
+    halves = b"".join(lines[:9000]), b"".join(lines[9000:])
+    packed = b"".join(map(COMPRESSORS[suffix], halves))
+    path = tmp_path / f"a.jsonl.{suffix}"
+    path.write_bytes(packed)
+    assert len(resolve(f"json:{path}", 1000).pieces) == 1
+    texts = [row[2] for row in rows(f"json:{path}?validation=0")]
+    assert texts == [json.loads(line)["text"] for line in lines]
+    path.write_bytes(packed[:-50])
+    with pytest.raises(UserError, match=f"{path.name} cannot be read"):
+        rows(f"json:{path}")
+
+
+# --- parquet
+
+
+@ANY_FOLDER
+@given(
+    texts=st.lists(st.one_of(st.none(), st.text(max_size=30)), min_size=1, max_size=60),
+    group=st.integers(1, 20),
+    piece_bytes=st.integers(1, 400),
+    batch=st.integers(1, 7),
+)
+def test_parquet_is_read_once_in_pieces_of_any_size(tmp_path, texts, group, piece_bytes, batch):
+    write_parquet(tmp_path / "a.parquet", {"text": texts}, row_group_size=group)
+    got = rows(f"parquet:{tmp_path}/*.parquet?validation=0", piece_bytes, batch)
+    assert got == [
+        ("train", f"a.parquet:{i}", text, "null" if text is None else None)
+        for i, text in enumerate(texts)
+    ]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", None, "b"]).dictionary_encode(),
+        pa.array(["a", None, "b"], pa.large_string()),
+        pa.array([b"a", None, b"b"], pa.binary()),
+    ],
+)
+def test_every_arrow_type_of_text_is_read(tmp_path, column):
+    write_parquet(tmp_path / "a.parquet", {"body": column, "key": [1, None, 3]})
+    got = rows(f"parquet:{tmp_path}/a.parquet?column=body&id=key&validation=0")
+    assert [row[1:] for row in got] == [
+        ("1", "a", None),
+        ("a.parquet:1", None, "null"),
+        ("3", "b", None),
+    ]
+
+
+def test_bytes_that_are_not_utf8_are_one_bad_document(tmp_path):
+    raw = pa.array([b"good", b"\xff", None, b"fine"], pa.binary())
+    broken = pa.Array.from_buffers(pa.string(), 4, raw.buffers(), null_count=1)
+    write_parquet(tmp_path / "a.parquet", {"text": broken})
+    got = rows(f"parquet:{tmp_path}/a.parquet?validation=0")
+    assert [row[2:] for row in got] == [
+        ("good", None),
+        (None, "invalid UTF-8"),
+        (None, "null"),
+        ("fine", None),
+    ]
+
+
+def test_batches_are_bounded_in_bytes(tmp_path):
+    texts = ["x" * 200_000] * 100
+    write_parquet(tmp_path / "a.parquet", {"text": texts})
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    for text in (f"parquet:{tmp_path}/a.parquet", f"text:{tmp_path}/a.txt"):
+        corpus = resolve(f"{text}?validation=0", 1 << 30)
+        got = [
+            batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece)
+        ]  # fmt: skip
+        assert sum(batch.num_rows for batch in got) == 100
+        assert max(batch.num_rows for batch in got) <= 25
+
+
+# --- splits and ids
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("ro_train.parquet", "train"),
+        ("data/validation-00000-of-00002.parquet", "validation"),
+        ("wiki.valid.txt", "validation"),
+        ("val/part-1", "validation"),
+        ("DEV.txt", "validation"),
+        ("testing.txt", "test"),
+        ("train/test.txt", "test"),
+        ("latest.txt", "train"),
+        ("interval.txt", "train"),
+        ("devices.txt", "train"),
+    ],
+)
+def test_the_words_of_a_name_tell_its_split(name, split):
+    assert sources._split_of(name) == split
+
+
+@pytest.fixture
+def three_splits(tmp_path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"of {name}\n" * 50)
+    return f"text:{tmp_path}/*.txt"
+
+
+def texts_by_split(text):
+    found = {}
+    for split, _, document, _ in rows(text):
+        found.setdefault(split, set()).add(document)
+    return found
+
+
+def test_a_corpus_with_its_own_validation_keeps_it(three_splits):
+    assert texts_by_split(three_splits) == {"train": {"of train"}, "validation": {"of valid"}}
+    assert texts_by_split(f"{three_splits}?split=validation") == {"validation": {"of valid"}}
+    assert texts_by_split(f"{three_splits}?split=test") == {
+        "train": {"of test"},
+        "validation": {"of valid"},
+    }
+
+
+def test_a_missing_split_lists_those_there(three_splits):
+    with pytest.raises(UserError, match="no split dev2; it has test, train, validation"):
+        resolve(f"{three_splits}?split=dev2")
+    alone = three_splits.replace("*", "valid")
+    with pytest.raises(UserError, match="no split train; it has validation"):
+        resolve(alone)
+    assert texts_by_split(f"{alone}?split=validation") == {"validation": {"of valid"}}
+
+
+def test_documents_are_held_out_by_a_hash_of_their_id(tmp_path):
+    write_parquet(tmp_path / "a.parquet", {"text": ["x"] * 5000}, row_group_size=100)
+    spec = f"parquet:{tmp_path}/a.parquet?validation=0.1"
+    got = rows(spec)
+    held = {row[1] for row in got if row[0] == "validation"}
+    assert len(got) == 5000
+    assert 400 < len(held) < 600
+    fine = rows(spec, 200)
+    assert len(resolve(spec, 200).pieces) > 10
+    assert {row[1] for row in fine if row[0] == "validation"} == held
+    alone = rows(f"{spec}&split=validation")
+    assert {row[:2] for row in alone} == {("validation", id) for id in held}
+    with pytest.raises(UserError, match="validation=0 holds none out"):
+        resolve(f"parquet:{tmp_path}/a.parquet?validation=0&split=validation")
+
+
+def test_the_same_files_elsewhere_are_the_same_corpus(tmp_path):
+    for place in ("here", "over/there"):
+        for name in ("sub/a.parquet", "b.parquet"):
+            write_parquet(tmp_path / place / name, {"text": ["some", "text"]})
+    here, there = (f"parquet:{tmp_path}/{place}/**/*.parquet" for place in ("here", "over/there"))
+    assert resolve(here).record == resolve(there).record
+    assert rows(here) == rows(there)
+    assert str(tmp_path) not in json.dumps(resolve(here).record)
+    write_parquet(tmp_path / "over/there/b.parquet", {"text": ["some", "else"]})
+    assert resolve(here).record != resolve(there).record
+
+
+def test_a_small_corpus_still_fills_several_workers(tmp_path):
+    (tmp_path / "a.txt").write_text("some words\n" * 100_000)
+    pieces = resolve(f"text:{tmp_path}/a.txt").pieces
+    assert len(pieces) == 8
+    assert len({piece.name for piece in pieces}) == 8
+    assert sum(piece.bytes for piece in pieces) == 1_100_000
+    (tmp_path / "a.txt").write_text("some words\n" * 100)
+    assert len(resolve(f"text:{tmp_path}/a.txt").pieces) == 1
+
+
+def test_a_corpus_travels_to_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    corpus = resolve(f"text:{tmp_path}/a.txt")
+    data = pickle.dumps(corpus)
+    assert pickle.loads(data) == corpus
+    assert b"hf_secret_of_mine" not in data
+
+
+def test_files_of_any_fsspec_store_are_read():
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/corpus_test/deep/a.jsonl", b'{"text": "remote"}\n')
+    try:
+        assert rows("json:memory://corpus_test/**/*.jsonl?validation=0") == [
+            ("train", "deep/a.jsonl:0", "remote", None)
+        ]
+    finally:
+        fs.rm("/corpus_test", recursive=True)
+
+
+# --- what a user may get wrong
+
+
+def test_bad_files_are_one_clear_line(tmp_path):
+    def refused(text, says):
+        with pytest.raises(UserError, match=says):
+            resolve(text)
+
+    (tmp_path / "no.parquet").write_bytes(b"not parquet at all")
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    (tmp_path / "list.jsonl").write_bytes(b'[\n{"text": "x"\n}]')
+    (tmp_path / "good.jsonl").write_bytes(b'{"body": "x", "title": "y"}\n')
+    write_parquet(tmp_path / "good.parquet", {"texts": ["x"], "number": [5]})
+    write_parquet(tmp_path / "none.parquet", {"text": pa.array([], pa.string())})
+    refused(f"parquet:{tmp_path}/*.orc", "no file matches")
+    refused(f"parquet:{tmp_path}", "is a folder")
+    refused(f"parquet:{tmp_path}/no.parquet", "no.parquet cannot be read")
+    refused(f"parquet:{tmp_path}/none.parquet", "is empty")
+    refused(f"parquet:{tmp_path}/good.parquet", r"no column text \(did you mean texts\?\); it has")
+    refused(f"parquet:{tmp_path}/good.parquet?column=number", "is int64, not text")
+    refused(f"parquet:{tmp_path}/good.parquet?column=texts&id=key", "no column key")
+    refused(f"json:{tmp_path}/empty.jsonl", "is empty")
+    refused(f"json:{tmp_path}/list.jsonl", "not JSON lines")
+    refused(f"json:{tmp_path}/good.jsonl", "no column text; it has body, title")
+    refused("json:nosuchscheme://x/y", "cannot open")
+
+
+def test_a_file_that_went_away_is_one_clear_line(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n")
+    corpus = resolve(f"text:{tmp_path}/a.txt")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt cannot be read"):
+        list(sources.read(corpus, corpus.pieces[0]))
+
+
+# --- python_docs
+
+
+def test_python_docs_is_prose_of_the_library_each_document_once():
+    corpus = resolve("python_docs")
+    found = rows("python_docs")
+    documents = {id: text for _, id, text, _ in found}
+    assert len(documents) == len(found) == corpus.record["documents"]
+    assert documents == stdlib_docs.documents()
+    assert len(corpus.pieces) >= 8
+    assert 1_500_000 < corpus.record["bytes"] == sum(piece.bytes for piece in corpus.pieces)
+    decoder = documents["json.decoder.JSONDecoder"]
+    assert decoder.startswith("json.decoder.JSONDecoder\n\nSimple JSON <https")
+    assert "json.decoder.JSONDecoder.raw_decode\n\nDecode a JSON document" in decoder
+    assert documents["json"].startswith("json\n\nJSON (JavaScript Object Notation)")
+    # A docstring that stands in two modules counts once: none is both trained and validated on.
+    texts = [
+        text.partition("\n\n")[2]
+        for name, text in documents.items()
+        if not name.startswith("topic:")
+    ]
+    assert len(set(texts)) == len(texts)
+    assert "generator" in documents["topic:yield"]
+    assert not any(name.startswith(("test.", "idlelib", "site-packages")) for name in documents)
+    held = sum(row[0] == "validation" for row in found)
+    assert 0.07 < held / len(found) < 0.13
+
+
+def test_python_docs_is_the_same_in_every_run():
+    command = (
+        "from tasks import sources as s; c = s.resolve(s.parse('python_docs'));"
+        "print(c.record, c.pieces)"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", command],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_python_docs_of_another_python_is_refused():
+    corpus = resolve("python_docs")
+    corpus.record.update(python="3.99.0", sha256="0" * 64)
+    with pytest.raises(UserError, match=r"that of Python 3\.99\.0"):
+        list(sources.read(corpus, corpus.pieces[0]))
+
+
+def test_importing_sources_brings_nothing_heavy():
+    command = (
+        "import sys, tasks.reading.sources;"
+        "assert not {'pyarrow', 'fsspec', 'datasets', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.check_call([sys.executable, "-c", command], cwd=ROOT)

@@ -1,0 +1,157 @@
+"""Files in a bucket: whole or absent, whatever fails on the way, and refusals that are a line."""
+
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tests.gcs_server import FAULTS, GcsServer
+
+ROOT = pathlib.Path(__file__).parents[3]
+FOLDER = "gs://bucket/folder"
+
+
+def test_files_come_and_go_whatever_fails(in_bucket, tmp_path):
+    chance = random.Random(5)
+    # gcsfs would end a small one at its mark.
+    contents = [b"", b"one\r", b"a\n--==0==\nb", chance.randbytes(6 << 20)]
+    with GcsServer(faults=0.25, seed=1) as gcs:
+        in_bucket(gcs)
+        for number, data in enumerate(contents):
+            path = f"{FOLDER}/sub/{number}"
+            assert not files.exists(path)
+            files.write_bytes(path, data)
+            assert files.exists(path)
+            assert files.size(path) == len(data)
+            assert files.read_bytes(path) == data
+            with files.open_read(path) as file:
+                assert file.seek(3) == 3
+                assert file.read() == data[3:]
+            files.copy(path, f"{FOLDER}/copy")
+            assert gcs.read("folder/copy") == data
+            files.rename(path, f"{FOLDER}/renamed")
+            assert gcs.names() == ["folder/copy", "folder/renamed"]
+            files.remove(f"{FOLDER}/renamed")
+            files.remove(f"{FOLDER}/renamed")
+        assert files.list_names(FOLDER) == ["copy"]
+        assert files.list_names(f"{FOLDER}/none") == []
+        with pytest.raises(FileNotFoundError):
+            files.read_bytes(f"{FOLDER}/none")
+        with pytest.raises(FileNotFoundError):
+            files.open_read(FOLDER)
+        assert set(gcs.counts()) == {"", *FAULTS}
+
+
+def test_a_folder_that_is_an_object_too_is_not_in_itself(gcs):
+    gcs.store.put("bucket", "folder/", b"", {}, {})
+    assert files.list_names(FOLDER) == []
+    files.write_bytes(f"{FOLDER}/a", b"")
+    assert files.list_names(FOLDER) == ["a"]
+
+
+def test_nothing_is_seen_of_a_file_that_is_not_finished(gcs):
+    def fail():
+        with files.atomic_write(f"{FOLDER}/a") as file:
+            file.write(bytes(6 << 20))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert gcs.names() == []
+
+
+def test_what_another_wrote_is_there_at_once(gcs):
+    files.write_bytes(f"{FOLDER}/a", b"1")
+    assert files.list_names(FOLDER) == ["a"]
+    gcs.store.put("bucket", "folder/b", b"2", {}, {})
+    assert files.list_names(FOLDER) == ["a", "b"]
+    assert files.exists(f"{FOLDER}/b")
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(gcs):
+    files.write_bytes(f"{FOLDER}/a", bytes(10 << 20))
+    with files.open_read(f"{FOLDER}/a") as file:
+        assert file.read(1) == b"\0"
+        gcs.store.put("bucket", "folder/a", bytes(9 << 20), {}, {})
+        gcs.faults = 1.0
+        gcs.fault = lambda: "500" if len(gcs.requests) % 20 else ""
+        file.seek(9 << 20)
+        with pytest.raises(UserError, match=r"folder/a has changed .*had 10,485,760 bytes"):
+            file.read()
+
+
+@pytest.mark.parametrize(
+    ("server", "bucket", "message"),
+    [
+        ({}, "none", "there is no bucket none: make it with"),
+        ({"denied": ["bucket"]}, "bucket", "permission denied .*role storage.objectUser"),
+        ({"needs_token": True}, "bucket", "no credentials, or expired ones: run `gcloud auth"),
+    ],
+)
+@pytest.mark.parametrize(
+    "act",
+    [
+        files.exists,
+        files.read_bytes,
+        files.list_names,
+        files.open_read,
+        lambda path: files.write_bytes(path, b"x"),
+        lambda path: files.write_bytes(path, bytes(6 << 20)),
+        lambda path: sources.resolve(sources.parse(f"text:{path}/*.txt")),
+    ],
+)
+def test_a_refusal_says_what_to_do(in_bucket, act, server, bucket, message):
+    with GcsServer(**server) as gcs:
+        in_bucket(gcs)
+        with pytest.raises(UserError, match=message):
+            act(f"gs://{bucket}/folder/file")
+        assert gcs.names() == []
+
+
+def test_a_store_that_is_away_is_waited_for_and_then_named(in_bucket, monkeypatch):
+    monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "0")
+    with GcsServer(faults=1.0) as gcs:
+        in_bucket(gcs)
+        with pytest.raises(UserError, match=r"gs://bucket/folder/a cannot be reached"):
+            files.exists(f"{FOLDER}/a")
+    assert len(gcs.requests) > 5
+
+
+def test_without_gcsfs_a_command_says_what_to_install():
+    code = (
+        "import runpy, sys; sys.modules['gcsfs'] = None; sys.argv[1:] = ['--cache=gs://bucket/a']\n"
+        "runpy.run_module('pipeline.verify', run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "pip install 'palimpsest[gcp]'" in done.stderr
+
+
+def test_a_corpus_in_a_bucket_is_known_by_its_checksums(gcs):
+    for number in range(2):
+        files.write_bytes(f"{FOLDER}/{number}.txt", b"one\ntwo\n")
+    corpus = sources.resolve(sources.parse(f"text:{FOLDER}/*.txt?validation=0"))
+    texts = [
+        text
+        for piece in corpus.pieces
+        for _, batch in sources.read(corpus, piece)
+        for text in batch.column("text").to_pylist()
+    ]
+    assert texts == ["one", "two"] * 2
+    again = sources.parse(f"text:{FOLDER}/*.txt?validation=0")
+    files.write_bytes(f"{FOLDER}/0.txt", b"one\ntwo\n")  # another object of the same bytes
+    assert sources.resolve(again).record == corpus.record
+    files.write_bytes(f"{FOLDER}/0.txt", b"one\nTWO\n")
+    assert sources.resolve(again).record != corpus.record
+    with pytest.raises(UserError, match="has changed since the corpus was listed"):
+        list(sources.read(corpus, corpus.pieces[0]))
+    with pytest.raises(UserError, match=rf"{FOLDER} is a folder: name its files"):
+        sources.resolve(sources.parse(f"text:{FOLDER}"))
+    with pytest.raises(UserError, match="no file matches"):
+        sources.resolve(sources.parse(f"text:{FOLDER}/*.json"))

@@ -1,0 +1,152 @@
+"""Reading over a network that fails: nothing is lost, read twice, or waited for without end."""
+
+import io
+import random
+
+import fsspec
+import pytest
+
+from tasks.reading import sources
+from tasks.storage import remote
+from tasks.terminal.command_line import UserError
+
+DATA = bytes(range(256)) * 100
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "0.001")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_file_is_read_exactly_whatever_fails(seed):
+    chance = random.Random(seed)
+
+    def fetch(start, stop):
+        while start < stop:
+            match chance.randrange(6):
+                case 0:
+                    raise ConnectionResetError("gone")
+                case 1:
+                    raise remote.Refused(503, {})
+                case 2:
+                    return  # cut short
+            size = min(stop - start, chance.randrange(1, 500))
+            yield DATA[start : start + size]
+            start += size
+
+    with io.BufferedReader(remote.File("a", len(DATA), fetch), 1000) as file:
+        for _ in range(30):
+            place, size = chance.randrange(len(DATA) + 50), chance.randrange(3000)
+            file.seek(place)
+            assert file.read(size) == DATA[place : place + size]
+        file.seek(-10, io.SEEK_END)
+        assert file.read() == DATA[-10:]
+
+
+class OfflineModeIsEnabled(ConnectionError):
+    """As huggingface_hub's, which is for somebody who chose to have no network."""
+
+
+def cut_short():
+    """As aiohttp says that a body ended early; the 400 of its cause is no answer."""
+    import aiohttp
+    from aiohttp.http_exceptions import ContentLengthError
+
+    error = aiohttp.ClientPayloadError("not completed")
+    error.__cause__ = ContentLengthError("Not enough data")
+    assert error.__cause__.code == 400
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (cut_short(), 3),
+        (ConnectionResetError("gone"), 3),
+        (TimeoutError(), 3),
+        (remote.Refused(429, {}), 3),
+        (remote.Refused(503, {}), 3),
+        (remote.Refused(404, {}), 1),
+        (FileNotFoundError("gone"), 1),
+        (PermissionError("no"), 1),
+        (OfflineModeIsEnabled(), 1),
+        (ValueError("bug"), 1),
+        (UserError("no"), 1),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(error, tries):
+    asked = []
+
+    def action():
+        asked.append(1)
+        if len(asked) < 3:
+            raise error
+        return "done"
+
+    try:
+        # As below `except`: another failure that is being handled says nothing of this one.
+        raise FileNotFoundError
+    except FileNotFoundError:
+        if tries == 3:
+            assert remote.patiently("a", action) == "done"
+        else:
+            with pytest.raises(type(error)):
+                remote.patiently("a", action)
+    assert len(asked) == tries
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Retry-After": "7"}, {"retry-after": "7"}, {"ratelimit": '"api";r=0;t=7'}],
+)
+def test_a_server_that_says_when_is_obeyed(monkeypatch, headers):
+    waits = []
+    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    errors = [remote.Refused(429, headers)]
+    remote.patiently("a", lambda: errors and exec("raise error", {"error": errors.pop()}))
+    assert waits == [7]
+
+
+def test_without_progress_it_ends_and_with_progress_it_goes_on(monkeypatch):
+    monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "100")
+    now = [0.0]
+    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(remote.time, "sleep", lambda wait: now.__setitem__(0, now[0] + wait))
+    monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "40")
+    done = []
+
+    def action():
+        done.append(1)
+        if len(done) < 20:
+            raise ConnectionResetError("https://x/y?signature=abc gone, hf_abc")
+
+    remote.patiently("a", action, progress=lambda: len(done))
+    assert now[0] > 300
+    done.clear()
+    with pytest.raises(UserError, match="a cannot be reached: nothing came for 100 s") as caught:
+        remote.patiently("a", action)
+    assert "signature" not in str(caught.value)
+    assert "hf_abc" not in str(caught.value)
+
+
+def test_any_store_is_tried_again_and_held_to_what_was_planned(monkeypatch):
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/flaky/a.txt", b"one\ntwo\n")
+    usual, failures = fs.cat_file, iter([True, False, True, False, False])
+
+    def cat_file(path, **options):
+        if next(failures):
+            raise ConnectionResetError("gone")
+        return usual(path, **options)
+
+    try:
+        corpus = sources.resolve(sources.parse("text:memory://flaky/*.txt?validation=0"))
+        monkeypatch.setattr(fs, "cat_file", cat_file)
+        ((_, batch),) = sources.read(corpus, corpus.pieces[0])
+        assert batch.column("text").to_pylist() == ["one", "two"]
+        fs.pipe("/flaky/a.txt", b"one\nthree\n")
+        with pytest.raises(UserError, match=r"a\.txt has changed .*it had 8 bytes and has 10"):
+            list(sources.read(corpus, corpus.pieces[0]))
+    finally:
+        fs.rm("/flaky", recursive=True)

@@ -1,0 +1,203 @@
+"""Four doors, one set of windows: grain, torch, datasets and seqio give what the cache holds."""
+
+import pickle
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import adapters
+from tasks.adapters import CacheSource
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.windows import Windows
+from tasks.terminal.command_line import UserError
+from trainer.pretrain import build_config
+from trainer.setup import prepare
+
+# Rows of the cache, and what an autoregressive LM makes of them: an EOS more.
+WINDOW = 100
+LM = "python_docs_autoregressive_lm"
+DOCS = Path(__file__).parents[2] / "docs" / "adapters.md"
+
+
+@pytest.fixture(scope="module")
+def windows(text_cache):
+    """Those of the training split, the unfinished last ones included."""
+    found = Windows(str(text_cache), CacheManifest.load(str(text_cache)), "train", WINDOW, True)
+    tokens_WN, lengths_W = found.read(np.arange(len(found)))
+    return [tokens_N[:length] for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def source(text_cache):
+    return CacheSource(str(text_cache), keep_tails=True)
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected) > 100
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_grain_gives_the_windows(source, windows):
+    import grain
+
+    dataset = adapters.grain_dataset(source)
+    assert isinstance(dataset, grain.MapDataset)
+    assert_equal([element["tokens"] for element in dataset], windows)
+    shuffled = dataset.shuffle(seed=3)
+    order = [element["tokens"].tobytes() for element in shuffled]
+    assert order != [window.tobytes() for window in windows]
+    assert sorted(order) == sorted(window.tobytes() for window in windows)
+
+
+def test_torch_gives_the_windows(source, windows):
+    import torch
+
+    dataset = adapters.torch_dataset(source)
+    assert isinstance(dataset, torch.utils.data.Dataset)
+    found = [dataset[index]["tokens"] for index in range(len(dataset))]
+    assert found[0].dtype == torch.int32
+    assert_equal([tensor.numpy() for tensor in found], windows)
+    loader = torch.utils.data.DataLoader(pickle.loads(pickle.dumps(dataset)), batch_size=None)
+    assert_equal([element["tokens"].numpy() for element in loader], windows)
+
+
+def test_datasets_gives_the_windows(source, windows):
+    import datasets
+
+    dataset = adapters.iterable_dataset(source, shards=5)
+    assert isinstance(dataset, datasets.IterableDataset)
+    assert dataset.num_shards == 5
+    assert_equal([element["tokens"] for element in dataset], windows)
+    # Workers share the parts; none is read twice.
+    halves = [list(dataset.shard(num_shards=2, index=index)) for index in range(2)]
+    assert_equal(
+        sorted(element["tokens"] for half in halves for element in half),
+        sorted(window.tolist() for window in windows),
+    )
+
+
+def test_seqio_gives_the_windows(text_cache, windows, tmp_path):
+    import seqio
+
+    from tasks import seqio_tasks
+
+    shutil.copytree(text_cache, tmp_path / LM)
+    try:
+        (task,) = seqio_tasks.register(str(text_cache), names=[LM], row_tokens=WINDOW)
+        seqio.set_global_cache_dirs([str(tmp_path)])
+        # seqio reads 16 shards at a time, in turns; one after the other they have an order.
+        count = len(CacheManifest.load(str(text_cache)).splits["train"])
+        found = [
+            element["targets"]
+            for shard in range(count)
+            for element in task.get_dataset(
+                {"targets": WINDOW + 1},
+                "train",
+                shuffle=False,
+                use_cached=True,
+                shard_info=seqio.ShardInfo(shard, count),
+            ).as_numpy_iterator()
+        ]
+    finally:
+        seqio.TaskRegistry.remove(LM)
+        seqio.set_global_cache_dirs([])
+    assert all(targets[-1] == 1 for targets in found)
+    assert_equal([targets[:-1] for targets in found], windows)
+
+
+def test_examples_are_those_of_a_run(text_cache):
+    flags = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--seed=7"]
+    flags += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=4", "--model_dir=none"]
+    data = prepare(*build_config("t5_1_1_tiny", flags)).data
+    batches = data.batches()
+    epochs = 0
+    step = 3 * len(data.sources[0].maker.windows) // 4  # in the fourth epoch
+    places = batches.places(step)
+    source = CacheSource(
+        str(text_cache),
+        task="python_docs_span_corruption",
+        inputs=64,
+        targets=18,
+        seed=7,
+        epoch=int(places.epochs[0]),
+    )
+    batch = batches[step]
+    for row, (epoch, window) in enumerate(zip(places.epochs, places.windows, strict=True)):
+        if epoch != source.epoch:
+            continue
+        epochs += 1
+        example = source[window]
+        for name, feature in (
+            ("inputs", "encoder_input_tokens"),
+            ("targets", "decoder_target_tokens"),
+        ):
+            size = len(example[name])
+            np.testing.assert_array_equal(batch[feature][row, :size], example[name])
+            assert not batch[feature][row, size:].any()
+            assert example[name][-1] == 1
+    assert epochs
+    assert source.epoch > 0
+    other = CacheSource(**{**source.__getstate__(), "epoch": source.epoch + 1})
+    assert any(
+        source[index]["inputs"].tolist() != other[index]["inputs"].tolist() for index in range(4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("door", "package"),
+    [
+        (adapters.grain_dataset, "grain"),
+        (adapters.torch_dataset, "torch"),
+        (adapters.iterable_dataset, "datasets"),
+    ],
+)
+def test_a_missing_package_is_one_line(source, monkeypatch, door, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"needs {package}: pip install 'palimpsest\["):
+        door(source)
+
+
+def test_what_does_not_fit_is_refused(text_cache, tmp_path):
+    def first(**fields):
+        return CacheSource(**{"cache": str(text_cache), **fields})[0]
+
+    with pytest.raises(UserError, match="holds no cache"):
+        first(cache=str(tmp_path))
+    with pytest.raises(UserError, match="has no split test"):
+        first(split="test")
+    with pytest.raises(UserError, match=r"unknown task|no task"):
+        first(task="python_docs_span")
+    with pytest.raises(UserError, match="window_tokens has no effect beside task"):
+        first(task=LM, window_tokens=50)
+    with pytest.raises(UserError, match="needs the cache's documents to end in eos"):
+        first(task="python_docs_full_lm")
+    source = CacheSource(str(text_cache))
+    with pytest.raises(IndexError, match="windows in train, not"):
+        source[len(source)]
+    with pytest.raises(IndexError):
+        source[-1]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_examples_of_the_documentation_run(text_cache, number, tmp_path, monkeypatch):
+    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(examples) == 4
+    assert all(len(example.splitlines()) <= 7 for example in examples)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "python_docs_span_corruption").symlink_to(text_cache)
+    (tmp_path / "vocabulary").symlink_to(text_cache)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    try:
+        exec(examples[number], names)
+    finally:
+        if "seqio" in names:
+            names["seqio"].TaskRegistry.remove("python_docs_span_corruption")
+            names["seqio"].set_global_cache_dirs([])
+    example = names["example"]
+    assert {"inputs", "targets"} <= set(example)
