@@ -6,7 +6,7 @@ Batches are those of span corruption, 512 inputs and 114 targets: encoder_input_
 decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. A token is one of the corpus, 568
 of them an example.
 
-The cache is made here in a temporary folder: one shard by pipeline.write, of --shard_tokens ids
+The cache is made here in a temporary folder: one shard of --shard_tokens ids
 under Zipf's law (32,000 of them, that of rank r as likely as 1 / r, which decides how many bytes an
 id takes), and as many hard links to it under the names of other shards as make --tokens. So records
 come from memory, not from a disk; files, index and order are those of the whole cache.
@@ -45,7 +45,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     """Writes one shard and links it until the cache has `tokens`."""
     import pyarrow as pa
 
-    from pipeline import write
+    from pipeline.building import write
     from tasks.cache.manifest import (
         MANIFEST,
         CacheManifest,

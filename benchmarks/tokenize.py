@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sentencepiece
 
-from pipeline import fast_tokenizer
+from pipeline.tokenizer import fast_tokenizer
 from tasks.storage import files
 
 _SAMPLE_BYTES = 20e6

@@ -20,7 +20,7 @@ import venv
 ROOT = pathlib.Path(__file__).parents[1]
 # What each image must do, and what must not be in it.
 STARTS = {
-    "pipeline": (("-c", "import apache_beam, gcsfs, pipeline.graph"),
+    "pipeline": (("-c", "import apache_beam, gcsfs, pipeline.building.graph"),
                  ("-m", "pipeline.build", "--help")),
     "trainer": (("-c", "import gcsfs, trainer.loop"), ("-m", "trainer.pretrain", "--help")),
 }  # fmt: skip

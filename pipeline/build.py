@@ -125,11 +125,12 @@ def _share(text: str) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Parses the flags and builds; see pipeline.engine.build for what it raises."""
+    """Parses the flags and builds; see pipeline.building.engine.build for what it raises."""
     parser = command_line()
     known, rest = parser.parse_known_args(argv)
 
-    from pipeline import beam_options, engine
+    from pipeline.building import engine
+    from pipeline.runners import beam_options
 
     options = Options(**vars(known))
     arguments = beam_options.arguments(parser, rest, options.runner, options.workers)

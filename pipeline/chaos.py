@@ -1,7 +1,7 @@
 """Breaks builds in every way we know, and audits what they become: `python -m pipeline.chaos`.
 
     python -m pipeline.chaos --vocabulary=DIR --kills=100 --workers=1-4 --seed=7
-    python -m pipeline.chaos --vocabulary=DIR --kills=20 --pools=3     # see pipeline.chaos_pools
+    python -m pipeline.chaos --vocabulary=DIR --kills=20 --pools=3     # see pipeline.faults.pools
 
 One build runs undisturbed. Then builds are killed, starved, robbed of their corpus and damaged, and
 run again by the same command until they are done; every file must have the same sha256 as in the
@@ -146,7 +146,7 @@ class History:
 
     def begin(self, workers: int, **options) -> subprocess.Popen:
         """Starts a build, noting which shards are finished and good."""
-        from pipeline import folder
+        from pipeline.building import folder
 
         found = folder.survey(str(self.cache), self.lab.plan)
         names = (name for shard in found.values() if shard for name in shard.files)
@@ -609,9 +609,9 @@ def main(argv: list[str]) -> int:
         path.mkdir(parents=True, exist_ok=True)
         lab = Laboratory(flags, path)
         if flags.pools:
-            from pipeline import chaos_pools
+            from pipeline.faults import pools
 
-            cluster = stack.enter_context(chaos_pools.Cluster(flags.pools, path))
+            cluster = stack.enter_context(pools.Cluster(flags.pools, path))
             lab.runner = cluster.flags
             rows = experiment(lab, cluster.faults(flags.kills), jobs=1)
             workers = f"a worker in each of {flags.pools} pools"

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from pipeline.build import positive
-from pipeline.portable import LOST
+from pipeline.runners.portable import LOST
 from tasks.terminal.command_line import Parser, RawHelp, run
 
 # How long a worker may take to come after its pool said that it started.

@@ -142,7 +142,7 @@ def _add(total: Checked, more: Checked) -> None:
 
 def _check_head(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
     """Checks what belongs to no shard, and that nothing else lies in the folder."""
-    from pipeline import folder as cache
+    from pipeline.building import folder as cache
     from tasks import vocabulary
 
     plan = manifest.plan

@@ -95,7 +95,7 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
         elif missing:
             with _watched(job.folder, sizes, bar):
                 # A Beam import costs seconds that a small corpus need not pay.
-                from pipeline import beam_job
+                from pipeline.runners import beam_job
 
                 count = functools.partial(_count_piece, job)
                 beam_job.run(count, missing, job.folder, beam_arguments, verbose)

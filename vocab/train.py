@@ -421,7 +421,7 @@ def main(argv: list[str]) -> None:
     if flags.workers < 1:
         raise UserError(f"--workers={flags.workers} must be more than 0")
     if flags.workers > 1 or flags.runner or rest:
-        from pipeline import beam_options
+        from pipeline.runners import beam_options
 
         runner = flags.runner or "FnApiRunner"
         beam_arguments = beam_options.arguments(parser, rest, runner, flags.workers)

@@ -1,6 +1,6 @@
 """The bytes of a cache's shards: TFRecord framing around tf.train.Example protos, in numpy.
 
-pipeline/rows.py writes them, many at once in compiled code; here is the plain form.
+pipeline/building/rows.py writes them, many at once in compiled code; here is the plain form.
 
 TensorFlow takes 7 seconds and 730 MB to import; the two formats are one page. Source: TensorFlow's
 `core/lib/io/record_writer.h` (framing, masked CRC) and `core/example/{example,feature}.proto`.

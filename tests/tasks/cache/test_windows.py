@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import write
+from pipeline.building import write
 from tasks.cache import copies, records, shards
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,

@@ -15,7 +15,7 @@ from tasks.vocabulary import NORMAL
 from trainer.huggingface import tokenizer
 from vocab.train import add_sentinels
 
-TEXTS = Path(__file__).parents[2] / "pipeline" / "texts.txt"
+TEXTS = Path(__file__).parents[2] / "pipeline" / "tokenizer" / "texts.txt"
 AWKWARD = r"""
   two  spaces |\ttab\r\n|\u00a0no\u00a0break\u202f|\u3000wide\u3000|a\u0085b
 zero\u200bwidth\u200djoiner\ufeffmark\u00adsoft|a\u0001b\u0007c|\u2028line\u2029paragraph

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
-from pipeline.write import finished
+from pipeline.building.write import finished
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -221,7 +221,7 @@ def _receipt(path: str) -> Shard | None:
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
     """Returns every shard of the plan: (split, number) -> its receipt, None where it is to do.
 
-    `check` holds the files against the receipts: see pipeline.write.finished.
+    `check` holds the files against the receipts: see pipeline.building.write.finished.
     """
     keys = [(split, index) for split, count in plan.shards.items() for index in range(count)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline import beam_options
+from pipeline.runners import beam_options
 from tasks.terminal.command_line import UserError
 
 _FAILURE = "the job stopped: "
@@ -119,7 +119,7 @@ def run(
 
 def _place(arguments: list[str]) -> Any:
     """The module that knows the service which `arguments` give the job to, if there is one."""
-    from pipeline import dataflow, portable
+    from pipeline.runners import dataflow, portable
 
     (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
     return next((place for place in (dataflow, portable) if place.is_runner(runner)), None)

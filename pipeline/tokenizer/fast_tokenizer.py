@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline import kernels, trie
-from pipeline.kernels import Normaliser, Pieces, Work
+from pipeline.tokenizer import kernels, trie
+from pipeline.tokenizer.kernels import Normaliser, Pieces, Work
 from tasks.storage import files
 
 _SPACE = "\u2581"

@@ -12,7 +12,7 @@ import pytest
 from pipeline.build import main
 from tasks.cache import records
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 MANY, ONE = "rlm_span_corruption", "python_docs_span_corruption"
 MODULE = """
 import sys

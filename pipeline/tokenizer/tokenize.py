@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from pipeline import fast_tokenizer
+from pipeline.tokenizer import fast_tokenizer
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 

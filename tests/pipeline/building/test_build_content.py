@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import write
+from pipeline.building import write
 from tasks import vocabulary
 from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, shard_file
@@ -19,7 +19,7 @@ from tasks.cache.windows import Windows
 from tasks.vocabulary import load
 
 TASK = "python_docs_span_corruption"
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def read_shard(folder, split, index, count):

@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pipeline import dataflow, graph, portable, secret, tokenize
-from pipeline import folder as cache
-from pipeline.watch import Watch, bad_share, watched
+from pipeline.building import folder as cache
+from pipeline.building import graph
+from pipeline.building.watch import Watch, bad_share, watched
+from pipeline.runners import dataflow, portable, secret
+from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import VOCABULARY, Plan, Shard
 from tasks.reading import sources
@@ -274,7 +276,7 @@ def _foresee(
     loaded: Vocabulary,
 ) -> None:
     """Prints what the build would do and come to; writes nothing to the cache's folder."""
-    from pipeline import estimate
+    from pipeline.building import estimate
 
     job, assignments = planned
     there = cache.check(job.folder, job.plan, options.extend)

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pipeline.beam_job import interrupt
-from pipeline.graph import EMPTY, Assignment
-from pipeline.write import finished
+from pipeline.building.graph import EMPTY, Assignment
+from pipeline.building.write import finished
+from pipeline.runners.beam_job import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal import progress

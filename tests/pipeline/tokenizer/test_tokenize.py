@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from pipeline import fast_tokenizer, kernels, tokenize, trie
+from pipeline.tokenizer import fast_tokenizer, kernels, tokenize, trie
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
@@ -38,7 +38,7 @@ MODELS = {
     "bpe_bytes": {"model_type": "bpe", "byte_fallback": True, "character_coverage": 0.98},
     "bpe_code": {"model_type": "bpe", **CODE, "user_defined_symbols": ["<a>", "==", "    "]},
 }
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 TEXTS = pathlib.Path(__file__).with_name("texts.txt")
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from pipeline import graph
+from pipeline.building import graph
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 

@@ -7,7 +7,7 @@ import struct
 import google_crc32c
 import numpy as np
 
-from pipeline.compiled import compiled
+from pipeline.tokenizer.compiled import compiled
 from tasks.cache.records import FRAMING_BYTES
 from tasks.vocabulary import EOS_ID
 

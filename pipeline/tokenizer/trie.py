@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pipeline.compiled import compiled
+from pipeline.tokenizer.compiled import compiled
 
 _BLOCK = 256
 

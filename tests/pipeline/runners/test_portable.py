@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from pipeline import chaos, job_service, portable, worker_pool
-from pipeline.chaos_pools import Cluster
+from pipeline import chaos, job_service, worker_pool
+from pipeline.faults.pools import Cluster
+from pipeline.runners import portable
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 

@@ -22,8 +22,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from pipeline import graph
-from pipeline.write import finished
+from pipeline.building import graph
+from pipeline.building.write import finished
 from tasks.cache.manifest import VOCABULARY, Shard
 from tasks.reading.sources import Piece
 from tasks.storage import files

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pipeline import secret
+from pipeline.runners import secret
 from tasks.terminal.command_line import UserError
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline import beam_job, secret, tokenize
-from pipeline.write import ShardWriter
+from pipeline.building.write import ShardWriter
+from pipeline.runners import beam_job, secret
+from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.cache.manifest import VOCABULARY, Plan
 from tasks.cache.pack import Documents
@@ -30,8 +31,8 @@ SENTINEL = "contains a sentinel such as <extra_id_0>"
 @dataclasses.dataclass(frozen=True)
 class Job:
     """What every worker is told: the cache's folder and plan, the resolved corpus, and, which no
-    byte depends on, by what to tokenize (see pipeline.tokenize.ENGINES) and the name of the secret
-    that holds the Hub's token."""
+    byte depends on, by what to tokenize (see `tokenize.ENGINES`) and the name of the secret that
+    holds the Hub's token."""
 
     folder: str
     plan: Plan

@@ -22,8 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline import beam_job, dataflow, graph, tokenize
-from pipeline.engine import assign
+from pipeline.building import graph
+from pipeline.building.engine import assign
+from pipeline.runners import beam_job, dataflow
+from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
@@ -31,7 +33,7 @@ from tests import dataflow_worker
 from tests.dataflow_server import DataflowServer
 from tests.gcs_server import GcsServer
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 TASK = "python_docs_span_corruption"
 TOKEN = "hf_never_to_be_seen"
 CORPUS = "--corpus=json:gs://bucket/corpus/documents.jsonl?validation=0.1"
@@ -109,7 +111,9 @@ def test_what_is_asked_and_what_travels(submit, gcs):
     check_wheel(gcs.read(wheel))
     proto = gcs.read(job.options["pipelineUrl"].removeprefix("gs://bucket/"))
     pickles = unpacked(proto)
-    assert sum(b"pipeline.graph" in pickle for pickle in pickles) >= 2  # the work, and the pieces
+    assert (
+        sum(b"pipeline.building.graph" in pickle for pickle in pickles) >= 2
+    )  # the work, and the pieces
     assert any(b"documents.jsonl" in pickle for pickle in pickles)
     for data in [json.dumps(job.request).encode(), *map(gcs.read, gcs.names()), *pickles]:
         assert TOKEN.encode() not in data
@@ -138,7 +142,10 @@ def check_wheel(data: bytes) -> None:
             ours = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
             assert ours <= names
             assert not [name for name in names if name.startswith("trainer")]
-        assert archive.read("pipeline/graph.py") == (ROOT / "pipeline/graph.py").read_bytes()
+        assert (
+            archive.read("pipeline/building/graph.py")
+            == (ROOT / "pipeline/building/graph.py").read_bytes()
+        )
         record = archive.read("palimpsest-0.1.0.dist-info/RECORD").decode().splitlines()
         assert {line.split(",")[0] for line in record} == names
 
@@ -176,7 +183,9 @@ def test_the_staged_pipeline_is_enough(submit, start, gcs, cache, tmp_path):
     assert differing <= {"manifest.json", "plan.json"}
     bare = next(tmp_path.glob("bare/lib/*/site-packages"))
     assert not {"jax", "tensorflow", "trainer"} & set(os.listdir(bare))
-    assert (bare / "pipeline/graph.py").read_bytes() == (ROOT / "pipeline/graph.py").read_bytes()
+    assert (bare / "pipeline/building/graph.py").read_bytes() == (
+        ROOT / "pipeline/building/graph.py"
+    ).read_bytes()
 
 
 def refused(process) -> str:

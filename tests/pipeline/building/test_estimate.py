@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pipeline import estimate
+from pipeline.building import estimate
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 

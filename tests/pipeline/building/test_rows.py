@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.rows import framed
+from pipeline.building.rows import framed
 from tasks.cache import records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=200)

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from pipeline import beam_options, build
+from pipeline import build
+from pipeline.runners import beam_options
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 TEXT = (ROOT / "docs/dataflow.md").read_text()
 VARIABLES = {
     "PROJECT": "ours", "REGION": "europe-west4", "BUCKET": "bucket", "WORKERS": "w@x", "IMAGE": "i",

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.rows import framed, text_tokens
+from pipeline.building.rows import framed, text_tokens
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     ROW_INDEX,

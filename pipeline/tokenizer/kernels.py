@@ -1,6 +1,6 @@
 """Compiled code of the fast tokenizer: text to normalised text to ids, document by document.
 
-What it computes is SentencePiece's, to the bit: see pipeline/fast_tokenizer.py for why that holds.
+What it computes is SentencePiece's, to the bit: fast_tokenizer.py says why that holds.
 In normalised text the mark of a space, U+2581, is the byte 0x20: a space itself cannot occur there.
 
 One file, because Numba's cache of a compiled function knows only the file that the function stands
@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pipeline.compiled import compiled
+from pipeline.tokenizer.compiled import compiled
 
 # Why `encode` stopped before the last document.
 DONE = 0

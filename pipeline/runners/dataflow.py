@@ -2,7 +2,7 @@
 
 Workers get our packages as a wheel that is made here, of the very files that this process runs, and
 which asks for the versions that are installed here: they write what this machine would write.
-The rest of the job is Beam's. Tokens do not travel: see pipeline/secret.py.
+The rest of the job is Beam's. Tokens do not travel: see pipeline/runners/secret.py.
 """
 
 import base64
@@ -146,7 +146,7 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
     """
     version = _version()
     name = f"palimpsest-{version}"
-    root = pathlib.Path(__file__).parents[1]
+    root = pathlib.Path(__file__).parents[2]
     content = {
         str(path.relative_to(root)): path.read_bytes()
         for package in _OURS

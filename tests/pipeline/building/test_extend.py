@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from pipeline import graph
+from pipeline.building import graph
 from pipeline.verify import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files

@@ -229,7 +229,7 @@ def test_a_bug_keeps_its_traceback(flags, tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *flags(tmp_path)],
-        cwd=pathlib.Path(__file__).parents[2],
+        cwd=pathlib.Path(__file__).parents[3],
         capture_output=True,
         text=True,
     )

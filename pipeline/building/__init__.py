@@ -1,0 +1,1 @@
+"""A build: plan, Beam graph, shard writer, receipts, manifest."""

@@ -1,0 +1,1 @@
+"""Fault injection: kills builds and audits the caches they leave."""

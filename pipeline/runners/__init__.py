@@ -1,0 +1,1 @@
+"""Beam runners: options, local workers, portable worker pools, Dataflow."""

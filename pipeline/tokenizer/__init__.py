@@ -1,0 +1,1 @@
+"""SentencePiece ids from compiled code."""
