@@ -11,7 +11,7 @@ under Zipf's law (32,000 of them, that of rank r as likely as 1 / r, which decid
 id takes), and as many hard links to it under the names of other shards as make --tokens. So records
 come from memory, not from a disk; files, index and order are those of the whole cache.
 
-ours   trainer.batches.TrainingBatches: global shuffle, checksums, noise, features
+ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
 T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption written in
        TensorFlow's operations, EOS, trim and pad, shift, batch; no shuffle, which would cost more
 
@@ -90,9 +90,9 @@ def source(folder: str, local_dir: str | None = None):
     from tasks.cache.windows import Windows
     from tasks.objectives import Lengths, span_corruption
     from tasks.vocabulary import TokenIds
-    from trainer.batches import BatchMaker, Source
-    from trainer.features import FeatureConverter
-    from trainer.order import GlobalOrder
+    from trainer.data.batches import BatchMaker, Source
+    from trainer.data.features import FeatureConverter
+    from trainer.data.order import GlobalOrder
 
     manifest = CacheManifest.load(folder)
     objective, lengths = span_corruption(), Lengths(INPUTS, TARGETS)
@@ -106,7 +106,7 @@ def source(folder: str, local_dir: str | None = None):
 
 def ours(folder: str, batch_size: int):
     """Returns the trainer's batches of a cache."""
-    from trainer.batches import TrainingBatches
+    from trainer.data.batches import TrainingBatches
 
     return TrainingBatches([source(folder)], batch_size)
 

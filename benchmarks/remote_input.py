@@ -33,8 +33,8 @@ _CACHE = "gs://bucket/cache"
 
 def measure(flags: argparse.Namespace) -> None:
     """Takes batches and prints what it was like, as JSON."""
-    from trainer.batches import TrainingBatches
-    from trainer.order import BlockOrder
+    from trainer.data.batches import TrainingBatches
+    from trainer.data.order import BlockOrder
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as local:

@@ -12,8 +12,8 @@ With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only 
 the same shapes and dtypes) in a process of its own, round by round in turn with ours. Its
 dependencies are that interpreter's; nothing of the project needs them.
 
-MFU is `trainer.cost.flops_per_step`, forward and backward and nothing computed twice, by the time
-of a step, by the peak: of bfloat16 on a chip that `trainer.chips` knows, otherwise that of a
+MFU is `cost.flops_per_step`, forward and backward and nothing computed twice, by the time
+of a step, by the peak: of bfloat16 on a chip that `engine.hardware` knows, otherwise that of a
 product of two matrices, measured here. The roofline takes the higher of two bounds: those FLOPs at
 the peak, and the step's bytes at the bandwidth of memory. Of the parts, "no layers" is forward and
 backward of embedding, logits and loss alone, which the first two contain. On a CPU, parts and their
@@ -40,21 +40,21 @@ import optax
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, run
-from trainer.chips import peak_flops
 from trainer.config import Config
-from trainer.cost import flops_per_step, parameter_count
-from trainer.features import converter
-from trainer.loss import model_loss
+from trainer.data.features import converter
+from trainer.engine.cost import flops_per_step, parameter_count
+from trainer.engine.hardware import peak_flops
+from trainer.engine.loss import model_loss
+from trainer.engine.program import Program
+from trainer.engine.sharding import put_batch
+from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, logical_axes, run_model
-from trainer.optimizer import make_optimizer
+from trainer.optim.optimizer import make_optimizer
 from trainer.pretrain import build_config
-from trainer.program import Program
-from trainer.sharding import put_batch
-from trainer.step import make_gradients
 
 # Bytes a second of a device's memory, by a part of JAX's `device_kind`. Sources: as of
-# `trainer.chips`; A100 is that of 80 GB.
+# `trainer.engine.hardware`; A100 is that of 80 GB.
 _BANDWIDTH = {
     "TPU v4": 1.228e12,
     "TPU v5 lite": 0.819e12,

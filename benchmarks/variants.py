@@ -7,7 +7,7 @@ The step is the trainer's own, on full rows of random tokens. In every round eac
 step; a ratio is the median over rounds of the time by the baseline's in the same round. On a CPU
 time is that of the processor, of all cores together, which other work on the machine does not
 lengthen; on an accelerator it is the clock's. Beside it stands the ratio of FLOPs that
-`trainer.cost.flops_per_step` counts, and of operations that the compiler does.
+`trainer.engine.cost.flops_per_step` counts, and of operations that the compiler does.
 
 `--output` writes the least seconds of each by preset, for experiments.primer --step_times.
 """
@@ -25,10 +25,10 @@ import jax
 from benchmarks.step import make_batch
 from experiments.primer import ARMS
 from tasks.terminal.command_line import run
-from trainer.cost import flops_per_step, parameter_count
+from trainer.engine.cost import flops_per_step, parameter_count
+from trainer.engine.program import Program
+from trainer.engine.sharding import put_batch
 from trainer.pretrain import build_config
-from trainer.program import Program
-from trainer.sharding import put_batch
 
 OTHERS = ",evolved_transformer,synthesizer,synthesizer_dense,switch_transformer,switch_primer"
 

@@ -191,7 +191,7 @@ def _band(
 
 
 def curve(lines: Sequence[Mapping[str, Any]], step_seconds: float | None = None) -> Curve | None:
-    """The curve in the lines of `trainer.metrics.read_metrics`; None if none is evaluated yet.
+    """The curve in the lines of `metrics.read_metrics`; None if none is evaluated yet.
 
     `step_seconds` None: the median of what the run itself took.
     """

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 def _arms(arguments: argparse.Namespace) -> dict[str, str]:
     """Presets by arm."""
-    from trainer.presets import model_preset
+    from trainer.config.presets import model_preset
 
     arms = {}
     for arm in arguments.arms.split(","):
@@ -132,9 +132,9 @@ def _report(
 ) -> None:
     """Writes and prints what the finished runs say."""
     from experiments import comparison
-    from trainer import config as configuration
-    from trainer.cost import parameter_count
-    from trainer.metrics import read_metrics
+    from trainer.config import load_config
+    from trainer.engine.cost import parameter_count
+    from trainer.reporting.metrics import read_metrics
 
     curves: dict[str, dict[int, comparison.Curve]] = {}
     parameters: dict[str, int] = {}
@@ -145,7 +145,7 @@ def _report(
             found = comparison.curve(read_metrics(model_dir), times.get(preset))
             if found and found.steps[-1] == arguments.steps:
                 curves[arm][seed] = found
-                parameters[arm] = parameter_count(configuration.load(model_dir)[0].model)
+                parameters[arm] = parameter_count(load_config(model_dir)[0].model)
     baseline = next(iter(arms))
     compared = comparison.compare(curves, baseline)
     text = comparison.table(compared, parameters)

@@ -30,8 +30,8 @@ FORBIDDEN = {
 OF_PIPELINE = {"pipeline.runners"}
 ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
-    "trainer/seqio_data.py": {"seqio", "tensorflow"},
-    "trainer/t5x/engine.py": {"seqio", "tensorflow"},
+    "trainer/data/seqio_data.py": {"seqio", "tensorflow"},
+    "trainer/t5x_engine.py": {"seqio", "tensorflow"},
     "trainer/huggingface/tokenizer.py": {"sentencepiece"},
 }
 

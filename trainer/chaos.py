@@ -94,7 +94,7 @@ class Subject:
 
     def lines(self) -> list[dict[str, Any]]:
         """The metrics written so far, without what depends on the machine."""
-        from trainer.metrics import read_metrics
+        from trainer.reporting.metrics import read_metrics
 
         return [
             {key: value for key, value in line.items() if key != "speed"}
@@ -197,7 +197,7 @@ def differences(one: Subject, other: Subject, step: int) -> list[str]:
     import jax
     import orbax.checkpoint as ocp
 
-    from trainer.stacked import path_name
+    from trainer.optim.stacked import path_name
 
     states = []
     for subject in (one, other):

@@ -24,11 +24,11 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
-from trainer import processes, stores
-from trainer.config import CheckpointConfig, Config
+from trainer import stores
+from trainer.config import BEST_METRICS, CheckpointConfig, Config, config_changes, fields
+from trainer.engine import processes
+from trainer.engine.step import TrainState
 from trainer.setup import Run, vocabulary_sha256
-from trainer.step import TrainState
 
 _PREFIX = "checkpoint"
 # The only metric of config.BEST_METRICS that is best high.
@@ -88,7 +88,7 @@ class Checkpoints:
         if metric not in result:
             raise UserError(
                 f"--checkpoint.best_metric={metric}: these tasks have no such metric, but "
-                f"{', '.join(name for name in result if name in configuration.BEST_METRICS)}"
+                f"{', '.join(name for name in result if name in BEST_METRICS)}"
             )
         value = result[metric]
         if best and best.metric == metric:
@@ -163,8 +163,8 @@ class Checkpoints:
                 f"the checkpoints in {self._model_dir} are not ours, but perhaps T5X's: go on with "
                 f"--engine=t5x, or begin with --init_from={self._model_dir} in another --model_dir"
             ) from error
-        before = configuration.from_dict(Config, stored["config"], self._model_dir)
-        differences = configuration.changes(before, run.config, step)
+        before = fields.from_dict(Config, stored["config"], self._model_dir)
+        differences = config_changes(before, run.config, step)
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} is another one"

@@ -15,11 +15,11 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import Parser, UserError
-from trainer.words import WordCounter
+from trainer.data.words import WordCounter
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.data import EvaluationSet
+    from trainer.data.cached import EvaluationSet
     from trainer.setup import Run
 
 EVALUATION_FILE = "evaluation.json"
@@ -78,7 +78,7 @@ class Evaluator:
         return results
 
     def _sums(self, params: Any, rows: "EvaluationSet") -> "_Sums":
-        from trainer.step import put_batch
+        from trainer.engine.step import put_batch
 
         text = self._texts.get(rows.name)
         sums = _Sums(np.zeros(self._vocab_size, np.int64), words=text.words if text else None)
@@ -113,7 +113,7 @@ class _Text:
 def _texts(run: "Run", split: str) -> dict[str, _Text]:
     """By task, for those of the run's whose targets are tokens of the corpus."""
     from tasks.objectives import AutoregressiveLM, DecoderPrefixLM, Denoising, RandomPrefix
-    from trainer.data import CachedData
+    from trainer.data.cached import CachedData
 
     texts: dict[str, _Text] = {}
     for each in run.data.tasks if isinstance(run.data, CachedData) else ():
@@ -156,7 +156,7 @@ class _Sums:
     metrics: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def add_targets(self, batch: dict[str, np.ndarray]) -> None:
-        from trainer.features import target_side
+        from trainer.data.features import target_side
 
         side = target_side(batch)
         weights = batch[f"{side}_loss_weights"]
@@ -198,7 +198,7 @@ class _Sums:
         self.metrics[name] = before[0] + total, before[1] + weight
 
     def result(self) -> dict[str, float]:
-        from trainer.metrics import means, perplexity
+        from trainer.reporting.metrics import means, perplexity
 
         values = means(self.metrics)
         loss = values["loss"]
@@ -257,8 +257,8 @@ def on_this_machine(config: "Config") -> "Config":
     else on all of them, rows divided."""
     import jax
 
-    from trainer.mesh_config import MeshConfig
-    from trainer.processes import ProcessesConfig
+    from trainer.config.mesh import MeshConfig
+    from trainer.engine.processes import ProcessesConfig
 
     config = dataclasses.replace(config, processes=ProcessesConfig())
     try:
@@ -279,9 +279,9 @@ def main(argv: list[str]) -> None:
     )
     arguments = parser.parse_args(argv)
 
-    from trainer import config as configuration
+    from trainer.config import fields, load_config
 
-    config, origins = configuration.load(arguments.model_dir)
+    config, origins = load_config(arguments.model_dir)
     overrides = {
         "model_dir": arguments.model_dir,
         "cache_dir": arguments.cache_dir,
@@ -289,11 +289,11 @@ def main(argv: list[str]) -> None:
     }
     for path, value in overrides.items():
         if value is not None:
-            config = configuration.replace(config, path, value)
+            config = fields.replace(config, path, value)
     config = on_this_machine(config)
 
     from trainer.checkpoint import Checkpoints
-    from trainer.program import Program
+    from trainer.engine.program import Program
     from trainer.setup import prepare
 
     run = prepare(config, origins)

@@ -45,13 +45,13 @@ class Explanation:
     """
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
-        from trainer import config as configuration
-        from trainer.data import CachedData
+        from trainer.config import fields, load_config
+        from trainer.data.cached import CachedData
         from trainer.setup import prepare
 
-        config, origins = configuration.load(model_dir)
+        config, origins = load_config(model_dir)
         if cache_dir:
-            config = configuration.replace(config, "cache_dir", cache_dir)
+            config = fields.replace(config, "cache_dir", cache_dir)
         if not 1 <= step <= config.train_steps:
             raise UserError(
                 f"--step={step}: the run in {model_dir} has steps 1 to {config.train_steps}"

@@ -25,7 +25,7 @@ from tasks.terminal.command_line import Parser, UserError
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
-    from trainer.features import Batch
+    from trainer.data.features import Batch
     from trainer.huggingface.parity import Parity
     from trainer.huggingface.tokenizer import Match
     from trainer.setup import Run
@@ -67,15 +67,15 @@ def export(
     _check_packages()
     target = _target(output)
 
-    from trainer import config as configuration
+    from trainer.config import fields, load_config
     from trainer.evaluate import chosen_steps, on_this_machine
     from trainer.huggingface import configs
     from trainer.setup import prepare
 
-    config, origins = configuration.load(model_dir)
-    config = configuration.replace(config, "model_dir", model_dir)
+    config, origins = load_config(model_dir)
+    config = fields.replace(config, "model_dir", model_dir)
     if cache_dir:
-        config = configuration.replace(config, "cache_dir", cache_dir)
+        config = fields.replace(config, "cache_dir", cache_dir)
     reason = configs.refusal(config.model, custom_code)
     if reason:
         raise UserError(f"{model_dir} cannot become a model of transformers: {reason}")
@@ -88,7 +88,7 @@ def export(
         )
 
     from trainer.checkpoint import Checkpoints
-    from trainer.program import Program
+    from trainer.engine.program import Program
 
     checkpoints = Checkpoints(model_dir, writable=False)
     chosen = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), model_dir)
@@ -133,7 +133,7 @@ def _target(output: str) -> str:
 def _vocabulary(run: Run, path: str | None) -> Vocabulary:
     """That of the run's caches, or the one named, which must have as many ids."""
     from tasks import vocabulary
-    from trainer.data import CachedData
+    from trainer.data.cached import CachedData
 
     extra_ids = 0
     if isinstance(run.data, CachedData):
@@ -218,7 +218,7 @@ def _rows(run: Run) -> list[Batch]:
 
 def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
     """Text of the validation split, a window each; none where there is no cache of ours."""
-    from trainer.data import CachedData
+    from trainer.data.cached import CachedData
 
     if not isinstance(run.data, CachedData):
         return []

@@ -8,7 +8,7 @@ import sys
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser
-from trainer import config as configuration
+from trainer.config import load_config
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         help="for T5X's examples/scalable_t5, which joins the layers of a stack",
     )
     arguments = parser.parse_args(argv)
-    config, _ = configuration.load(arguments.model_dir)
+    config, _ = load_config(arguments.model_dir)
 
     from trainer.t5x import read, write
 

@@ -21,14 +21,14 @@ import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
+from trainer.engine.program import Program
+from trainer.engine.step import TrainState
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, logical_axes
-from trainer.optimizer import make_optimizer
-from trainer.program import Program
+from trainer.optim.optimizer import make_optimizer
+from trainer.optim.stacked import path_name
 from trainer.setup import Run, vocabulary_sha256
-from trainer.stacked import path_name
-from trainer.step import TrainState
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint, load

@@ -15,20 +15,19 @@ import jax.numpy as jnp
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
-from trainer import guard, processes
 from trainer.checkpoint import Checkpoints
-from trainer.chips import peak_flops
-from trainer.config import CheckpointConfig, Config
-from trainer.cost import flops_per_step, parameter_count
+from trainer.config import CheckpointConfig, Config, save_config
+from trainer.engine import guard, processes
+from trainer.engine.cost import flops_per_step, parameter_count
+from trainer.engine.guard import Guard
+from trainer.engine.hardware import peak_flops
+from trainer.engine.program import Program
+from trainer.engine.step import Metrics, TrainState, put_batch
 from trainer.evaluate import Evaluator
-from trainer.guard import Guard
 from trainer.init_from import start
-from trainer.metrics import MetricsWriter, means
-from trainer.optimizer import learning_rate_schedule
-from trainer.program import Program
+from trainer.optim.optimizer import learning_rate_schedule
+from trainer.reporting.metrics import MetricsWriter, means
 from trainer.setup import Run
-from trainer.step import Metrics, TrainState, put_batch
 
 # What SIGTERM ends with, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
@@ -88,7 +87,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     resumed, first = bool(first), begin_with.step if begin_with else first
     writer = MetricsWriter(config, first, processes.is_first())
     if processes.is_first():
-        configuration.save(config, origins)
+        save_config(config, origins)
         _save_versions(config.model_dir)
 
     program = Program(run)

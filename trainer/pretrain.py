@@ -12,10 +12,9 @@ from typing import Any
 
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, nearest
-from trainer import config as configuration
-from trainer.config import Config
-from trainer.optimizer_config import OPTIMIZER_PRESETS
-from trainer.presets import MODEL_PRESETS, model_preset
+from trainer.config import Config, fields
+from trainer.config.optimizer import OPTIMIZER_PRESETS
+from trainer.config.presets import MODEL_PRESETS, model_preset
 
 # What a recipe of OPTIMIZER_PRESETS means besides the optimizer: nanoT5 clips the gradient of the
 # mean loss, and would clip that of the sum at every step; Mesh TensorFlow divides by all positions.
@@ -35,16 +34,14 @@ def build_config(
     """
     config = Config(preset=preset, model=model_preset(preset))
     origins = {
-        path: f"preset {preset}"
-        for path, _ in configuration.leaves(config)
-        if path.startswith("model.")
+        path: f"preset {preset}" for path, _ in fields.leaves(config) if path.startswith("model.")
     }
     origins["preset"] = "command line"
     if optimizer_preset is not None:
         values = _recipe(optimizer_preset)
-        config = configuration.replace_all(config, values)
+        config = fields.replace_all(config, values)
         origins |= dict.fromkeys(values, f"optimizer preset {optimizer_preset}")
-    return configuration.override(config, origins, overrides), origins
+    return fields.override(config, origins, overrides), origins
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -74,7 +71,7 @@ def build_from_gin(
     from trainer.gin import recipe
 
     config, origins, notes = recipe.load(gin_files, search_paths, flags, preset, overrides)
-    return configuration.override(config, origins, overrides), origins, notes
+    return fields.override(config, origins, overrides), origins, notes
 
 
 def main(argv: list[str]) -> int:
@@ -142,21 +139,21 @@ def main(argv: list[str]) -> int:
     from trainer.setup import prepare
 
     if arguments.print_config and not config.cache_dir:
-        print(configuration.describe(config, origins))
+        print(fields.describe(config, origins))
         return 0
     if arguments.print_config:
-        print(configuration.describe(prepare(config, origins).config, origins))
+        print(fields.describe(prepare(config, origins).config, origins))
         return 0
 
-    from trainer import processes
+    from trainer.engine import processes
 
     with processes.joined(config.processes):
         run = prepare(config, origins)
 
         if config.engine == "t5x":
-            from trainer.t5x import engine
+            from trainer import t5x_engine
 
-            return engine.train(run, origins)
+            return t5x_engine.train(run, origins)
 
         from trainer.loop import train
 
@@ -165,9 +162,7 @@ def main(argv: list[str]) -> int:
 
 def _fields() -> str:
     config = Config(preset="t5_1_1_small", model=model_preset("t5_1_1_small"))
-    lines = [
-        f"  --{path}={value}" for path, value in configuration.leaves(config) if path != "preset"
-    ]
+    lines = [f"  --{path}={value}" for path, value in fields.leaves(config) if path != "preset"]
     return "\n".join(["fields, with the values of t5_1_1_small:", *lines])
 
 

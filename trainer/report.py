@@ -9,7 +9,7 @@ from typing import Any
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.metrics import read_metrics
+from trainer.reporting.metrics import read_metrics
 
 
 def drawing() -> Any:
@@ -126,9 +126,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--picture", help="PNG to write (default: loss_curve.png in model_dir)")
     arguments = parser.parse_args(argv)
 
-    from trainer import config as configuration
+    from trainer.config import load_config
 
-    config, _ = configuration.load(arguments.model_dir)
+    config, _ = load_config(arguments.model_dir)
     lines = read_metrics(arguments.model_dir)
     text = summary(config, lines)
     picture = arguments.picture or files.join(arguments.model_dir, "loss_curve.png")

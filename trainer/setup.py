@@ -6,12 +6,11 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
-from trainer import features
-from trainer.config import Config
-from trainer.data import CachedData, Data, mixtures_of, open_cache
-from trainer.features import Converter
-from trainer.mesh_config import check_dimensions
+from trainer.config import Config, fields
+from trainer.config.mesh import check_dimensions
+from trainer.data import features
+from trainer.data.cached import CachedData, Data, mixtures_of, open_cache
+from trainer.data.features import Converter
 
 SEQIO = "seqio:"
 
@@ -120,7 +119,7 @@ def _cached_data(config: Config, origins: dict[str, str]) -> Run:
 
 
 def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
-    from trainer.seqio_data import SeqioData
+    from trainer.data.seqio_data import SeqioData
 
     idle = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
     _refuse_idle(config, idle)
@@ -144,8 +143,8 @@ def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
 
 
 def _refuse_idle(config: Config, idle: tuple[str, ...]) -> None:
-    defaults = dict(configuration.leaves(Config(config.preset, config.model)))
-    for path, value in configuration.leaves(config):
+    defaults = dict(fields.leaves(Config(config.preset, config.model)))
+    for path, value in fields.leaves(config):
         if path.startswith(idle) and value != defaults[path]:
             raise UserError(f"--{path} has no effect on --task={config.task}")
 
@@ -193,7 +192,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
         field = f"lengths.{side}"
         value, set_already = getattr(task.lengths, side), getattr(config.lengths, side)
         if set_already is None:
-            config = configuration.replace(config, field, value)
+            config = fields.replace(config, field, value)
             origins[field] = f"task {task.name}"
         elif origins.get(field, "").startswith("task ") and set_already != value:
             raise UserError(
@@ -209,7 +208,7 @@ def _imply_vocabulary(
     """Sets the number of embeddings, if nobody did, to what `size` ids need."""
     if origins.get("model.vocab_size", "preset").startswith("preset"):
         rounded = -(-size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
-        config = configuration.replace(config, "model.vocab_size", rounded)
+        config = fields.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = origin
     if config.model.vocab_size < size:
         raise UserError(

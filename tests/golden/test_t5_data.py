@@ -16,7 +16,7 @@ from tasks.objectives import (
 )
 from tasks.objectives.denoising import SIDES
 from tasks.vocabulary import TokenIds
-from trainer.features import FeatureConverter
+from trainer.data.features import FeatureConverter
 
 
 @pytest.fixture(scope="module")

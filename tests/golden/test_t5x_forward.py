@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from trainer.config import LossConfig
-from trainer.loss import loss_and_metrics
+from trainer.engine.loss import loss_and_metrics
 
 TOLERANCE = 1e-5
 NORMALIZERS = {

@@ -6,8 +6,8 @@ import optax
 import pytest
 
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.loss import loss_and_metrics
-from trainer.optimizer import learning_rate_schedule, make_optimizer
+from trainer.engine.loss import loss_and_metrics
+from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
 
 # What README.md says the two training runs were made with.
 OPTIMIZERS = {

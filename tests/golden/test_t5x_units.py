@@ -9,7 +9,7 @@ import pytest
 
 from trainer.config import OptimizerConfig
 from trainer.model.positions import T5RelativePosition
-from trainer.optimizer import learning_rate_schedule, make_optimizer
+from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
 
 
 @pytest.mark.parametrize("direction", ["bidirectional", "causal"])

@@ -9,10 +9,10 @@ import pytest
 from tasks.terminal.command_line import UserError
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig
-from trainer.guard import new_guard
+from trainer.engine.guard import new_guard
+from trainer.engine.step import TrainState
 from trainer.pretrain import build_config
 from trainer.setup import prepare
-from trainer.step import TrainState
 
 STATE = TrainState(
     step=jnp.int32(0), params={"w": jnp.ones(3)}, opt_state=(), metrics={}, guard=new_guard()

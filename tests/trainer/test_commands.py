@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.metrics import read_metrics
+from trainer.reporting.metrics import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"

@@ -12,8 +12,8 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
 from trainer import explain
+from trainer.config import save_config
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
@@ -71,7 +71,7 @@ def start(model_dir, cache_dir, *flags):
     config, origins = build_config(preset, [*given, *flags])
     run = prepare(config, origins)
     model_dir.mkdir()
-    configuration.save(run.config, origins)
+    save_config(run.config, origins)
     return run
 
 

@@ -12,10 +12,10 @@ from tasks.cache.manifest import CacheManifest
 from tests.gcs_server import GcsServer
 from tests.gcs_store import Store
 from tests.trainer.conftest import ROOT, command
-from tests.trainer.test_processes import free_port, losses, pretrain, state
+from tests.trainer.engine.test_processes import free_port, losses, pretrain, state
+from trainer.engine.processes import EXIT_LOST
 from trainer.loop import EXIT_PREEMPTED
 from trainer.pretrain import build_config
-from trainer.processes import EXIT_LOST
 from trainer.setup import prepare
 
 STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gcs_server import GcsServer
 from tests.trainer.conftest import ROOT, command
-from tests.trainer.test_processes import losses, state
+from tests.trainer.engine.test_processes import losses, state
 from trainer import pretrain
 
 TASK = "python_docs_span_corruption"

@@ -16,12 +16,12 @@ from flax import serialization
 from tasks.terminal.command_line import UserError
 from trainer import init_from, loop
 from trainer.checkpoint import Checkpoints
+from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
-from trainer.optimizer import learning_rate_schedule
+from trainer.optim.optimizer import learning_rate_schedule
+from trainer.optim.stacked import path_name
 from trainer.pretrain import build_config
-from trainer.program import Program
 from trainer.setup import prepare
-from trainer.stacked import path_name
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
 

@@ -11,11 +11,11 @@ import pytest
 
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
-from trainer.config import override
-from trainer.metrics import read_metrics
-from trainer.order import BlockOrder
-from trainer.padding import better_lengths
+from trainer.config.fields import override
+from trainer.data.order import BlockOrder
+from trainer.data.padding import better_lengths
 from trainer.pretrain import build_config
+from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
 ROOT = pathlib.Path(__file__).parents[2]

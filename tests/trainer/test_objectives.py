@@ -10,13 +10,13 @@ import pytest
 from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
-from trainer.config import override
-from trainer.features import target_side
+from trainer.config.fields import override
+from trainer.data.features import target_side
+from trainer.engine.step import put_batch
 from trainer.loop import Program
-from trainer.metrics import means, read_metrics
 from trainer.pretrain import build_config
+from trainer.reporting.metrics import means, read_metrics
 from trainer.setup import prepare
-from trainer.step import put_batch
 
 TASKS = [name for name in registry.tasks() if name.startswith("python_docs_")]
 LENGTHS = {True: (64, 96), False: (0, 64)}

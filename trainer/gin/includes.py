@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from trainer.config.presets import MODEL_PRESETS, MT5_VOCAB_SIZE, T5_VOCAB_SIZE
 from trainer.gin.reader import REQUIRED, Binding, Macro, Reference
-from trainer.presets import MODEL_PRESETS, MT5_VOCAB_SIZE, T5_VOCAB_SIZE
 
 _REQUIRED = Macro(REQUIRED)
 _T5_VOCABULARY = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"

@@ -13,10 +13,10 @@ from typing import Any
 
 from tasks.objectives import span_corruption_lengths
 from tasks.terminal.command_line import UserError
+from trainer.config.presets import MODEL_PRESETS
 from trainer.gin.meaning import Reading, shown
 from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
 from trainer.gin.reader import Reference, Value
-from trainer.presets import MODEL_PRESETS
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from trainer.config.presets import MODEL_PRESETS
 from trainer.gin.includes import binding
 from trainer.gin.reader import Binding, Macro, Reference
-from trainer.presets import MODEL_PRESETS
 
 
 def _refer(*names: str) -> list[Reference]:

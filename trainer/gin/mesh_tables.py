@@ -81,7 +81,7 @@ KNOWN = (
             "mode": only("train", "evaluate with python -m trainer.evaluate"),
             "dataset_split": only("train", "training reads the split train"),
             "vocabulary": nothing("the vocabulary is the cache's"),
-            "train_dataset_fn": nothing("data are read by trainer.data"),
+            "train_dataset_fn": nothing("data are read by trainer.data.cached"),
             "eval_dataset_fn": nothing(_EVALUATED),
             "eval_checkpoint_step": nothing(_EVALUATED),
             "perplexity_eval_steps": nothing(_EVALUATED),

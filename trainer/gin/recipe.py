@@ -11,13 +11,12 @@ from tasks.objectives import span_corruption_lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from trainer import config as configuration
-from trainer.config import Config
+from trainer.config import Config, fields
+from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.data.padding import WASTEFUL
 from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x
 from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Value
-from trainer.padding import WASTEFUL
-from trainer.presets import MODEL_PRESETS, model_preset
 
 # What T5X and Mesh T5 consist of and stand on: modules of these hold no tasks.
 _LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
@@ -213,16 +212,16 @@ def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     config = Config(preset=name, model=model_preset(base))
     origins = {"preset": "command line"}
     if preset:
-        leaves = dict(configuration.leaves(config))
+        leaves = dict(fields.leaves(config))
         origins |= {path: f"preset {preset}" for path in leaves if path.startswith("model.")}
     values: dict[str, Any] = {}
     for path, found in reading.fields.items():
-        values[path] = typed(found, path, configuration.field_type(config, path))
+        values[path] = typed(found, path, fields.field_type(config, path))
         origins[path] = found.origin
         if path in _COUNTS and values[path] is not None and values[path] < 1:
             raise UserError(f"{found.origin}: {path} is {values[path]}; it must be 1 or more")
     try:
-        config = configuration.replace_all(config, values)
+        config = fields.replace_all(config, values)
     except UserError as error:
         named = [path for path in values if _in_words(path) in str(error)]
         places = ", ".join(f"{origins[path]}" for path in named)

@@ -8,12 +8,12 @@ from typing import Any
 
 from tasks.cache.manifest import MANIFEST
 from tasks.storage import files
-from trainer import config as configuration
-from trainer.data import CachedData, CachedTask
+from trainer.config import Config, fields
+from trainer.data.cached import CachedData, CachedTask
 from trainer.evaluate import EVALUATION_FILE
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
-from trainer.metrics import read_metrics
+from trainer.reporting.metrics import read_metrics
 from trainer.setup import Run
 
 _USE = {
@@ -105,7 +105,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _tokens_seen(data: CachedData, config: configuration.Config, step: int) -> int:
+def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
     """Windows times their tokens; of a mixture by its rates, right to a window a task."""
     changes = [*data.rates, (step, [])]
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
@@ -123,9 +123,7 @@ def _tokens_seen(data: CachedData, config: configuration.Config, step: int) -> i
 def _data_rows(each: CachedTask) -> list[tuple[str, str]]:
     plan, corpus = each.manifest.plan, each.manifest.plan.corpus
     manifest = files.read_bytes(files.join(each.cache, MANIFEST))
-    settings = ", ".join(
-        f"{path} {value}" for path, value in configuration.leaves(each.task.objective)
-    )
+    settings = ", ".join(f"{path} {value}" for path, value in fields.leaves(each.task.objective))
     return [
         ("task", each.task.name),
         ("noise", f"{type(each.task.objective).__name__}: {settings or 'none'}"),

@@ -88,7 +88,7 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: 
     Raises:
       UserError: a tensor is missing, too many, or of another shape; names it.
     """
-    from trainer.cost import parameter_shapes
+    from trainer.engine.cost import parameter_shapes
 
     names, rest = tensor_names(config), dict(tensors)
     tree: Tree = {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from trainer.features import Batch
+from trainer.data.features import Batch
 from trainer.huggingface.configs import CUSTOM
 from trainer.model.config import ModelConfig
 

@@ -314,7 +314,7 @@ def test_a_machine_where_compiled_code_cannot_be_kept():
         "for name in dir(caching):\n"
         "    kind = getattr(caching, name)\n"
         "    if hasattr(kind, 'ensure_cache_path'): kind.ensure_cache_path = unwritable\n"
-        "from pipeline import trie\n"
+        "from pipeline.tokenizer import trie\n"
         "assert not trie._build.stats.cache_path\n"
         "print(len(trie.build([(b'a', 1)])))\n"
     )

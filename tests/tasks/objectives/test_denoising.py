@@ -11,15 +11,13 @@ from tasks.objectives import (
     AutoregressiveLM,
     DecoderPrefixLM,
     Denoising,
-    IidTokens,
     Lengths,
-    RandomSpans,
-    RegularSpans,
     denoising,
     noise,
     prefix_lm,
     span_corruption,
 )
+from tasks.objectives.denoising import IidTokens, RandomSpans, RegularSpans
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 

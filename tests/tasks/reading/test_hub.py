@@ -34,7 +34,7 @@ def hub(hub_server, with_hub, folder):
 
 READ = """
 import json, pickle, sys
-from tasks import sources
+from tasks.reading import sources
 corpus = sources.resolve(sources.parse(sys.argv[1]), 20_000)
 rows = [
     (split, *list(row.values())[:3])
@@ -162,7 +162,7 @@ def test_a_file_that_is_another_now_is_named(hub):
     (hub.folder / "data/train.jsonl").write_text(lines)
     change = f"""
 import pathlib, sys
-from tasks import sources
+from tasks.reading import sources
 from tasks.terminal.command_line import run
 def main(_):
     corpus = sources.resolve(sources.parse("hf:an/owner"))
@@ -222,7 +222,7 @@ def test_a_worker_without_the_token_is_told_so(hub):
     (hub.folder / "data/train.jsonl").write_text('{"text": "x"}\n')
     code = """
 import os
-from tasks import sources
+from tasks.reading import sources
 from tasks.terminal.command_line import run
 def main(_):
     corpus = sources.resolve(sources.parse("hf:an/owner"))

@@ -271,7 +271,7 @@ def test_every_file_of_json_lines_is_looked_at(tmp_path):
 MEASURE = """
 import sys
 import fsspec, numpy, pyarrow, pyarrow.parquet, pyarrow.compute as pc
-from tasks import sources
+from tasks.reading import sources
 spec = sources.parse(sys.argv[1])
 def peak():
     # Not getrusage's, which begins with that of the process that started this one.

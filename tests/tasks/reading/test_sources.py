@@ -461,7 +461,7 @@ def test_python_docs_is_prose_of_the_library_each_document_once():
 
 def test_python_docs_is_the_same_in_every_run():
     command = (
-        "from tasks import sources as s; c = s.resolve(s.parse('python_docs'));"
+        "from tasks.reading import sources as s; c = s.resolve(s.parse('python_docs'));"
         "print(c.record, c.pieces)"
     )
     outputs = {

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from tasks import registry
-from trainer import config as configuration
+from trainer.config import Config, fields
+from trainer.config.presets import model_preset
 from trainer.gin import includes, mesh_includes, mesh_tables, t5x
-from trainer.presets import model_preset
 
 ROOT = pathlib.Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "migrating_from_t5x.md").read_text()
-CONFIG = configuration.Config("t5_1_1_small", model_preset("t5_1_1_small"))
-FIELDS = {path for path, _ in configuration.leaves(CONFIG)}
+CONFIG = Config("t5_1_1_small", model_preset("t5_1_1_small"))
+FIELDS = {path for path, _ in fields.leaves(CONFIG)}
 
 
 def commands():

@@ -6,9 +6,9 @@ import pathlib
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
+from trainer.config import fields
+from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.gin import mesh_includes, recipe
-from trainer.presets import MODEL_PRESETS, model_preset
 
 FOLDER = pathlib.Path(__file__).parent / "mesh"
 FLAGS = (
@@ -47,8 +47,8 @@ def load(*files, flags=FLAGS, preset=None):
 )
 def test_a_model_of_t5_is_its_preset(file, preset):
     config, origins, _ = load(f"models/{file}.gin", "objectives/span.gin")
-    expected = dict(configuration.leaves(model_preset(preset)))
-    found = dict(configuration.leaves(config.model))
+    expected = dict(fields.leaves(model_preset(preset)))
+    found = dict(fields.leaves(config.model))
     # The files say what families leave open, what activations are computed in, and T5's dropout.
     gated = preset.startswith("t5_1_1")
     expected |= {

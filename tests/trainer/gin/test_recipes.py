@@ -8,9 +8,9 @@ import pathlib
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
+from trainer.config import Config, fields
+from trainer.config.presets import model_preset
 from trainer.gin import includes, recipe
-from trainer.presets import model_preset
 from trainer.pretrain import build_from_gin
 
 RECIPES = pathlib.Path(__file__).parent / "recipes"
@@ -104,7 +104,7 @@ def recipe_of(name, *flags, **kwargs):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_is_the_table(name):
     read = recipe_of(name)
-    values = dict(configuration.leaves(read.config))
+    values = dict(fields.leaves(read.config))
     expected = {**COMMON, **EXPECTED[name]}
     found = {path: values[path] for path in expected}
     assert found == expected
@@ -112,8 +112,8 @@ def test_a_recipe_is_the_table(name):
         path: type(value) for path, value in expected.items()
     }
     # Whatever is not in the table has the default.
-    plain = dataclasses.replace(configuration.Config("", read.config.model), preset=f"{name}.gin")
-    defaults = dict(configuration.leaves(plain))
+    plain = dataclasses.replace(Config("", read.config.model), preset=f"{name}.gin")
+    defaults = dict(fields.leaves(plain))
     assert {path for path, value in values.items() if value != defaults[path]} <= set(expected)
 
 
@@ -145,7 +145,7 @@ def test_every_value_has_the_file_and_line_that_set_it():
     assert {path: origins[path] for path in expected} == expected
     assert config.checkpoint.keep == 7
     assert config.evaluation.every_steps == 500
-    shown = configuration.describe(config, origins)
+    shown = fields.describe(config, origins)
     assert f"# {expected['batch_size']}" in shown
 
 
@@ -304,7 +304,7 @@ MEANINGS = {
 def test_a_binding_means(case):
     flags, expected = MEANINGS[case]
     config, origins, _ = recipe_of("ro_t5x_base", *flags)
-    values = dict(configuration.leaves(config))
+    values = dict(fields.leaves(config))
     assert {path: values[path] for path in expected} == expected
     assert all(path in origins for path in expected if values[path] is not None)
 

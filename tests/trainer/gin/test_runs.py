@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from trainer.metrics import read_metrics
+from trainer.reporting.metrics import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[3]
 TASK = "python_docs_span_corruption"

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from trainer.config.presets import model_preset
 from trainer.huggingface import configs, names, parity, weights
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
-from trainer.presets import model_preset
 
 SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 24, "mlp_dim": 64, "vocab_size": 384}
 # Heads that do not fill the model: nothing is square. One layer where another model has more.

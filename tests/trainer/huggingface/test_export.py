@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import config as configuration
 from trainer import export
 from trainer.checkpoint import Checkpoints
+from trainer.config import load_config, save_config
+from trainer.engine.program import Program
 from trainer.huggingface import load, model_config, names, parity
-from trainer.metrics import MetricsWriter
 from trainer.pretrain import build_config
-from trainer.program import Program
+from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
 
 ROOT = Path(__file__).parents[3]
@@ -37,7 +37,7 @@ def saved(text_cache, folder, preset, *flags, task="python_docs_span_corruption"
     config, origins = build_config(preset, arguments)
     run = prepare(config, origins)
     Path(folder).mkdir()
-    configuration.save(run.config, origins)
+    save_config(run.config, origins)
     MetricsWriter(run.config, 0).write(2, "validation", {"loss": 6.25})
     checkpoints = Checkpoints(str(folder))
     checkpoints.save(2, Program(run).initial_state(), run)
@@ -129,7 +129,7 @@ def made_before(made):
 
 
 def test_the_export_comes_back(folder, run):
-    config = configuration.load(run)[0].model
+    config = load_config(run)[0].model
     found = load(str(folder), config)
     assert model_config(str(folder)).vocab_size == config.vocab_size
     tensors = names.to_tensors(found, config)

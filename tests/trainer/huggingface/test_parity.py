@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from trainer.config.presets import model_preset
 from trainer.huggingface import configs, parity
 from trainer.huggingface.parity import Parity
-from trainer.presets import model_preset
 
 OF_TRANSFORMERS = (
     "t5_1_0",

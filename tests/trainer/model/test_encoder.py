@@ -13,7 +13,7 @@ import pytest
 from scipy.special import erf
 
 from trainer.config import LossConfig
-from trainer.loss import model_loss
+from trainer.engine.loss import model_loss
 from trainer.model.dense import Shared
 from trainer.model.parametrisation import BertParametrisation
 from trainer.model.positions import RotaryPosition, T5RelativePosition, rotate

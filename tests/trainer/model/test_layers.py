@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from trainer.config import LossConfig
-from trainer.loss import model_loss
+from trainer.engine.loss import model_loss
 from trainer.model.layers import stack_layers, unstack_layers
 from trainer.model.mixers import add_bias
 from trainer.model.spec import model_spec

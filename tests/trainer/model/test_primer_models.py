@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.engine.program import Program
 from trainer.model.spec import model_spec
 from trainer.model.transformer import RoutedLogits, build_model, init_params, run_model
-from trainer.presets import MODEL_PRESETS, model_preset
 from trainer.pretrain import build_config
-from trainer.program import Program
 
 L, V = 6, 40
 # Those made of pieces that others here have too.

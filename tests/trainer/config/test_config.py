@@ -1,0 +1,240 @@
+"""Typed configuration: overrides, origins, and what may change between resumes."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError
+from trainer.config import (
+    CONFIG_FILE,
+    config_changes,
+    fields,
+    load_config,
+    save_config,
+)
+from trainer.config.optimizer import OPTIMIZER_PRESETS, SCHEDULE_FACTORS, OptimizerConfig
+from trainer.pretrain import build_config
+from trainer.setup import batch_of_tokens, prepare
+
+
+def build(*flags, **kwargs):
+    return build_config("t5_1_1_small", list(flags), **kwargs)
+
+
+def test_flags_set_typed_fields_and_their_origin():
+    config, origins = build(
+        "--train_steps=7",
+        "--optimizer.learning_rate",
+        "0.5",
+        "--checkpoint.keep=None",
+        "--metrics.tensorboard=false",
+        "--model.mlp_activations=relu,linear",
+        "--lengths.inputs=64",
+    )
+    assert config.train_steps == 7
+    assert config.optimizer.learning_rate == 0.5
+    assert config.checkpoint.keep is None
+    assert config.metrics.tensorboard is False
+    assert config.model.mlp_activations == ("relu", "linear")
+    assert config.lengths.inputs == 64
+    assert origins["train_steps"] == "command line"
+    assert origins["model.emb_dim"] == "preset t5_1_1_small"
+    text = fields.describe(config, origins)
+    assert "train_steps" in text
+    assert "# command line" in text
+    assert "# default" in text
+    assert len(text.splitlines()) == len(list(fields.leaves(config)))
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--train_step=7", "did you mean train_steps"),
+        ("--optimizer.learning_rates=1", "did you mean optimizer.learning_rate"),
+        ("--train_steps=many", "not a value of type int"),
+        ("--metrics.tensorboard=maybe", "not a value of type bool"),
+        ("--model=big", "unknown flag --model"),
+        ("--loss.normalizer=mean", "normalizer"),
+        ("--optimizer.schedule=constnat", "constnat"),
+        ("--batch_size", "needs a value"),
+        ("train_steps=7", "unknown flag"),
+        ("--on_nan=go", "stop or skip"),
+        ("--spike_factor=0.5", "above 1"),
+        ("--profile_steps=20", "as 10:20"),
+        ("--profile_steps=20:10", "as 10:20"),
+        ("--checkpoint.best_metric=los", "one of loss, perplexity"),
+        ("--checkpoint.keep=0", "1 or more"),
+        ("--evaluation.every_steps=-1", "0 or more"),
+        ("--metrics.every_steps=0", "1 or more"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(flag, says):
+    with pytest.raises(UserError, match=says):
+        build(flag)
+
+
+def test_flags_are_checked_together_in_any_order():
+    flags = ["--optimizer.learning_rate=0.01", "--optimizer.name=adamw", "--optimizer.beta2=0.95"]
+    for ordered in itertools.permutations(flags):
+        config, _ = build(*ordered)
+        assert config.optimizer == OptimizerConfig("adamw", learning_rate=0.01, beta2=0.95)
+    with pytest.raises(UserError, match="beta2"):
+        build("--optimizer.beta2=0.95")
+    both = ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"]
+    for ordered in itertools.permutations(both):
+        with pytest.raises(UserError, match="needs evaluations"):
+            build(*ordered)
+    assert build("--seed=1", "--seed=2")[0].seed == 2
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
+def test_recipes_of_optimizers_say_where_they_come_from(name):
+    config, origins = build(optimizer_preset=name)
+    assert config.optimizer == OPTIMIZER_PRESETS[name]
+    assert origins["optimizer.learning_rate"] == f"optimizer preset {name}"
+    longer, origins = build("--optimizer.warmup_steps=7", optimizer_preset=name)
+    assert longer.optimizer == dataclasses.replace(OPTIMIZER_PRESETS[name], warmup_steps=7)
+    assert origins["optimizer.warmup_steps"] == "command line"
+
+
+def test_nanot5_clips_the_gradient_of_the_mean_loss():
+    config, origins = build(optimizer_preset="nanot5")
+    assert config.loss.normalizer == "num_real_target_tokens"
+    assert origins["loss.normalizer"] == "optimizer preset nanot5"
+    own, _ = build("--loss.normalizer=sum", optimizer_preset="nanot5")
+    assert own.loss.normalizer == "sum"
+
+
+def test_updates_to_trace_are_both_named():
+    assert build("--profile_steps=10:20")[0].profiled == range(10, 21)
+    assert not build()[0].profiled
+
+
+def test_unknown_presets_suggest_the_nearest():
+    with pytest.raises(UserError, match="t5_1_1_small"):
+        build_config("t5_1_1_smal", [])
+    with pytest.raises(UserError, match="did you mean nanot5"):
+        build(optimizer_preset="nanot")
+
+
+def test_config_survives_its_file(tmp_path):
+    config, origins = build(f"--model_dir={tmp_path}", "--model.mlp_activations=relu")
+    save_config(config, origins)
+    assert load_config(str(tmp_path)) == (config, origins)
+
+
+def test_fields_of_another_version_are_refused(tmp_path):
+    config, origins = build(f"--model_dir={tmp_path}")
+    save_config(config, origins)
+    file = tmp_path / CONFIG_FILE
+    file.write_text(file.read_text().replace('"batch_size"', '"batch_sise"'))
+    with pytest.raises(UserError, match="batch_sise"):
+        load_config(str(tmp_path))
+
+
+def test_only_what_changes_no_parameter_may_change_on_resume():
+    before, _ = build("--optimizer.learning_rate=0.5")
+    harmless, _ = build(
+        "--optimizer.learning_rate=0.5",
+        "--train_steps=9",
+        "--on_nan=skip",
+        "--spike_factor=3",
+        "--profile_steps=1:2",
+        "--checkpoint.best_metric=loss",
+        "--metrics.wandb=project",
+        "--model_dir=x",
+        "--cache_dir=y",
+        "--checkpoint.keep=1",
+        "--evaluation.every_steps=3",
+        "--metrics.every_steps=3",
+    )
+    assert config_changes(before, harmless, 5) == []
+    for path, value in {
+        "seed": 5,
+        "batch_size": 4,
+        "optimizer.learning_rate": 1.5,
+        "optimizer.warmup_steps": 7,
+        "loss.z_loss": 0.5,
+        "model.dropout_rate": 0.5,
+        "data.shuffle": "block",
+        "lengths.inputs": 64,
+    }.items():
+        was = dict(fields.leaves(before))[path]
+        changed = fields.replace(before, path, value)
+        assert config_changes(before, changed, 5) == [f"{path} was {was}, is {value}"]
+
+
+def test_only_the_schedule_that_lies_ahead_may_change_on_resume():
+    before, _ = build("--mixing.schedule=20: a=1,b=2; 40: b=1")
+    longer, _ = build("--mixing.schedule=20:a=1,b=2; 41: a=1; 60: a=1,c=2")
+    assert config_changes(before, longer, 40) == []
+    assert "before update 41" in config_changes(before, longer, 41)[0]
+    with pytest.raises(UserError, match="must ascend"):
+        config_changes(before, build("--mixing.schedule=20:a;20:b")[0], 5)
+
+
+def test_names_that_need_no_jax_are_those_of_the_code():
+    from trainer.model import config as model_config
+    from trainer.model.feedforward import ACTIVATIONS
+    from trainer.model.spec import FAMILIES
+    from trainer.optim.optimizer import FACTORS
+
+    assert set(model_config.ACTIVATION_NAMES) == set(ACTIVATIONS)
+    assert set(model_config.FAMILY_NAMES) == set(FAMILIES)
+    assert set(SCHEDULE_FACTORS) == set(FACTORS)
+
+
+def test_a_vocabulary_size_of_one_s_own_is_that_of_evaluation_too(text_cache, tmp_path):
+    config, origins = build(
+        "--model.vocab_size=1000",
+        "--task=python_docs_span_corruption",
+        f"--cache_dir={text_cache}",
+        f"--model_dir={tmp_path}",
+    )
+    save_config(prepare(config, origins).config, origins)
+    assert prepare(*load_config(str(tmp_path))).config.model.vocab_size == 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows", "microbatches"),
+    [
+        # Of one replica; 16 rows of 512 in 8192 tokens, 4 in Mesh TensorFlow's default of 2048.
+        (["--tokens_per_batch=65536"], 128, 1),
+        (["--tokens_per_batch=8192", "--tokens_per_microbatch_per_replica=8192"], 16, 1),
+        (["--tokens_per_batch=8192", "--tokens_per_microbatch_per_replica=2048"], 16, 4),
+        # The most rows that divide those of the batch; never less than one.
+        (["--batch_size=12", "--tokens_per_microbatch_per_replica=2600"], 12, 3),
+        (["--batch_size=12", "--tokens_per_microbatch_per_replica=5"], 12, 12),
+    ],
+)
+def test_batches_in_tokens(flags, rows, microbatches):
+    config, origins = build(*flags)
+    config = batch_of_tokens(config, origins, Lengths(1, 512))
+    assert (config.batch_size, config.microbatches) == (rows, microbatches)
+    # As when a run's own configuration is read again.
+    assert batch_of_tokens(config, origins, Lengths(1, 512)) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tokens_per_batch=1000"], "does not divide into rows of 512: 512 does"),
+        (["--tokens_per_batch=512", "--batch_size=1"], "--tokens_per_batch and --batch_size"),
+        (
+            ["--tokens_per_microbatch_per_replica=512", "--microbatches=2"],
+            "--tokens_per_microbatch_per_replica and --microbatches",
+        ),
+    ],
+)
+def test_batches_in_tokens_that_make_no_sense(flags, says):
+    config, origins = build(*flags)
+    with pytest.raises(UserError, match=says):
+        batch_of_tokens(config, origins, Lengths(0, 512))
+
+
+def test_tokens_are_counted_from_one():
+    config, origins = build("--task=x", "--model_dir=y", "--tokens_per_batch=0")
+    with pytest.raises(UserError, match="--tokens_per_batch=0: must be at least 1"):
+        prepare(config, origins)

@@ -1,0 +1,294 @@
+"""Presets have the published sizes, each written out here from the architecture."""
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.engine.cost import flops_per_step, parameter_count
+
+
+def t5_parameters(vocab, emb, heads, head_dim, mlp, layers, mlp_inputs, embeddings) -> int:
+    """An encoder and a decoder of `layers` each, from the definition of T5."""
+    attention = 4 * emb * heads * head_dim
+    feed_forward = (mlp_inputs + 1) * emb * mlp
+    encoder_layer = attention + feed_forward + 2 * emb
+    decoder_layer = 2 * attention + feed_forward + 3 * emb
+    each_stack = heads * 32 + emb  # relative-position table, final norm
+    return embeddings * vocab * emb + layers * (encoder_layer + decoder_layer) + 2 * each_stack
+
+
+# vocab, emb, heads, head_dim, mlp, layers, kernels into the mlp, embedding-sized tables; total.
+# Totals as published with the checkpoints (Hugging Face model cards; T5X's gin headers).
+PUBLISHED = {
+    "t5_1_0_small": ((32128, 512, 8, 64, 2048, 6, 1, 1), 60_506_624),
+    "t5_1_0_base": ((32128, 768, 12, 64, 3072, 12, 1, 1), 222_903_552),
+    "t5_1_0_large": ((32128, 1024, 16, 64, 4096, 24, 1, 1), 737_668_096),
+    "t5_1_0_3b": ((32128, 1024, 32, 128, 16384, 24, 1, 1), 2_851_598_336),
+    "t5_1_0_11b": ((32128, 1024, 128, 128, 65536, 24, 1, 1), 11_307_321_344),
+    "t5_1_1_small": ((32128, 512, 6, 64, 1024, 8, 2, 2), 76_961_152),
+    "t5_1_1_base": ((32128, 768, 12, 64, 2048, 12, 2, 2), 247_577_856),
+    "t5_1_1_large": ((32128, 1024, 16, 64, 2816, 24, 2, 2), 783_150_080),
+    "t5_1_1_xl": ((32128, 2048, 32, 64, 5120, 24, 2, 2), 2_849_757_184),
+    "t5_1_1_xxl": ((32128, 4096, 64, 64, 10240, 24, 2, 2), 11_135_332_352),
+    "mt5_small": ((250112, 512, 6, 64, 1024, 8, 2, 2), 300_176_768),
+    "mt5_base": ((250112, 768, 12, 64, 2048, 12, 2, 2), 582_401_280),
+    "mt5_large": ((250112, 1024, 16, 64, 2816, 24, 2, 2), 1_229_581_312),
+    "mt5_xl": ((250112, 2048, 32, 64, 5120, 24, 2, 2), 3_742_619_648),
+    "mt5_xxl": ((250112, 4096, 64, 64, 10240, 24, 2, 2), 12_921_057_280),
+}
+
+
+# Tracing them takes seconds each; what they add to the smaller ones is numbers in a table.
+_LONG = ("3b", "11b", "xl", "xxl")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.endswith(_LONG)) for name in PUBLISHED],
+)
+def test_published_totals(name):
+    dimensions, total = PUBLISHED[name]
+    assert t5_parameters(*dimensions) == total
+    assert parameter_count(model_preset(name)) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("t5_1_1_base", 296_533_248), ("t5_1_1_large", 848_423_936)]
+)
+def test_a_vocabulary_of_64_000_as_in_romanian_t5(name, total):
+    assert parameter_count(replace(model_preset(name), vocab_size=64_000)) == total
+
+
+@pytest.mark.parametrize(
+    ("size", "emb", "heads", "head_dim", "mlp", "layers"),
+    [
+        ("tiny", 8, 4, 3, 16, 2),
+        ("small", 512, 6, 64, 1024, 8),
+        ("base", 768, 12, 64, 2048, 12),
+        ("large", 1024, 16, 64, 2816, 24),
+        ("1b", 2048, 32, 64, 5120, 24),
+    ],
+)
+def test_decoder_only_totals(size, emb, heads, head_dim, mlp, layers):
+    layer = 4 * emb * heads * head_dim + 3 * emb * mlp + 2 * emb
+    total = 32128 * emb + layers * layer + heads * 32 + emb
+    assert parameter_count(model_preset(f"lm_{size}")) == total
+
+
+# emb, heads, head_dim, mlp, layers; totals as the checkpoints' model cards have them.
+@pytest.mark.parametrize(
+    ("size", "emb", "heads", "head_dim", "mlp", "layers", "total"),
+    [
+        ("1b", 2048, 16, 128, 5504, 24, 1_345_423_360),
+        ("7b", 4096, 32, 128, 11_008, 32, 6_738_415_616),
+    ],
+)
+def test_published_totals_of_llama(size, emb, heads, head_dim, mlp, layers, total):
+    layer = 4 * emb * heads * head_dim + 3 * emb * mlp + 2 * emb
+    assert 2 * 32_000 * emb + layers * layer + emb == total
+    assert parameter_count(model_preset(f"llama_{size}")) == total
+
+
+def test_tiny_is_t5xs():
+    # T5X's tiny.gin: 0.52 million parameters in 52 arrays.
+    assert parameter_count(model_preset("t5_1_1_tiny")) == t5_parameters(
+        32128, 8, 4, 3, 16, 2, mlp_inputs=2, embeddings=2
+    )
+
+
+# vocab, emb, mlp, layers; total. Google's checkpoints, as Hugging Face's BertForPreTraining.
+BERT_PUBLISHED = {
+    "bert_base": ((30522, 768, 3072, 12), 110_106_428),
+    "bert_large": ((30522, 1024, 4096, 24), 336_226_108),
+}
+
+
+@pytest.mark.parametrize("name", BERT_PUBLISHED)
+def test_published_totals_of_bert(name):
+    (vocab, emb, mlp, layers), total = BERT_PUBLISHED[name]
+    norm, square = 2 * emb, emb * emb + emb
+    embeddings = (vocab + 512 + 2) * emb + norm
+    layer = 4 * square + (emb * mlp + mlp) + (mlp * emb + emb) + 2 * norm
+    heads = (square + norm + vocab) + square + (2 * emb + 2)
+    assert embeddings + layers * layer + heads == total
+    assert parameter_count(model_preset(name)) == total
+
+
+# Built from the released gin files with Mesh TensorFlow 0.1.21; layers, d, d_ff, width of the heads
+# together, heads, kernels into the mlp, vectors of a norm, taps of each layer's heads.
+PRIMER = {
+    "small_transformer_vanilla": ((6, 512, 2048, 512, 8, 1, 2, 0), 35_352_832),
+    "small_transformer_gelu": ((6, 512, 2048, 512, 8, 1, 2, 0), 35_352_832),
+    "small_transformer_plusplus": ((6, 512, 1364, 512, 8, 2, 1, 0), 35_337_968),
+    "small_primer": ((6, 512, 2048, 512, 8, 1, 2, 6), 35_371_264),
+    "small_primer_ez": ((6, 512, 2048, 512, 8, 1, 2, 9), 35_380_480),
+    "medium_transformer_vanilla": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
+    "medium_transformer_gelu": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
+    "medium_transformer_swish": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
+    "medium_transformer_squared_relu": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
+    "medium_transformer_reglu": ((12, 768, 2048, 768, 12, 2, 2, 0), 109_706_112),
+    "medium_transformer_swiglu": ((12, 768, 2048, 768, 12, 2, 2, 0), 109_706_112),
+    "medium_transformer_plusplus": ((12, 768, 2048, 768, 12, 2, 1, 0), 109_686_912),
+    "medium_primer": ((12, 768, 3072, 768, 12, 1, 2, 6), 109_749_120),
+    "medium_primer_ez": ((12, 768, 3072, 768, 12, 1, 2, 9), 109_776_768),
+    "large_transformer_vanilla": ((24, 1024, 8192, 1024, 16, 1, 2, 0), 536_537_600),
+    "large_transformer_plusplus": ((24, 1024, 5462, 1024, 16, 2, 1, 0), 536_602_144),
+    "large_primer": ((24, 1024, 8192, 1024, 16, 1, 2, 6), 536_685_056),
+    "switch_transformer": ((12, 768, 3072, 768, 12, 1, 2, 0), 548_585_088),
+    "switch_primer": ((12, 768, 3072, 768, 12, 1, 2, 9), 548_668_032),
+    "synthesizer": ((12, 768, 3072, 1024, 8, 1, 2, 0), 144_296_704),
+    "synthesizer_squared_relu": ((12, 768, 3072, 1024, 8, 1, 2, 0), 144_296_704),
+}
+
+
+@pytest.mark.parametrize("name", PRIMER)
+def test_totals_of_primer(name):
+    (layers, d, mlp, joined, heads, inputs, vectors, taps), total = PRIMER[name]
+    feed_forward = (inputs + 1) * d * mlp + inputs * mlp + d
+    layer = 4 * d * joined + feed_forward + 2 * vectors * d + taps * joined
+    expected = 32128 * d + heads * 32 + layers * layer + vectors * d
+    if name.startswith("switch"):
+        expected += 3 * (32 * 2 * d * mlp + 32 * d - feed_forward)
+    if name.startswith("synthesizer"):
+        expected += 12 * 512 * heads * 512
+    assert expected == total
+    assert parameter_count(model_preset(name)) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [("small_evolved_transformer", 38_062_848), ("medium_evolved_transformer", 109_620_480)],
+)
+def test_totals_of_the_evolved_transformer(name, total):
+    assert parameter_count(model_preset(name)) == total
+
+
+def test_both_primers_have_the_same_parameters():
+    for size in ("small", "medium", "large"):
+        released = model_preset(f"{size}_primer_as_released")
+        assert released.norm_placement is None
+        assert parameter_count(released) == PRIMER[f"{size}_primer"][1]
+    assert model_preset("small_primer").norm_placement == "primer_alternating"
+
+
+def test_pieces_of_primer_in_t5():
+    base = model_preset("t5_1_1_base")
+    primer_ez = model_preset("t5_1_1_base_primer_ez")
+    # As many kernel elements, and three taps a channel for queries, keys and values.
+    taps = (12 + 12) * 9 * 768
+    assert parameter_count(primer_ez) - parameter_count(base) == taps
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "message"),
+    [
+        ("bert_tiny", {"mixer": "mdha"}, "mixer is 'mdha'; it must be None in family bert"),
+        ("bert_tiny", {"num_experts": 4}, "num_experts is 4; it must be 0 in family bert"),
+        ("lm_tiny", {"mixer": "mdah"}, "mixer is 'mdah'; it must be one of 'attention'"),
+        ("lm_tiny", {"norm": "post"}, "norm is 'post'; it must be one of 'layer_norm'"),
+        ("lm_tiny", {"upstream_compat": True}, "upstream_compat is True; it must be False where"),
+        ("lm_tiny", {"num_experts": 4, "scan_layers": True}, "scan_layers is True; it must be"),
+        ("tiny_evolved_transformer", {"scan_layers": True}, "scan_layers is True; it must be"),
+        ("tiny_evolved_transformer", {"norm": "rms_norm"}, "None in family evolved_transformer"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(preset, changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(model_preset(preset), **changes)
+
+
+def test_pre_norm_and_other_positions_of_bert():
+    base = model_preset("bert_base")
+    published, table = BERT_PUBLISHED["bert_base"][1], 512 * 768
+    for changes, difference in (
+        ({"family": "bert_pre_ln"}, 2 * 768),
+        ({"position": "relative"}, 12 * 32 - table),
+        ({"position": "rotary"}, -table),
+        ({"max_positions": 128}, -(512 - 128) * 768),
+    ):
+        assert parameter_count(replace(base, **changes)) == published + difference
+
+
+def test_every_preset_has_the_stacks_of_its_family():
+    for name, config in MODEL_PRESETS.items():
+        of_decoder = config.family in ("lm", "llama", "primer", "evolved_transformer")
+        assert (config.num_encoder_layers == 0) == of_decoder, name
+        assert (config.num_decoder_layers == 0) == name.startswith("bert_")
+
+
+def test_presets_for_tests_are_small():
+    tiny = replace(model_preset("bert_tiny"), vocab_size=128, max_positions=64)
+    assert parameter_count(tiny) < 10_000
+
+
+def test_an_unknown_preset_is_refused_with_a_guess():
+    with pytest.raises(UserError, match=r"t5_1_1_bse \(did you mean t5_1_1_base\?\)"):
+        model_preset("t5_1_1_bse")
+    with pytest.raises(UserError, match="unknown preset x; known: t5_1_0_tiny, "):
+        model_preset("x")
+
+
+def test_flops_of_a_decoder_only_step_by_hand():
+    config = model_preset("lm_base")
+    batch, length = 4, 1024
+    # Attention and gated mlp kernels of 12 layers, then the tied logits.
+    elements = 12 * (4 * 768 * 768 + 3 * 768 * 2048) + 32128 * 768
+    # Forward: 2 for the logits of attention and 2 for the mix, for each pair and channel.
+    attention = 3 * (2 + 2) * 12 * batch * length * length * 768
+    expected = 6 * elements * batch * length + attention
+    assert flops_per_step(config, batch, 0, length) == expected
+    untied = replace(config, tied_logits=False)
+    assert flops_per_step(untied, batch, 512, length) == expected
+
+
+def test_flops_of_primers_pieces_beside_the_vanilla_model():
+    batch, length = 4, 64
+
+    def more(name, changes=(), base="medium_transformer_vanilla"):
+        config = replace(model_preset(name), **dict(changes))
+        vanilla = flops_per_step(model_preset(base), batch, 0, length)
+        return (flops_per_step(config, batch, 0, length) - vanilla) / (6 * batch * length)
+
+    # Three taps for each channel of queries, keys and values.
+    assert more("medium_primer_ez") == 12 * 9 * 768
+    assert more("medium_primer") == 12 * 6 * 768
+    # A token goes through one expert, and past a router of 32.
+    assert more("switch_transformer") == 3 * 32 * 768
+    # 1024 channels for 768, in four kernels, in logits and in the mix.
+    wider = 12 * (4 * 768 + 2 * length) * (1024 - 768)
+    assert more("synthesizer") == wider
+    # The logits of a dense one are a product with a kernel for 512 positions instead of keys.
+    dense = more("synthesizer_dense") - wider
+    assert dense == 12 * (1024 * 512 - 768 * 1024 - length * 1024)
+    # A block has two attentions of the same width.
+    d, ff = 768, 3072
+    convolutions = 11 * d + 7 * d + 7 * 2 * d + d * 2 * d + d * d // 2 + 2 * d * d
+    block = 8 * d * d + 2 * d * ff + convolutions + 4 * length * d
+    vanilla = 12 * (4 * d * d + 2 * d * ff + 2 * length * d)
+    assert more("medium_evolved_transformer") == 7 * block - vanilla
+
+
+def test_flops_of_an_encoder_decoder_step_by_hand():
+    config = model_preset("t5_1_1_small")
+    batch, enc, dec, layers, inner = 8, 512, 114, 8, 6 * 64
+    projection, mlp = 512 * inner, 3 * 512 * 1024
+    on_encoder = layers * (4 * projection + mlp) + layers * 2 * projection
+    on_decoder = layers * (4 * projection + mlp) + layers * 2 * projection + 512 * 32128
+    pairs = layers * batch * (enc * enc + dec * dec + dec * enc)
+    expected = 6 * batch * (on_encoder * enc + on_decoder * dec) + 12 * pairs * inner
+    assert flops_per_step(config, batch, enc, dec) == expected
+
+
+def test_flops_of_an_encoder_only_step_by_hand():
+    config = model_preset("bert_base")
+    batch, length = 8, 128
+    # Layers and the head's projection, then the tied logits, at every position; pooler and the two
+    # classes at one a row.
+    elements = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 768 + 30522 * 768
+    row_elements = 768 * 768 + 768 * 2
+    pairs = 12 * batch * length * length
+    expected = 6 * batch * (elements * length + row_elements) + 12 * pairs * 768
+    assert flops_per_step(config, batch, length, 0) == expected
+    assert flops_per_step(replace(config, tied_logits=False), batch, length, 99) == expected

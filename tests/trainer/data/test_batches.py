@@ -1,0 +1,208 @@
+"""Batches are a function of the step, and a split is read whole."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tasks.cache import manifest
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.windows import Windows
+from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import load
+from trainer.data.batches import BatchMaker, Places, Source, TrainingBatches, evaluation_batches
+from trainer.data.features import FeatureConverter
+from trainer.data.order import GlobalOrder
+
+LENGTHS = Lengths(inputs=64, targets=18)
+
+
+@pytest.fixture(scope="module")
+def maker(text_cache):
+    return make(text_cache, span_corruption(), LENGTHS)
+
+
+def make(folder, objective, lengths, split="train", keep_tails=False, encoder_decoder=True):
+    found = CacheManifest.load(str(folder))
+    windows = Windows(str(folder), found, split, objective.window_tokens(lengths), keep_tails)
+    converter = FeatureConverter(lengths, encoder_decoder)
+    return BatchMaker(windows, objective, converter, load(str(folder)).ids)
+
+
+def training(maker, batch_size, seed, **hosts):
+    return TrainingBatches([source(maker, seed)], batch_size, **hosts)
+
+
+def source(maker, seed, task="a_task"):
+    return Source(task, maker, GlobalOrder(len(maker.windows), seed), seed)
+
+
+def places(batches, steps):
+    """The places of the rows of the first `steps` batches."""
+    return Places(*np.concatenate([batches.places(step) for step in range(steps)], axis=1))
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_any_step_is_reached_without_those_before(maker):
+    batches = training(maker, 8, seed=3)
+    first = list(itertools.islice(batches.iterate(0, threads=3, prefetch=5), 12))
+    later = list(itertools.islice(batches.iterate(7, threads=1, prefetch=1), 5))
+    assert all(equal(a, b) for a, b in zip(first[7:], later, strict=True))
+    assert all(equal(batches[step], first[step]) for step in (11, 0, 5))
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+def test_hosts_share_the_same_global_batch(maker, hosts):
+    whole = training(maker, 8, seed=3)
+    parts = [training(maker, 8, seed=3, host=host, hosts=hosts) for host in range(hosts)]
+    for step in (0, 9, 10**9):
+        pieces = [part[step] for part in parts]
+        joined = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
+        assert equal(joined, whole[step])
+
+
+def test_an_epoch_has_every_window_once_and_the_next_another_order(maker):
+    count = len(maker.windows)
+    batches = training(maker, 1, seed=3)
+    _, epochs, _, windows = places(batches, 2 * count)
+    assert epochs.tolist() == [0] * count + [1] * count
+    assert sorted(windows[:count]) == sorted(windows[count:]) == list(range(count))
+    assert windows[:count].tolist() != windows[count:].tolist()
+    assert windows[:count].tolist() != list(range(count))
+    other = places(training(maker, 1, seed=4), count).windows
+    assert windows[:count].tolist() != other.tolist()
+
+
+def test_noise_is_new_in_every_epoch_and_the_text_the_same(maker):
+    batches = training(maker, 1, seed=3)
+    count = len(maker.windows)
+    windows = places(batches, 2 * count).windows.tolist()
+    again = windows.index(windows[0], 1)
+    first, second = batches[0], batches[again]
+    assert not equal(first, second)
+    assert rebuilt(first, maker.ids.size) == rebuilt(second, maker.ids.size)
+
+
+def rebuilt(batch, vocabulary_size):
+    """The window behind the first row of a span-corruption batch."""
+    spans, current = {}, []
+    for token in batch["decoder_target_tokens"][0]:
+        if token >= vocabulary_size - 100:
+            spans[token] = current = []
+        elif token > 1:
+            current.append(token)
+    out = []
+    for token in batch["encoder_input_tokens"][0]:
+        out += spans.get(token, [token] if token > 1 else [])
+    return out
+
+
+def test_windows_of_any_length_are_the_stream_of_a_shard(text_cache):
+    found = CacheManifest.load(str(text_cache))
+    streams = []
+    for length in (7, 100, 163):
+        windows = Windows(str(text_cache), found, "train", length, keep_tails=True)
+        tokens, lengths = windows.read(np.arange(len(windows)))
+        streams.append(np.concatenate([row[:n] for row, n in zip(tokens, lengths, strict=True)]))
+        dropped = Windows(str(text_cache), found, "train", length)
+        shards = found.plan.shards["train"]
+        assert len(windows) - shards <= len(dropped) <= len(windows)
+    assert all(np.array_equal(streams[0], stream) for stream in streams)
+    assert len(streams[0]) == found.total("train", "tokens")
+    vocabulary = load(str(text_cache))
+    text = (text_cache.parents[1] / "train.txt").read_text()
+    expected = vocabulary.encode([line for line in text.splitlines() if line])
+    assert np.array_equal(np.concatenate(expected), streams[0])
+
+
+def test_evaluation_reads_every_token_once_whatever_the_batch(text_cache):
+    maker = make(text_cache, AutoregressiveLM(), Lengths(0, 50), "validation", True, False)
+    found = CacheManifest.load(str(text_cache))
+    sums = set()
+    for size in (1, 5, 64):
+        batches = list(evaluation_batches(maker, size, seed=0))
+        assert {len(batch["decoder_target_tokens"]) for batch in batches} == {size}
+        tokens = np.concatenate([batch["decoder_target_tokens"] for batch in batches])
+        sums.add(int(tokens.sum()))
+        weights = sum(int(batch["decoder_loss_weights"].sum()) for batch in batches)
+        assert weights == found.total("validation", "tokens") + len(maker.windows)
+    assert len(sums) == 1
+
+
+def test_encoder_decoder_features():
+    converter = FeatureConverter(Lengths(6, 5), encoder_decoder=True)
+    examples = {
+        "inputs": (np.array([[7, 8, 1, 0, 0, 0, 0]]), np.array([3])),
+        "targets": (np.array([[9, 10, 11, 1, 0]]), np.array([4])),
+    }
+    batch = converter(examples)
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "encoder_input_tokens": [[7, 8, 1, 0, 0, 0]],
+        "decoder_target_tokens": [[9, 10, 11, 1, 0]],
+        "decoder_input_tokens": [[0, 9, 10, 11, 1]],
+        "decoder_loss_weights": [[1, 1, 1, 1, 0]],
+    }
+
+
+def test_prefix_features_of_a_decoder_only_model():
+    # Source: seqio's PrefixLMFeatureConverter: loss on targets, flag on inputs and one more.
+    converter = FeatureConverter(Lengths(4, 4), encoder_decoder=False)
+    examples = {
+        "inputs": (np.array([[7, 8, 1, 0, 0]]), np.array([3])),
+        "targets": (np.array([[9, 10, 1, 0]]), np.array([3])),
+    }
+    batch = converter(examples)
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "decoder_target_tokens": [[7, 8, 1, 9, 10, 1, 0, 0]],
+        "decoder_input_tokens": [[0, 7, 8, 1, 9, 10, 1, 0]],
+        "decoder_loss_weights": [[0, 0, 0, 1, 1, 1, 0, 0]],
+        "decoder_causal_attention": [[1, 1, 1, 1, 0, 0, 0, 0]],
+    }
+
+
+@pytest.mark.parametrize("objective", [span_corruption(), prefix_lm()])
+@pytest.mark.parametrize("encoder_decoder", [True, False])
+def test_every_objective_feeds_both_kinds_of_model(text_cache, objective, encoder_decoder):
+    lengths = Lengths(64, 64)
+    maker = make(text_cache, objective, lengths, encoder_decoder=encoder_decoder)
+    batch = training(maker, 4, seed=0)[0]
+    decoder = (4, 64 if encoder_decoder else 128)
+    assert {v.shape for name, v in batch.items() if name.startswith("decoder")} == {decoder}
+    assert ("encoder_input_tokens" in batch) == encoder_decoder
+    assert ("decoder_causal_attention" in batch) != encoder_decoder
+    assert batch["decoder_loss_weights"].sum() > 0
+
+
+def test_a_corrupt_record_names_the_shard_and_the_row(text_cache, tmp_path):
+    for path in text_cache.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = sorted(tmp_path.glob("train.tfrecord-*"))[0]
+    data = bytearray(shard.read_bytes())
+    data[40] ^= 1
+    shard.write_bytes(data)
+    maker = make(tmp_path, span_corruption(), LENGTHS)
+    with pytest.raises(UserError, match=r"train\.tfrecord-00000.*row 0"):
+        maker.windows.read(np.array([0]))
+
+
+def test_batches_that_cannot_be_are_refused(maker, text_cache):
+    with pytest.raises(UserError, match="3 hosts"):
+        training(maker, 8, seed=0, hosts=3)
+    huge = make(text_cache, AutoregressiveLM(), Lengths(0, 10**7))
+    with pytest.raises(UserError, match="not one window"):
+        training(huge, 8, seed=0)
+    with pytest.raises(UserError, match="no split test"):
+        make(text_cache, span_corruption(), LENGTHS, split="test")
+
+
+def test_a_cache_is_found_by_its_parent_or_itself(text_cache):
+    name = "python_docs_span_corruption"
+    assert manifest.find_cache(str(text_cache), name) == str(text_cache)
+    assert manifest.find_cache(str(text_cache.parent), name) == str(text_cache)
+    with pytest.raises(UserError, match=f"it holds {name}"):
+        manifest.find_cache(str(text_cache.parent), "rlm_prefix_lm")

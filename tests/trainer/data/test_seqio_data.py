@@ -1,0 +1,188 @@
+"""Tasks of seqio's own registry as a run's data: ours from a cache, and somebody's own."""
+
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from tasks.terminal.command_line import UserError
+from trainer.pretrain import build_config
+from trainer.reporting.metrics import read_metrics
+from trainer.setup import prepare
+
+ROOT = pathlib.Path(__file__).parents[3]
+MODULE = """
+import numpy as np
+import seqio
+from tasks import seqio_tasks
+
+CORPUS = "text:{folder}/*.txt"
+seqio_tasks.register("{folder}/vocabulary", corpus=CORPUS, row_tokens=100,
+                     names=["python_docs_span_corruption", "python_docs_autoregressive_lm"])
+VOCABULARY = seqio.SentencePieceVocabulary("{folder}/vocabulary/sentencepiece.model")
+
+
+def sentences(split, shuffle_files, seed=None):
+    import tensorflow as tf
+
+    lines = open("{folder}/" + split + ".txt").read().splitlines()[:200]
+    return tf.data.Dataset.from_tensor_slices({{"inputs": lines, "targets": lines[::-1]}})
+
+
+seqio.TaskRegistry.add(
+    "backwards",
+    source=seqio.FunctionDataSource(sentences, splits=["train", "validation"]),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
+    metric_fns=[],
+)
+seqio.TaskRegistry.add(
+    "streamed",
+    source=seqio.FunctionDataSource(sentences, ["train", "validation"], caching_permitted=False),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features={{
+        side: seqio.Feature(seqio.SentencePieceVocabulary("{folder}/bare.model"))
+        for side in ("inputs", "targets")
+    }},
+    metric_fns=[],
+)
+seqio.MixtureRegistry.add("both", [("backwards", 1), ("python_docs_span_corruption", 3)])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(text_cache, tmp_path_factory):
+    """A working directory with a module that registers tasks with seqio."""
+    folder = tmp_path_factory.mktemp("seqio_data")
+    sources = text_cache.parents[1]
+    trained = ["--input=" + str(sources / "train.txt"), "--vocab_size=300", "--pad_id=0"]
+    trained += ["--eos_id=1", "--unk_id=2", "--bos_id=-1", "--minloglevel=2"]
+    sentencepiece.SentencePieceTrainer.train(" ".join([*trained, f"--model_prefix={sources}/bare"]))
+    (folder / "our_tasks.py").write_text(MODULE.format(folder=text_cache.parents[1]))
+    return folder
+
+
+def pretrain(folder, model_dir, task, *flags):
+    return subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "trainer.pretrain",
+                f"--task={task}",
+                f"--model_dir={model_dir}",
+            ),
+            *("--preset=t5_1_1_tiny", "--task_module=our_tasks", "--batch_size=4"),
+            *("--lengths.inputs=64", "--lengths.targets=64", "--metrics.every_steps=1", *flags),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
+    flags = (f"--cache_dir={text_cache.parent}", "--train_steps=2", "--evaluation.every_steps=2")
+    result = pretrain(folder, tmp_path, "seqio:both", *flags)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("seqio makes these batches") == 1
+    assert "not cached" in result.stdout  # since one of its tasks is not
+    lines = read_metrics(str(tmp_path))
+    assert [line["split"] for line in lines] == ["train", "train", "validation"]
+    assert lines[0]["metrics"]["loss"] != lines[1]["metrics"]["loss"]
+
+
+@pytest.fixture
+def data(folder, monkeypatch):
+    """Returns SeqioData of a task, from flags; seqio's registries are empty before and after."""
+    import seqio
+
+    def forget():
+        seqio.TaskRegistry.reset()
+        seqio.MixtureRegistry.reset()
+        seqio.set_global_cache_dirs([])
+        sys.modules.pop("our_tasks", None)
+
+    monkeypatch.chdir(folder)
+    forget()
+
+    def of(task, *flags, preset="lm_tiny"):
+        arguments = [f"--task=seqio:{task}", "--task_module=our_tasks", "--batch_size=4"]
+        arguments += ["--model_dir=nowhere", "--lengths.targets=64", *flags]
+        return prepare(*build_config(preset, arguments)).data
+
+    yield of
+    forget()
+
+
+def test_a_restart_goes_on_where_it_was(data):
+    backwards = data("backwards", "--lengths.inputs=64")
+    straight = list(itertools.islice(backwards.training(0), 4))
+    resumed = list(itertools.islice(backwards.training(2), 2))
+    for one, other in zip(straight[2:], resumed, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert not np.array_equal(
+        straight[0]["decoder_target_tokens"], straight[1]["decoder_target_tokens"]
+    )
+
+
+def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
+    name = "python_docs_autoregressive_lm"
+    plain = data(name, f"--cache_dir={text_cache.parent}")
+    assert "tokenized anew" in dict(plain.consequences())["task"]
+    (tmp_path / name).symlink_to(text_cache)
+    cached = data(name, f"--cache_dir={tmp_path}")
+    assert "its cache" in dict(cached.consequences())["task"]
+    refused = data(name, f"--cache_dir={tmp_path}", "--data.use_cached=false")
+    assert "tokenized anew" in dict(refused.consequences())["task"]
+    batch = next(cached.training(0))
+    assert batch["decoder_target_tokens"].shape == (4, 64)
+    assert (batch["decoder_loss_weights"] == 1).mean() > 0.9
+
+
+def warnings(data):
+    return [text for subject, text in data.consequences() if subject == "warning"]
+
+
+def test_a_task_s_risks_are_told(data):
+    flags = ("--lengths.inputs=64", "--data.use_cached=true")
+    asked = warnings(data("streamed", *flags, preset="t5_1_1_tiny"))
+    assert any("streamed cannot be cached" in text for text in asked)
+    assert any("the vocabulary has no sentinels" in text for text in asked)
+    # One that could be, with sentinels: only that there is no cache.
+    (_, missing) = warnings(data("python_docs_span_corruption", *flags, preset="t5_1_1_tiny"))
+    assert "cache_dir has none" in missing
+
+
+def test_rows_and_their_order_as_a_gin_file_may_ask(data):
+    flags = ("--lengths.inputs=64", "--data.shuffle=none", "--data.pack=false")
+    first = next(data("backwards", *flags, preset="t5_1_1_tiny").training(0))
+    # One example a row: no second segment; the first rows are the first sentences.
+    assert "decoder_segment_ids" not in first
+    again = next(data("backwards", *flags, "--seed=7", preset="t5_1_1_tiny").training(0))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "says"),
+    [
+        ("backward", (), "did you mean backwards"),
+        ("backwards", (), "needs --lengths.inputs"),
+        ("backwards", ("--mixing.maximum=3",), "--mixing.maximum has no effect"),
+        ("backwards", ("--data.shuffle=block",), "--data.shuffle=block has no effect"),
+        ("backwards", ("--lengths.inputs=64", "--vocabulary.extra_ids=5"), "has 0 on top"),
+        ("backwards", ("--task_module=my_tasks",), "my_tasks cannot be imported"),
+    ],
+)
+def test_what_seqio_cannot_do_is_one_clear_line(data, task, flags, says):
+    with pytest.raises(UserError, match=says):
+        data(task, *flags)

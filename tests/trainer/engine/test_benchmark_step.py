@@ -1,0 +1,32 @@
+"""benchmarks.step runs, and says all that it promises."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--preset=t5_1_1_tiny", "--dtype=bfloat16"],
+        ["--preset=lm_tiny", "--inputs=0", "--model.scan_layers=true", "--model.remat=full"],
+        ["--preset=bert_tiny", "--targets=0", "--model.attention=dot_product"],
+    ],
+)
+def test_a_step_is_measured(flags):
+    command = [sys.executable, "-m", "benchmarks.step", "--batch_size=2", "--inputs=16"]
+    made = subprocess.run(
+        [*command, "--targets=8", "--rounds=2", *flags], cwd=ROOT, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in made.stdout.splitlines())
+    assert {"step", "MFU", "roofline", "memory", "processor", "backward", "no layers"} <= set(lines)
+    share = re.match(r"([\d.]+)% of [\d.]+ TFLOP/s", lines["MFU"])
+    assert 0 < float(share[1]) < 100
+    assert re.search(r"bound by (computing|memory)", lines["roofline"])

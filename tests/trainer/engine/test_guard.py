@@ -1,0 +1,186 @@
+"""Updates that must not be made: the run stops before them, or leaves them out, exactly."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer.engine import guard
+from trainer.engine.step import TrainState
+from trainer.loop import train
+from trainer.pretrain import build_config
+from trainer.reporting.metrics import read_metrics
+from trainer.setup import prepare
+
+
+def config_of(*flags):
+    return build_config("t5_1_1_tiny", list(flags))[0]
+
+
+def step_of(config):
+    """One parameter a group, minus its gradient at every update; `batch` is (gradient, loss)."""
+
+    @jax.jit
+    def step(state, batch):
+        gradient, loss = batch
+        gradients = {"a": jnp.float32(1.0), "b": jnp.full(3, gradient)}
+        after = TrainState(
+            step=state.step + 1,
+            params=jax.tree.map(jnp.subtract, state.params, gradients),
+            opt_state=(),
+            metrics={"loss": (state.metrics["loss"][0] + loss, state.metrics["loss"][1] + 1)},
+            guard=state.guard,
+        )
+        return guard.checked(state, after, gradients, (loss, jnp.float32(1.0)), config)
+
+    return step
+
+
+def start():
+    zero = jnp.zeros(())
+    return TrainState(
+        step=jnp.int32(0),
+        params={"a": zero, "b": jnp.zeros(3)},
+        opt_state=(),
+        metrics={"loss": (zero, zero)},
+        guard=guard.new_guard(),
+    )
+
+
+def after(config, batches):
+    step, state = step_of(config), start()
+    for gradient, loss in batches:
+        state = step(state, (jnp.float32(gradient), jnp.float32(loss)))
+    return state
+
+
+BAD = {
+    "a gradient": ((np.nan, 5.0), "gradients/b is not finite"),
+    "an infinite gradient": ((-np.inf, 5.0), "gradients/b is not finite"),
+    "a loss": ((1.0, np.nan), "loss is not finite"),
+    "an overflow": ((1e30, 5.0), "gradients/b is not finite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_stop_holds_the_state_before_the_bad_update(case):
+    batch, says = BAD[case]
+    config = config_of()
+    good = [(1.0, 5.0), (2.0, 4.0)]
+    held = after(config, [*good, batch, (1.0, 3.0), (np.nan, 3.0)])
+    expected = after(config, good)
+    assert guard.explained(held.guard, held.params, None) == says
+    held = dataclasses.replace(held, guard=guard.released(held.guard))
+    for one, other in zip(jax.tree.leaves(held), jax.tree.leaves(expected), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_skip_leaves_out_the_bad_update_alone(case):
+    config = config_of("--on_nan=skip")
+    state = after(config, [(1.0, 5.0), BAD[case][0], (2.0, 4.0)])
+    expected = after(config, [(1.0, 5.0), (2.0, 4.0)])
+    assert (int(state.step), int(state.guard.skipped)) == (3, 1)
+    assert int(state.guard.cause) == guard.NONE
+    for part in ("params", "metrics"):
+        one, other = (jax.tree.leaves(getattr(each, part)) for each in (state, expected))
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_parameters_that_were_bad_before_are_named():
+    state = start()
+    state = dataclasses.replace(state, params={**state.params, "b": jnp.array([0, np.inf, 0])})
+    assert (
+        guard.explained(state.guard, state.params, None) == "parameters/b is not finite before it"
+    )
+
+
+def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
+    config = config_of("--spike_factor=2")
+    calm = [(1.0, 5.0)] * 100
+    assert int(after(config, [*calm[1:], (1.0, 50.0)]).guard.cause) == guard.NONE
+    assert int(after(config, [*calm, (1.0, 9.9)]).guard.cause) == guard.NONE
+    held = after(config, [*calm, (1.0, 10.1), (1.0, 5.0)])
+    assert int(held.step) == 100
+    says = "its loss is above 2 times the mean before it, 5.000"
+    assert guard.explained(held.guard, held.params, 2.0) == says
+    assert int(after(config_of(), [*calm, (1.0, 10.1)]).guard.cause) == guard.NONE
+    skipped = after(config_of("--spike_factor=2", "--on_nan=skip"), [*calm, (1.0, 10.1)])
+    assert int(skipped.guard.skipped) == 1
+
+
+def run_of(cache, model_dir, bad, *flags):
+    """A run of 20 updates of which those of the steps `bad` have a loss that is no number."""
+    config, origins = build_config(
+        "t5_1_1_tiny",
+        [
+            "--task=python_docs_span_corruption",
+            f"--cache_dir={cache}",
+            f"--model_dir={model_dir}",
+            "--train_steps=20",
+            "--batch_size=4",
+            "--lengths.inputs=64",
+            "--lengths.targets=18",
+            "--metrics.every_steps=5",
+            "--metrics.tensorboard=false",
+            "--checkpoint.every_steps=10",
+            "--evaluation.every_steps=0",
+            *flags,
+        ],
+    )
+    run = prepare(config, origins)
+    batches = run.data.training
+
+    def training(first, *args, **kwargs):
+        for step, batch in zip(
+            itertools.count(first + 1), batches(first, *args, **kwargs), strict=False
+        ):
+            weights = batch["decoder_loss_weights"] * np.float32(np.nan if step in bad else 1)
+            yield {**batch, "decoder_loss_weights": weights}
+
+    run.data.training = training
+    return run, origins
+
+
+def result(model_dir, step=20):
+    import orbax.checkpoint as ocp
+
+    state = ocp.StandardCheckpointer().restore(model_dir / f"checkpoint_{step}" / "state")
+    lines = [{**line, "speed": None} for line in read_metrics(str(model_dir))]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)], lines
+
+
+def test_a_run_that_stopped_goes_on_as_if_nothing_had_been(text_cache, tmp_path, capsys):
+    good, stopped = tmp_path / "good", tmp_path / "stopped"
+    assert train(*run_of(text_cache, good, ())) == 0
+    for _ in range(2):  # the same command stops there again
+        with pytest.raises(UserError, match=r"update 7 was not made: gradients/\S+ is not finite"):
+            train(*run_of(text_cache, stopped, {7}))
+        assert [path.name for path in stopped.glob("checkpoint_*")] == ["checkpoint_6"]
+    assert [line["step"] for line in read_metrics(str(stopped))] == [5]
+    assert train(*run_of(text_cache, stopped, ())) == 0
+    assert result(stopped) == result(good)
+
+
+@pytest.mark.slow
+def test_what_is_skipped_is_the_same_after_a_restart(text_cache, tmp_path, capsys):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    bad = {7, 12, 13}
+    assert train(*run_of(text_cache, whole, bad, "--on_nan=skip")) == 0
+    for steps in (10, 20):
+        flags = ["--on_nan=skip", f"--train_steps={steps}"]
+        assert train(*run_of(text_cache, parts, bad, *flags)) == 0
+    assert result(whole) == result(parts)
+    lines = read_metrics(str(whole))
+    assert [line["metrics"]["skipped_updates"] for line in lines] == [0, 1, 3, 3]
+    assert all(np.isfinite(line["metrics"]["loss"]) for line in lines)
+
+
+def test_skipping_everything_is_no_training(text_cache, tmp_path, capsys):
+    bad = set(range(6, 30))
+    with pytest.raises(UserError, match="left out every update since the last metrics, up to 10"):
+        train(*run_of(text_cache, tmp_path / "model", bad, "--on_nan=skip"))

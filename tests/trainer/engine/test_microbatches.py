@@ -1,0 +1,117 @@
+"""n microbatches equal one: gradients and metrics, whatever the loss is divided by."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.config import LossConfig
+from trainer.engine.loss import model_loss
+from trainer.engine.step import make_gradients
+from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model, init_params
+from trainer.pretrain import build_config
+
+B, L, V = 6, 10, 64
+KEY = jax.random.key(2)
+LOSSES = {
+    "sum": LossConfig(),
+    "constant": LossConfig(normalizing_constant=77.0),
+    "real": LossConfig(normalizer="num_real_target_tokens"),
+    "total": LossConfig(normalizer="num_total_target_tokens"),
+    "sequences": LossConfig(normalizer="average_per_sequence", label_smoothing=0.1, z_loss=1e-2),
+}
+
+
+def batch_of(preset):
+    """Rows with ever more tokens, so that no two microbatches weigh the same."""
+    rng = np.random.default_rng(0)
+    side = "encoder" if preset == "bert_tiny" else "decoder"
+    lengths = np.linspace(1, L, B).astype(int)[:, None]
+    there = np.arange(L) < lengths
+    batch = {
+        f"{side}_input_tokens": rng.integers(3, V, (B, L)) * there,
+        f"{side}_target_tokens": rng.integers(3, V, (B, L)) * there,
+        f"{side}_loss_weights": there * rng.integers(1, 4, (B, L)),
+        f"{side}_segment_ids": there * (1 + (np.arange(L) >= lengths // 2)),
+    }
+    if side == "encoder":
+        batch["encoder_input_tokens"][2] = 0  # a row of padding has no order
+        batch["sentence_order"] = rng.integers(0, 2, B)
+    return {name: jnp.asarray(array, jnp.int32) for name, array in batch.items()}
+
+
+def model_of(preset, dropout_rate=0.0):
+    """(configuration, model, parameters) of one layer."""
+    sizes = {"vocab_size": V, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16}
+    layers = "num_encoder_layers" if preset == "bert_tiny" else "num_decoder_layers"
+    values = {**sizes, layers: 1, "dropout_rate": dropout_rate}
+    flags = [f"--model.{name}={value}" for name, value in values.items()]
+    config, _ = build_config(preset, flags)
+    spec = model_spec(config.model)
+    return config, build_model(spec), init_params(spec, jax.random.key(1))
+
+
+def gradients_of(preset, loss, microbatches, dropout_rate=0.0):
+    config, model, params = model_of(preset, dropout_rate)
+    config = dataclasses.replace(config, loss=loss, microbatches=microbatches)
+    return jax.jit(make_gradients(model, config))(params, batch_of(preset), KEY)
+
+
+def plain_gradient(loss, rows, key):
+    """Of some rows of the batch, by automatic differentiation alone."""
+    _, model, params = model_of("lm_tiny", dropout_rate=0.5)
+    batch = {name: array[rows] for name, array in batch_of("lm_tiny").items()}
+
+    def of(params):
+        output = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
+        return model_loss(model).of_batch(output, batch, loss)[0]
+
+    return jax.jit(jax.grad(of))(params)
+
+
+CASES = [("lm_tiny", name) for name in LOSSES] + [("bert_tiny", "sum"), ("bert_tiny", "sequences")]
+CASES += [("tiny_primer", "sum")]
+CASES += [
+    pytest.param(f"tiny_{name}", "total", marks=pytest.mark.slow)
+    for name in (
+        "evolved_transformer",
+        "primer_ez",
+        "synthesizer",
+        "synthesizer_dense",
+        "transformer_plusplus",
+    )
+]
+
+
+@pytest.mark.parametrize(("preset", "name"), CASES)
+def test_microbatches_equal_one(preset, name):
+    one, metrics = gradients_of(preset, LOSSES[name], 1)
+    three, sums = gradients_of(preset, LOSSES[name], 3)
+    assert sums.keys() == metrics.keys()
+    for metric, pair in metrics.items():
+        np.testing.assert_allclose(sums[metric], pair, rtol=1e-5, err_msg=metric)
+    size = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(one))
+    for whole, summed in zip(jax.tree.leaves(one), jax.tree.leaves(three), strict=True):
+        assert summed.dtype == jnp.float32
+        np.testing.assert_allclose(summed, whole, atol=2e-6 * size)
+
+
+@pytest.mark.usefixtures("compiled_as_users_do")
+def test_one_microbatch_is_the_plain_gradient():
+    """Bit for bit, dropout included, so that runs begun without microbatches go on."""
+    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5)
+    plain = plain_gradient(LOSSES["real"], slice(None), KEY)
+    jax.tree.map(np.testing.assert_array_equal, gradients, plain)
+
+
+def test_each_microbatch_has_a_dropout_key_of_its_own():
+    gradients, _ = gradients_of("lm_tiny", LOSSES["sum"], 2, dropout_rate=0.5)
+    parts = [
+        plain_gradient(LOSSES["sum"], slice(part, None, 2), jax.random.fold_in(KEY, part))
+        for part in range(2)
+    ]
+    for found, *expected in zip(*map(jax.tree.leaves, (gradients, *parts)), strict=True):
+        np.testing.assert_allclose(found, sum(expected), atol=1e-5)

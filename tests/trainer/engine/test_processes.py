@@ -1,0 +1,271 @@
+"""Two processes on loopback: the same run as one, a clear end together, the same bits after it."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer.config.fields import override
+from trainer.engine.processes import EXIT_LOST
+from trainer.loop import EXIT_PREEMPTED
+from trainer.pretrain import build_config
+
+ROOT = pathlib.Path(__file__).parents[3]
+STEPS, EVERY = 12, 5
+TIMEOUT = 5
+
+
+def pretrain(cache, model_dir, *flags):
+    return [
+        *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny"),
+        "--task=python_docs_span_corruption",
+        f"--cache_dir={cache}",
+        f"--model_dir={model_dir}",
+        *("--batch_size=8", "--lengths.inputs=64", "--lengths.targets=18"),
+        *("--metrics.every_steps=1", f"--checkpoint.every_steps={EVERY}"),
+        f"--evaluation.every_steps={STEPS}",
+        *flags,
+    ]
+
+
+def start(cache, model_dir, index, port, *flags, devices=1):
+    """Process `index` of two, with one device each unless `devices` says more."""
+    return subprocess.Popen(
+        pretrain(
+            cache,
+            model_dir,
+            f"--processes.coordinator=localhost:{port}",
+            "--processes.count=2",
+            f"--processes.index={index}",
+            f"--processes.timeout_seconds={TIMEOUT}",
+            *flags,
+        ),
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def start_two(cache, model_dir, *flags, devices=1):
+    port = free_port()
+    return [start(cache, model_dir, index, port, *flags, devices=devices) for index in range(2)]
+
+
+def finish(processes):
+    outputs = [process.communicate(timeout=400) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+    return [output for output, _ in outputs]
+
+
+def state(model_dir, step=STEPS):
+    import jax
+    import orbax.checkpoint as ocp
+
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    folder = model_dir / f"checkpoint_{step}" / "state"
+    checkpointer = ocp.StandardCheckpointer()
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host),
+        checkpointer.metadata(folder).item_metadata.tree,
+    )
+    return jax.tree.leaves(checkpointer.restore(folder, shapes))
+
+
+def losses(model_dir):
+    """By split and step; one process writes each line."""
+    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    found = {(line["split"], line["step"]): line["metrics"]["loss"] for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(text_cache, tmp_path_factory):
+    """The model directory of two processes that nothing disturbed."""
+    model_dir = tmp_path_factory.mktemp("together") / "model"
+    first, second = finish(start_two(text_cache, model_dir, f"--train_steps={STEPS}"))
+    assert "of 2 processes" in first
+    assert "mesh" not in second
+    return model_dir
+
+
+def test_two_processes_make_the_run_of_one(text_cache, together, tmp_path):
+    alone = tmp_path / "model"
+    arguments = pretrain(text_cache, alone, f"--train_steps={STEPS}")
+    made = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    expected, found = losses(alone), losses(together)
+    assert found.keys() == expected.keys()
+    assert ("validation", STEPS) in found
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
+    for one, two in zip(state(alone), state(together), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [["--mesh.num_partitions=2"], ["--mesh.data=1", "--mesh.fsdp=4"]])
+def test_several_devices_a_process(text_cache, together, tmp_path, mesh):
+    flags = [f"--train_steps={STEPS}", *mesh]
+    first, _ = finish(start_two(text_cache, tmp_path / "model", *flags, devices=2))
+    assert "4 cpu device(s) of 2 processes" in first
+    expected, found = losses(together), losses(tmp_path / "model")
+    assert found.keys() == expected.keys()
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
+
+
+def assert_told(process, victim):
+    """The survivor ends within the stated time, a beat of the watch later, and says who is lost."""
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < TIMEOUT + 5
+    assert process.returncode == EXIT_LOST
+    last = errors.splitlines()[-1]
+    assert last.startswith("python -m trainer.pretrain: error: process ")
+    assert f"process {victim}" in last
+    assert "Traceback" not in errors
+    return errors
+
+
+def start_endless(cache, model_dir):
+    """Two processes that have made their first checkpoint."""
+    both = start_two(cache, model_dir, "--train_steps=1000000")
+    while not (model_dir / f"checkpoint_{EVERY}").exists():
+        assert both[0].poll() is both[1].poll() is None, both[0].communicate()
+        time.sleep(0.05)
+    return both
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_stops_both_after_the_same_step(text_cache, tmp_path):
+    both = start_endless(text_cache, tmp_path / "model")
+    both[1].send_signal(signal.SIGTERM)
+    saved = []
+    for process in both:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == EXIT_PREEMPTED, errors
+        saved += [line for line in errors.splitlines() if line.startswith("SIGTERM: saved step")]
+    assert len(saved) == 2
+    assert len(set(saved)) == 1
+
+
+def test_one_is_killed_and_both_go_on_to_the_same_bits(text_cache, together, tmp_path):
+    model_dir = tmp_path / "model"
+    endless = start_endless(text_cache, model_dir)
+    endless[1].send_signal(signal.SIGKILL)
+    errors = assert_told(endless[0], victim=1)
+    assert len([line for line in errors.splitlines() if "error" in line]) == 1
+    endless[1].communicate()
+
+    # As if it had been killed at once: a run of fewer steps has to come to its end.
+    for folder in model_dir.glob("checkpoint_*"):
+        if int(folder.name.split("_")[1].split(".")[0]) > EVERY:
+            shutil.rmtree(folder)
+    finish(start_two(text_cache, model_dir, f"--train_steps={STEPS}"))
+    assert losses(model_dir) == losses(together)
+    for one, two in zip(state(model_dir), state(together), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+# Two processes that add up numbers for ever; one or both may end with a mistake of their user.
+ADDING = """
+import sys, time
+import numpy as np
+from tasks.terminal import command_line
+from trainer.engine.processes import ProcessesConfig, joined
+
+port, index, end = sys.argv[1:]
+def main(argv):
+    with joined(ProcessesConfig(f"localhost:{port}", 2, int(index), TIMEOUT)):
+        import jax
+        from trainer.config.mesh import MeshConfig
+        from trainer.engine.sharding import make_mesh, put_batch
+        mesh = make_mesh(MeshConfig())
+        add = jax.jit(lambda x: x.sum())
+        while True:
+            add(put_batch({"x": np.ones(2)}, mesh)["x"]).block_until_ready()
+            print("added", file=sys.stderr, flush=True)
+            if end == "both" or end == "error" and index == "1":
+                raise command_line.UserError("its disk is full")
+            time.sleep(0.1)
+command_line.run(main)
+""".replace("TIMEOUT", str(TIMEOUT))
+
+
+@pytest.mark.parametrize("end", ["kill", "error", "both"])
+def test_the_coordinator_or_a_failing_process_ends_the_other(end):
+    port = free_port()
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADDING, str(port), str(index), end],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    if end == "kill":
+        assert any(line == "added\n" for line in both[0].stderr)
+        both[0].kill()
+        assert_told(both[1], victim=0)
+        both[0].communicate()
+    elif end == "both":
+        for process in both:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 2, errors
+            assert "error: its disk is full" in errors
+    else:
+        errors = assert_told(both[0], victim=1)
+        assert "ended: its disk is full" in errors
+        _, errors = both[1].communicate(timeout=60)
+        assert both[1].returncode == 2
+        assert "error: its disk is full" in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["coordinator=here"], "HOST:PORT"),
+        (["coordinator=here:1"], "count"),
+        (["coordinator=here:1", "count=2", "index=2"], "from 0 to 1"),
+        (["count=2"], "goes with a coordinator"),
+        (["timeout_seconds=1"], "5 or more"),
+    ],
+)
+def test_wrong_flags_are_refused(flags, says):
+    config, origins = build_config("t5_1_1_tiny", [])
+    with pytest.raises(UserError, match=says):
+        override(config, origins, [f"--processes.{flag}" for flag in flags])
+
+
+def test_a_lone_machine_is_no_cluster(text_cache, tmp_path):
+    made = subprocess.run(
+        pretrain(text_cache, tmp_path / "model", "--processes.coordinator=auto"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 2
+    assert "leave it out on a lone machine" in made.stderr.splitlines()[-1]
+    assert "Traceback" not in made.stderr

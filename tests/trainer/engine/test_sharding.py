@@ -1,0 +1,381 @@
+"""Any mesh makes the run of one device, with every array where the rules put it.
+
+As a program, `test_sharding.py FOLDER` or `test_sharding.py primers`, it prints what runs on the
+devices that there are come to.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from tasks.terminal.command_line import UserError
+from trainer.config import MeshConfig
+from trainer.config.mesh import RULES, check_dimensions
+from trainer.config.presets import MODEL_PRESETS
+from trainer.engine.program import Program
+from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params, logical_axes
+from trainer.optim.stacked import path_name
+from trainer.pretrain import build_config
+
+ROOT = pathlib.Path(__file__).parents[3]
+B, L, V = 16, 8, 128
+SIZES = {"vocab_size": V, "emb_dim": 16, "num_heads": 4, "head_dim": 8, "mlp_dim": 32}
+SMALL = [
+    *(f"--model.{name}={size}" for name, size in SIZES.items()),
+    *("--model.num_decoder_layers=1", "--model.tied_logits=false"),
+    *("--model.dropout_rate=0.1", f"--batch_size={B}"),
+]
+# Layers of a scan, whose parameters have an axis more.
+SCANNED = ["--model.scan_layers=true", "--model.remat=full", "--model.num_decoder_layers=2"]
+MESHES = {
+    "data": [],
+    "fsdp": ["--mesh.data=2", "--mesh.fsdp=-1"],
+    "tensor": ["--mesh.num_partitions=4"],
+    "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
+    "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
+}
+# Experts over the rows' axis, their hidden units over the other.
+EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
+EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
+PRIMERS = [
+    *("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus", "tiny_switch_primer"),
+    *("tiny_evolved_transformer", "tiny_synthesizer", "tiny_synthesizer_dense"),
+]
+
+
+def program_of(*flags, preset="lm_tiny"):
+    if "switch" in preset:
+        flags = ("--model.switch_every=1", *flags)
+    config, _ = build_config(preset, [*SMALL, *flags])
+    return Program(types.SimpleNamespace(config=config))
+
+
+def batch_of(step):
+    rng = np.random.default_rng(step)
+    targets = rng.integers(3, V, (B, L)).astype(np.int32)
+    there = np.arange(L) < np.linspace(1, L, B)[:, None]
+    return {
+        "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+        "decoder_target_tokens": targets * there,
+        "decoder_loss_weights": there.astype(np.int32),
+    }
+
+
+def bits(tree):
+    leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()
+
+
+def specs(tree):
+    return {
+        path_name(path): list(leaf.sharding.spec)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def held(state):
+    """Bytes of the state on the first device."""
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+
+
+def run(program, folder=None):
+    """Five steps; in `folder`, if given, the states of steps 0 and 5 are left."""
+    import orbax.checkpoint as ocp
+
+    state = program.initial_state()
+    result = {"initial": bits(state.params), "losses": []}
+    for step in range(5):
+        state = program.train_step(state, put_batch(batch_of(step), program.mesh))
+        total, weight = (float(part) for part in state.metrics["loss"])
+        result["losses"].append(total / weight)
+        if "dropped_tokens" in state.metrics:
+            result["routed"] = [float(part) for part in state.metrics["dropped_tokens"]]
+    result |= {"final": bits(state.params), "held": held(state), "line": program.describe()[1]}
+    result |= {"params": specs(state.params), "opt_state": specs(state.opt_state)}
+    if folder:
+        checkpointer = ocp.StandardCheckpointer()
+        checkpointer.save(folder, state)
+        checkpointer.wait_until_finished()
+    return result
+
+
+def main(argument):
+    import orbax.checkpoint as ocp
+
+    if argument == "primers":
+        mesh = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
+        print(json.dumps({name: run(program_of(*mesh, preset=name)) for name in PRIMERS}))
+        return
+    folder, results = argument, {}
+    for name, flags in MESHES.items():
+        program = program_of(*flags)
+        results[name] = run(program, os.path.join(folder, name))
+        if name == "2d":
+            other = ocp.StandardCheckpointer().restore(
+                os.path.join(folder, "data"), program.abstract_state()
+            )
+            results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
+    results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
+    # Tokens weigh more than experts, which the compiler would rather move.
+    program = program_of(*EXPERTS, "--model.num_experts=8")
+    long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
+    lowered = program.train_step.lower(program.abstract_state(), long)
+    results["experts_program"] = lowered.compile().as_text()
+    program = program_of("--microbatches=2")
+    lowered = program.train_step.lower(program.abstract_state(), batch_of(0))
+    results["microbatches"] = lowered.compile().as_text()
+    print(json.dumps(results))
+
+
+def on_eight_devices(argument):
+    made = subprocess.run(
+        [sys.executable, __file__, argument],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert made.returncode == 0, made.stderr
+    return json.loads(made.stdout)
+
+
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory):
+    """What each of MESHES comes to on eight devices."""
+    return on_eight_devices(str(tmp_path_factory.mktemp("meshes")))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one device comes to."""
+    assert jax.device_count() == 1
+    return run(program_of())
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_eight_devices_make_the_run_of_one(name, meshes, alone):
+    if name == "scanned":
+        alone = run(program_of(*SCANNED))
+    assert meshes[name]["initial"] == alone["initial"]
+    assert alone["final"] != alone["initial"]
+    np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
+
+
+def test_experts_on_devices_of_their_own_make_the_run_of_one(meshes):
+    one, eight = run(program_of(*EXPERTS)), meshes["experts"]
+    np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5)
+    dropped, routed = one["routed"]
+    # Of every row its tokens, five times over.
+    assert routed == 5 * sum(np.count_nonzero(row) for row in batch_of(0)["decoder_loss_weights"])
+    assert 0 < dropped < routed
+    assert eight["routed"] == [dropped, routed]
+    inside = "decoder/layers_0/mlp/experts"
+    assert eight["params"][f"{inside}/wi_0/kernel"] == ["data", "fsdp", "tensor"]
+    assert eight["params"][f"{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
+    assert eight["opt_state"][f"0/v/{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
+    assert eight["held"] < 0.5 * one["held"]
+
+
+def test_tokens_travel_to_experts_and_not_experts_to_tokens(meshes):
+    # There and back, forward and backward; nothing is brought to every device.
+    assert meshes["experts_program"].count(" all-to-all(") == 4
+    assert " all-gather(" not in meshes["experts_program"]
+
+
+@pytest.mark.slow
+def test_primers_models_on_eight_devices_make_the_run_of_one():
+    for name, eight in on_eight_devices("primers").items():
+        one = run(program_of(preset=name))
+        assert eight["initial"] == one["initial"], name
+        np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5, err_msg=name)
+        assert one["losses"][0] != one["losses"][-1]
+
+
+ATTENTION = "decoder/layers_0/self_attention"
+PLACES = {
+    "standard": {
+        "decoder/token_embedder/embedding": ["tensor", "fsdp"],
+        f"{ATTENTION}/query/kernel": ["fsdp", "tensor"],
+        f"{ATTENTION}/out/kernel": ["tensor", "fsdp"],
+        "decoder/layers_0/mlp/wi_0/kernel": ["fsdp", "tensor"],
+        "decoder/layers_0/mlp/wo/kernel": ["tensor", "fsdp"],
+        "decoder/logits_dense/kernel": ["fsdp", "tensor"],
+        "decoder/decoder_norm/scale": ["fsdp"],
+        "decoder/relpos_bias/rel_embedding": ["tensor", None],
+    },
+    # Source: mu-transformer, its X our fsdp and its Y our tensor.
+    "scanned": {
+        "decoder/token_embedder/embedding": ["tensor", "fsdp"],
+        "decoder/decoder/self_attention/query/kernel": ["fsdp", None, "tensor"],
+        "decoder/decoder/self_attention/out/kernel": ["tensor", None, "fsdp"],
+        "decoder/decoder/mlp/wi_0/kernel": ["fsdp", None, "tensor"],
+        "decoder/decoder/mlp/wo/kernel": ["tensor", None, "fsdp"],
+        "decoder/decoder/pre_mlp_layer_norm/scale": ["fsdp", None],
+    },
+    "2d": {
+        "decoder/token_embedder/embedding": [None, "tensor"],
+        f"{ATTENTION}/query/kernel": ["fsdp", "tensor"],
+        f"{ATTENTION}/out/kernel": ["tensor", "fsdp"],
+        "decoder/layers_0/mlp/wi_0/kernel": ["fsdp", "tensor"],
+        "decoder/layers_0/mlp/wo/kernel": ["tensor", "fsdp"],
+        "decoder/logits_dense/kernel": ["tensor", None],
+        "decoder/decoder_norm/scale": ["tensor"],
+        "decoder/relpos_bias/rel_embedding": ["tensor", None],
+    },
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_every_parameter_is_where_the_rules_say(name, meshes):
+    found = meshes[name]["params"]
+    for path, place in PLACES.get(name, PLACES["standard"]).items():
+        assert found[path] == place, path
+    assert all(any(axis for axis in place) for place in found.values())
+    # Moments that are kept whole, as all of this size are, lie with their parameters.
+    whole = meshes[name]["opt_state"]
+    assert {path: whole[f"0/v/{path}"] for path in found} == found
+
+
+def test_a_device_holds_less_the_more_it_shares(meshes, alone):
+    whole = alone["held"]
+    share = {name: meshes[name]["held"] / whole for name in MESHES}
+    assert share["data"] == 1
+    assert share["fsdp"] < 0.4
+    assert share["tensor"] < 0.4
+    assert share["2d"] < 0.3
+    assert "data 2 x fsdp 4 x tensor 1, 8 cpu device(s)" in meshes["fsdp"]["line"]
+    assert "data 2 x fsdp 1 x tensor 4" in meshes["tensor"]["line"]
+
+
+def test_a_checkpoint_goes_on_on_another_mesh(meshes):
+    assert meshes["restored"]["final"] == meshes["data"]["final"]
+    assert meshes["restored"]["params"] == meshes["2d"]["params"]
+
+
+def test_microbatches_keep_rows_where_they_are(meshes):
+    assert "all-reduce" in meshes["microbatches"]
+    for moved in ("all-gather", "all-to-all", "collective-permute"):
+        assert moved not in meshes["microbatches"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion"])
+def test_optimizers_keep_their_state_with_the_parameters(optimizer):
+    state = program_of(
+        f"--optimizer.name={optimizer}", "--optimizer.learning_rate=1e-3"
+    ).abstract_state()
+    params = specs(state.params)
+    places = specs(state.opt_state)
+    found = 0
+    for path, place in places.items():
+        owner = next((name for name in params if path.endswith("/" + name)), None)
+        if owner:
+            assert place == params[owner], path
+            found += 1
+        else:
+            assert place == [], path
+    assert found >= len(params)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_every_model_has_its_place(rules):
+    """A name that a tensor has twice, or a preset's own, would come out here."""
+    mesh = make_mesh(MeshConfig())
+    key = jax.ShapeDtypeStruct((2,), np.uint32)
+    for name, preset in MODEL_PRESETS.items():
+        if name.endswith("_tiny") or name.startswith("tiny_"):
+            spec = model_spec(preset)
+            shapes = jax.eval_shape(lambda key, spec=spec: init_params(spec, key), key)
+            placed = parameter_shardings(mesh, rules, shapes, logical_axes(spec))
+            assert jax.tree.structure(placed) == jax.tree.structure(shapes), name
+
+
+def test_rows_lie_on_data_and_fsdp():
+    program = program_of()
+    for array in put_batch(batch_of(0), program.mesh).values():
+        assert array.sharding.spec == PartitionSpec(("data", "fsdp"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "expected"),
+    [
+        (MeshConfig(), 8, (8, 1, 1)),
+        (MeshConfig(num_partitions=2), 8, (4, 1, 2)),
+        (MeshConfig(data=2, fsdp=-1, tensor=2), 8, (2, 2, 2)),
+        (MeshConfig(data=1), 1, (1, 1, 1)),
+        (MeshConfig(tensor=3), 8, "data=-1"),
+        (MeshConfig(data=2), 8, "takes 2 devices, and there are 8"),
+        (MeshConfig(fsdp=-1), 8, r"--mesh.data=-1 and --mesh.fsdp=-1"),
+    ],
+)
+def test_sizes_fit_the_devices(mesh, devices, expected):
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            mesh.sizes(devices)
+    else:
+        assert tuple(mesh.sizes(devices).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--mesh.tensor=4"], r"--mesh.tensor=4: .*num_heads 6 does not divide by 4"),
+        (["--mesh.num_partitions=4"], "num_heads 6"),
+        (["--mesh.data=2", "--model.num_experts=5"], "num_experts 5 does not divide by 2"),
+        (["--mesh.fsdp=3"], "emb_dim 512 does not divide by 3"),
+        (["--mesh.data=3"], r"--batch_size=128 does not divide among 3 parts"),
+        (["--microbatches=3"], "microbatches"),
+        (["--mesh.tensor=2", "--mesh.num_partitions=2"], "set one of them"),
+        (["--mesh.rules=3d"], "standard, 2d"),
+        (["--mesh.data=0"], "above 0"),
+    ],
+)
+def test_what_does_not_divide_is_refused_when_planned(flags, says):
+    def plan():
+        config, _ = build_config("t5_1_1_small", flags)
+        sizes, rules = config.mesh.planned(), config.mesh.rules
+        check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
+
+    with pytest.raises(UserError, match=says):
+        plan()
+
+
+@pytest.mark.parametrize(
+    ("processes", "parts"),
+    [
+        # processes by data and tensor, a device each
+        ([[0, 0], [1, 1]], [(0, 2), (1, 2)]),
+        ([[0, 1], [0, 1]], [(0, 1), (0, 1)]),
+        ([[0, 1], [2, 3]], [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ([[0, 0], [0, 1]], [(0, 1), (0, 1)]),
+        ([[0, 0], [1, 1], [0, 0], [1, 1]], [(0, 2), (1, 2)]),
+    ],
+)
+def test_processes_that_share_rows_make_the_same(processes, parts):
+    devices = np.empty((len(processes), 1, 2), object)
+    for place in np.ndindex(devices.shape):
+        devices[place] = types.SimpleNamespace(process_index=processes[place[0]][place[2]])
+    mesh = types.SimpleNamespace(devices=devices)
+    found = [host_part(mesh, process) for process in range(len(parts))]
+    assert found == [HostPart(*part) for part in parts]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

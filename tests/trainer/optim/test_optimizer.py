@@ -1,0 +1,452 @@
+"""Optimizers against float64 numpy written from the papers; what T5X made is in tests/golden."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from trainer.config.optimizer import OPTIMIZER_FIELDS, OPTIMIZER_PRESETS, OptimizerConfig
+from trainer.config.presets import MODEL_PRESETS
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params, logical_axes
+from trainer.optim.optimizer import OPTIMIZERS, make_optimizer, weight_decay_mask
+from trainer.optim.stacked import path_name
+
+STEPS = 5
+# A tensor of each kind; sizes differ by orders of magnitude, as they do in T5.
+SHAPES = {
+    "decoder/layers_0/mlp/wi/kernel": (8, 12),
+    "decoder/layers_0/mlp/wo/kernel": (12, 8),
+    "decoder/layers_0/self_attention/query/kernel": (8, 8),
+    "decoder/layers_0/pre_mlp_layer_norm/scale": (8,),
+    "decoder/layers_0/mlp/wi/bias": (12,),
+    "decoder/relpos_bias/rel_embedding": (3, 8),
+    "decoder/logits_dense/kernel": (8, 16),
+    "token_embedder/embedding": (16, 8),
+}
+SPARED = ("bias", "scale", "embedding", "rel_embedding")
+RNG = np.random.default_rng(0)
+PARAMS = {
+    name: (RNG.normal(size=shape) * 10.0 ** (index % 4 - 2)).astype(np.float32)
+    for index, (name, shape) in enumerate(SHAPES.items())
+}
+GRADIENTS = [
+    {name: RNG.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    for _ in range(STEPS)
+]
+SCHEDULE = {"schedule": "constant * linear_warmup", "warmup_steps": 3, "learning_rate": 0.01}
+RATES = [max(1e-8, 0.01 * min(1.0, step / 3)) for step in range(STEPS)]
+
+
+def nested(flat):
+    tree = {}
+    for name, value in flat.items():
+        *folders, leaf = name.split("/")
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[leaf] = value
+    return tree
+
+
+def flattened(tree):
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def train(config, params, gradients, axes=None):
+    """Parameters after all steps, and the optimizer's state."""
+    optimizer = make_optimizer(config, axes)
+    params = jax.tree.map(jnp.asarray, nested(params))
+    state = optimizer.init(params)
+    step = jax.jit(optimizer.update)
+    for gradient in gradients:
+        updates, state = step(nested(gradient), state, params)
+        params = optax.apply_updates(params, updates)
+    return flattened(params), state
+
+
+def rms(x):
+    return np.sqrt(np.mean(x * x))
+
+
+def adafactor(
+    p, gradients, *, factor_from, decay_rate=0.8, offset=0, momentum=0.0, clip=1.0,
+    scaled=True, largest=np.inf, decay=0.0, exponent=0.0, rates=RATES,
+):  # fmt: skip
+    factored = p.ndim == 2 and min(p.shape) >= factor_from
+    row = column = v = m = 0.0
+    for step, g in enumerate(gradients):
+        beta = 1 - (step - offset + 1.0) ** -decay_rate
+        square = g * g + 1e-30
+        if factored:
+            row = beta * row + (1 - beta) * square.mean(1)
+            column = beta * column + (1 - beta) * square.mean(0)
+            v = np.outer(row, column) / row.mean()
+        else:
+            v = beta * v + (1 - beta) * square
+        u = g / np.sqrt(v)
+        u = u / max(1.0, rms(u) / clip)
+        u = u * rates[step] * (min(max(rms(p), 1e-3), largest) if scaled else 1.0)
+        m = momentum * m + (1 - momentum) * u
+        p = p - m - decay * rates[step] ** exponent * p
+    return p
+
+
+def adamw(p, gradients, *, betas=(0.9, 0.999), epsilon=1e-8, decay=0.0, scaled=False):
+    m = v = 0.0
+    for step, g in enumerate(gradients):
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        u = m / (1 - betas[0] ** (step + 1))
+        u = u / (np.sqrt(v / (1 - betas[1] ** (step + 1))) + epsilon)
+        u = u * (max(rms(p), 1e-3) if scaled else 1.0)
+        p = p - RATES[step] * (u + decay * p)
+    return p
+
+
+def lion(p, gradients, *, betas=(0.9, 0.99), decay=0.0):
+    m = 0.0
+    for step, g in enumerate(gradients):
+        u = np.sign(betas[0] * m + (1 - betas[0]) * g)
+        m = betas[1] * m + (1 - betas[1]) * g
+        p = p - RATES[step] * (u + decay * p)
+    return p
+
+
+def muon(p, gradients, *, momentum=0.95, scaled=True, decay=0.0):
+    m = 0.0
+    for step, g in enumerate(gradients):
+        m = momentum * m + (1 - momentum) * g
+        # Nesterov's look ahead, each part corrected for its own bias.
+        ahead = momentum * m / (1 - momentum ** (step + 2))
+        x = ahead + (1 - momentum) * g / (1 - momentum ** (step + 1))
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        u = 0.2 * np.sqrt(max(p.shape)) * x * (max(rms(p), 1e-3) if scaled else 1.0)
+        p = p - RATES[step] * (u + decay * p)
+    return p
+
+
+def is_hidden_matrix(name):
+    return name.endswith("kernel") and "logits" not in name
+
+
+def spared(name):
+    return name.rpartition("/")[2] in SPARED
+
+
+# Configuration fields, and name of a tensor -> its reference.
+CASES = {
+    "adafactor": ({"min_dim_size_to_factor": 8}, lambda name: (adafactor, {"factor_from": 8})),
+    "adafactor-unfactored": ({}, lambda name: (adafactor, {"factor_from": 128})),
+    "adafactor-options": (
+        {
+            "min_dim_size_to_factor": 8,
+            "decay_rate": 0.7,
+            "step_offset": -3,
+            "beta1": 0.9,
+            "clipping_threshold": 1.5,
+            "maximum_parameter_scale": 0.5,
+            "weight_decay": 0.3,
+        },
+        lambda name: (
+            adafactor,
+            {
+                "factor_from": 8,
+                "decay_rate": 0.7,
+                "offset": -3,
+                "momentum": 0.9,
+                "clip": 1.5,
+                "largest": 0.5,
+                "decay": 0.3,
+            },
+        ),
+    ),
+    "adafactor-unscaled": (
+        {
+            "multiply_by_parameter_scale": False,
+            "weight_decay": 0.5,
+            "weight_decay_rate_exponent": 2.0,
+            "no_weight_decay": ("scale$",),
+        },
+        lambda name: (
+            adafactor,
+            {
+                "factor_from": 128,
+                "scaled": False,
+                "decay": 0.0 if name.endswith("scale") else 0.5,
+                "exponent": 2.0,
+            },
+        ),
+    ),
+    "adamw": (
+        {"name": "adamw", "weight_decay": 0.1},
+        lambda name: (adamw, {"decay": 0.0 if spared(name) else 0.1}),
+    ),
+    "adamw_rms": (
+        {"name": "adamw_rms", "beta1": 0.8, "beta2": 0.95},
+        lambda name: (adamw, {"betas": (0.8, 0.95), "epsilon": 1e-6, "scaled": True}),
+    ),
+    "lion": (
+        {"name": "lion", "weight_decay": 0.1},
+        lambda name: (lion, {"decay": 0.0 if spared(name) else 0.1}),
+    ),
+    "muon": (
+        {"name": "muon", "weight_decay": 0.1},
+        lambda name: (
+            (muon, {"decay": 0.1})
+            if is_hidden_matrix(name)
+            else (
+                adamw,
+                {"betas": (0.9, 0.95), "scaled": True, "decay": 0.0 if spared(name) else 0.1},
+            )
+        ),
+    ),
+}
+
+
+def test_every_optimizer_has_a_reference():
+    assert {fields.get("name", "adafactor") for fields, _ in CASES.values()} == set(OPTIMIZERS)
+    assert set(OPTIMIZER_FIELDS) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 2.0])
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_of_the_papers(case, clip_norm):
+    fields, reference = CASES[case]
+    config = OptimizerConfig(**{**SCHEDULE, **fields, "clip_norm": clip_norm})
+    ours, _ = train(config, PARAMS, GRADIENTS)
+    shrink = [1.0] * STEPS
+    if clip_norm is not None:
+        norms = [
+            np.sqrt(sum(np.sum(np.square(g, dtype=float)) for g in s.values())) for s in GRADIENTS
+        ]
+        assert min(norms) > clip_norm
+        shrink = [clip_norm / norm for norm in norms]
+    for name, start in PARAMS.items():
+        function, options = reference(name)
+        gradients = [g[name].astype(float) * s for g, s in zip(GRADIENTS, shrink, strict=True)]
+        expected = function(start.astype(float), gradients, **options)
+        assert np.abs(expected - start).max() > 1e-5, name
+        error = np.abs(ours[name] - expected).max()
+        # The second part is optax's, which raises Adam's betas to the step in float32.
+        tolerance = 1e-6 * np.abs(expected).max() + 1e-5 * np.abs(expected - start).max()
+        assert error <= tolerance, (name, error, tolerance)
+
+
+# Tensors of layers, stacked where T5X puts the axis of a scan: after the first. There are more
+# layers than a tensor has rows or columns, so that size alone would factor over them.
+LAYERS = 13
+STACKED_SHAPES = {
+    "layers/mlp/wi/kernel": ((8, 12), ("embed", "layers", "mlp")),
+    "layers/mlp/wo/kernel": ((12, 8), ("mlp", "layers", "embed")),
+    "layers/mlp/thin/kernel": ((8, 5), ("embed", "layers", "mlp")),
+    "layers/norm/scale": ((8,), ("embed", "layers")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stack_of_layers_is_updated_as_its_layers_are(case):
+    fields, _ = CASES[case]
+    config = OptimizerConfig(**{**SCHEDULE, **fields})
+    rng = np.random.default_rng(1)
+
+    def draw():
+        # Layers of different sizes: a mean over all of them would show.
+        return {
+            name: [
+                (rng.normal(size=shape) * 10.0 ** (layer % 3)).astype(np.float32)
+                for layer in range(LAYERS)
+            ]
+            for name, (shape, _) in STACKED_SHAPES.items()
+        }
+
+    def stacked(layers):
+        return {name: np.stack(tensors, axis=1) for name, tensors in layers.items()}
+
+    def apart(layers):
+        return {
+            f"{name.replace('layers', f'layers_{layer}')}": tensor
+            for name, tensors in layers.items()
+            for layer, tensor in enumerate(tensors)
+        }
+
+    params, gradients = draw(), [draw() for _ in range(STEPS)]
+    axes = nested({name: PartitionSpec(*axes) for name, (_, axes) in STACKED_SHAPES.items()})
+    scanned, _ = train(config, stacked(params), [stacked(g) for g in gradients], axes)
+    unscanned, _ = train(config, apart(params), [apart(g) for g in gradients])
+    for name, stack in scanned.items():
+        for layer in range(LAYERS):
+            alone = unscanned[name.replace("layers", f"layers_{layer}")]
+            np.testing.assert_allclose(stack[:, layer], alone, rtol=1e-6, err_msg=f"{case} {name}")
+
+
+def test_factored_moments_keep_the_axis_of_a_stack():
+    config = OptimizerConfig(min_dim_size_to_factor=8)
+    params = {"kernel": jnp.zeros((8, 16, 12)), "scale": jnp.zeros((8, 16))}
+    axes = {
+        "kernel": PartitionSpec("embed", "layers", "mlp"),
+        "scale": PartitionSpec("embed", "layers"),
+    }
+    moments = make_optimizer(config, axes).init(params)[0]
+    assert moments.v_row["kernel"].shape == (8, 16)
+    assert moments.v_col["kernel"].shape == (16, 12)
+    assert moments.v["kernel"].shape == (1,)
+    assert moments.v["scale"].shape == (8, 16)
+
+
+def test_only_tensors_with_two_large_dimensions_are_factored():
+    params = {"kernel": jnp.ones((16, 24)), "thin": jnp.ones((15, 24)), "scale": jnp.ones((40,))}
+    state = make_optimizer(OptimizerConfig(min_dim_size_to_factor=16)).init(params)
+    moments = next(part for part in state if hasattr(part, "v_row"))
+    assert moments.v_row["kernel"].shape == (16,)
+    assert moments.v_col["kernel"].shape == (24,)
+    assert moments.v["kernel"].shape == (1,)
+    for name in ("thin", "scale"):
+        assert moments.v[name].shape == params[name].shape
+        assert moments.v_row[name].shape == (1,)
+
+
+def test_experts_are_kept_apart_by_factoring_only():
+    """Of three axes, none of a stack, the two largest are factored, as in optax."""
+    params = {"kernel": jnp.ones((4, 16, 24))}
+    gradient = {"kernel": jnp.asarray(RNG.normal(size=(4, 16, 24)), jnp.float32)}
+    config = OptimizerConfig(min_dim_size_to_factor=16, learning_rate=0.1, schedule="constant")
+    theirs = optax.adafactor(0.1, min_dim_size_to_factor=16)
+    updates, _ = make_optimizer(config).update(
+        gradient, make_optimizer(config).init(params), params
+    )
+    expected, _ = theirs.update(gradient, theirs.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], expected["kernel"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_is_float32_and_as_large_as_its_moments(name):
+    config = OptimizerConfig(name=name, learning_rate=0.1)
+    _, state = train(config, PARAMS, GRADIENTS[:2])
+    leaves = jax.tree.leaves(state)
+    assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+    assert {str(leaf.dtype) for leaf in leaves} == {"float32", "int32"}
+    counts = [int(leaf) for leaf in leaves if leaf.dtype == jnp.int32]
+    assert counts
+    assert set(counts) == {2}
+    # Elements of moments for each element of a parameter; what is left over are dummies.
+    moments = {"adafactor": 1, "lion": 1, "adamw": 2, "adamw_rms": 2}
+    size = sum(leaf.size for leaf in leaves if leaf.size > 3)
+    matrices = sum(p.size for n, p in PARAMS.items() if is_hidden_matrix(n))
+    total = sum(p.size for p in PARAMS.values())
+    assert size == (2 * total - matrices if name == "muon" else moments[name] * total)
+
+
+def test_the_first_update_moves_each_element_by_the_rate_times_its_tensors_size():
+    params = {"large": jnp.full((4, 8), 2.0), "small": jnp.full((3,), 1e-6)}
+    gradients = {"large": jnp.linspace(-1, 1, 32).reshape(4, 8), "small": jnp.array([1.0, -2, 3])}
+    optimizer = make_optimizer(OptimizerConfig())
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    # The decay of step 1 is 0, so a gradient is divided by itself; sizes below 1e-3 count as that.
+    for name, size in (("large", 2.0), ("small", 1e-3)):
+        expected = -0.01 * size * np.sign(gradients[name])
+        np.testing.assert_allclose(updates[name], expected, rtol=1e-5)
+
+
+# Lion takes signs, Muon orthogonalises, the others divide by a size: only epsilon sees the scale.
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_size_of_gradients_does_not_matter(name):
+    config = OptimizerConfig(name=name, learning_rate=0.1)
+    larger = [{key: g * 1024 for key, g in gradients.items()} for gradients in GRADIENTS]
+    ours, _ = train(config, PARAMS, GRADIENTS)
+    scaled, _ = train(config, PARAMS, larger)
+    for key in PARAMS:
+        np.testing.assert_allclose(ours[key], scaled[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny_primer_ez", "tiny_synthesizer", "tiny_evolved_transformer", "bert_tiny"]
+)
+def test_what_is_no_kernel_is_not_decayed_by_default(name):
+    params = jax.eval_shape(lambda: init_params(model_spec(MODEL_PRESETS[name]), jax.random.key(0)))
+    mask = weight_decay_mask(
+        OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay")
+    )
+    for tensor, decays in flattened(mask(params)).items():
+        assert decays == tensor.endswith("kernel"), tensor
+
+
+def test_no_norm_bias_or_table_of_a_model_is_decayed_by_default():
+    params = jax.eval_shape(
+        lambda: init_params(model_spec(MODEL_PRESETS["t5_1_1_tiny"]), jax.random.key(0))
+    )
+    decayed = weight_decay_mask(
+        OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay")
+    )
+    mask = flattened(decayed(params))
+    assert all(decays == name.endswith("/kernel") for name, decays in mask.items())
+    assert sum(mask.values()) > 10
+    assert not mask["decoder/relpos_bias/rel_embedding"]
+    everywhere = flattened(weight_decay_mask(())(params))
+    assert all(everywhere.values())
+    some = flattened(weight_decay_mask(("encoder/", "^token"))(params))
+    assert not some["encoder/layers_0/mlp/wo/kernel"]
+    assert not some["token_embedder/embedding"]
+    assert some["decoder/layers_0/mlp/wo/kernel"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_model_of_single_layers_needs_no_axes(name):
+    spec = model_spec(MODEL_PRESETS["t5_1_1_tiny"])
+    params = flattened(init_params(spec, jax.random.key(0)))
+    gradients = [{key: np.cos(np.arange(p.size)).reshape(p.shape) for key, p in params.items()}]
+    config = OptimizerConfig(name=name, learning_rate=0.01, schedule="constant")
+    with_axes, _ = train(config, params, gradients, logical_axes(spec))
+    without, _ = train(config, params, gradients)
+    for key in params:
+        np.testing.assert_array_equal(with_axes[key], without[key])
+        assert not np.array_equal(without[key], params[key]), key
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
+def test_recipes_make_optimizers(name):
+    train(OPTIMIZER_PRESETS[name], PARAMS, GRADIENTS[:1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "adam"}, "name is 'adam'; it must be one of 'adafactor'"),
+        ({"warmup_steps": 0}, "warmup_steps is 0"),
+        ({"schedule": "decay_every", "steps_per_decay": 0}, "steps_per_decay is 0"),
+        ({"schedule": "cosine_decay", "steps_per_cycle": -1}, "steps_per_cycle is -1"),
+        ({"clipping_threshold": 0.5}, "clipping_threshold is 0.5"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0; it must be above 0"),
+        ({"beta1": 1.0}, "beta1 is 1.0; it must be in [0, 1)"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "no_weight_decay has '('"),
+        (
+            {"no_weight_decay": ("scale",)},
+            "needs a weight_decay: it is 0.0",
+        ),
+        ({"weight_decay_rate_exponent": 1.0}, "needs a weight_decay: it is 0.0"),
+        ({"minimum_parameter_scale": 0.1, "multiply_by_parameter_scale": False}, "it is False"),
+        ({"beta2": 0.9}, "beta2 is 0.9, and optimizer 'adafactor' does not read it"),
+        ({"name": "adamw", "learning_rate": 1.0, "decay_rate": 0.8}, "'adamw' does not read it"),
+        ({"name": "lion", "learning_rate": 1.0, "epsilon": 1.0}, "'lion' does not read it"),
+        ({"name": "lion"}, "learning_rate must be set for 'lion'"),
+        ({"steps_per_cycle": 5}, "'constant * rsqrt_decay' does not read it"),
+        (
+            {"schedule": "linear_cooldown"},
+            "cooldown_steps must be set for 'adafactor' with schedule",
+        ),
+        ({"schedule": "linear_warmup", "learning_rate": 0.1}, "learning_rate is 0.1, and schedule"),
+        ({"schedule": "constant * rsqrt_deacy"}, "unknown factor 'rsqrt_deacy'; known are"),
+    ],
+)
+def test_a_configuration_names_what_it_refuses(fields, says):
+    with pytest.raises(ValueError, match="OptimizerConfig.*" + re.escape(says)):
+        OptimizerConfig(**fields)

@@ -1,0 +1,237 @@
+"""Where numbers go, what they are of, and what a resumed run does to those of one killed."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer import loop
+from trainer.engine.hardware import peak_flops
+from trainer.engine.program import Program
+from trainer.evaluate import Evaluator
+from trainer.pretrain import build_config
+from trainer.reporting.metrics import MetricsWriter, means, perplexity, read_metrics
+from trainer.setup import prepare
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def config_of(model_dir, *flags):
+    return build_config("t5_1_1_tiny", [f"--model_dir={model_dir}", *flags])[0]
+
+
+def test_lines_after_the_checkpoint_are_written_anew(tmp_path):
+    writer = MetricsWriter(config_of(tmp_path), 0)
+    for step in (5, 10, 15):
+        writer.write(step, "train", {"loss": 1.0 / step}, {"steps_per_second": 2.0})
+    writer.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "spl')  # cut short by a kill
+    writer = MetricsWriter(config_of(tmp_path), 10)
+    writer.write(15, "validation", {"loss": 7.0})
+    writer.close()
+    lines = read_metrics(str(tmp_path))
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (5, "train"),
+        (10, "train"),
+        (15, "validation"),
+    ]
+    assert lines[0]["speed"] == {"steps_per_second": 2.0}
+    assert "speed" not in lines[2]
+
+
+def test_of_several_processes_one_writes(tmp_path):
+    writer = MetricsWriter(config_of(tmp_path, "--metrics.wandb=project"), 0, writing=False)
+    writer.write(5, "train", {"loss": 1.0})
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Weights & Biases itself, without its server, in a process of its own: it leaves threads and hooks.
+WRITES = """
+import sys
+from trainer.reporting.metrics import MetricsWriter
+from trainer.pretrain import build_config
+for first in (0, 5):
+    arguments = [f"--model_dir={sys.argv[1]}", "--metrics.wandb=shelf", "--train_steps=77"]
+    writer = MetricsWriter(build_config("t5_1_1_tiny", arguments)[0], first)
+    writer.write(first + 5, "train", {"loss": 0.625 + first}, {"steps_per_second": 3.25})
+    writer.close()
+"""
+
+
+def with_wandb(program, folder, **environment):
+    environment = {**os.environ, "HOME": str(folder), "WANDB_SILENT": "true", **environment}
+    environment.pop("WANDB_API_KEY", None)
+    return subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True, text=True, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_weights_and_biases_gets_the_same_numbers(tmp_path):
+    pytest.importorskip("wandb")
+    done = with_wandb(WRITES, tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    identity = json.loads((tmp_path / "wandb.json").read_text())["id"]
+    # A resumed run goes on as the run of Weights & Biases that it was.
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert [path.name for path in files] == [f"run-{identity}.wandb"] * 2
+    for path, loss in zip(files, (b"0.625", b"5.625"), strict=True):
+        data = path.read_bytes()
+        for text in (b"shelf", identity.encode(), b"train/loss", b"train/steps_per_second", b"77"):
+            assert text in data
+        assert loss in data
+        assert b"3.25" in data
+
+
+def test_weights_and_biases_missing_or_refusing_is_one_clear_line(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    refused = with_wandb(WRITES, tmp_path, WANDB_MODE="online")
+    last = refused.stderr.splitlines()[-1]
+    assert "UserError: Weights & Biases does not start: No API key configured" in last
+    config = config_of(tmp_path, "--metrics.wandb=project")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"pip install 'palimpsest\[wandb\]'"):
+        MetricsWriter(config, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("TPU v4", 275),
+        ("TPU v5 lite", 197),
+        ("TPU v5p", 459),
+        ("TPU v6 lite", 918),
+        ("cpu", None),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_peaks_are_those_of_the_device(kind, teraflops):
+    assert peak_flops(kind) == (teraflops and teraflops * 1e12)
+
+
+def test_speed_is_of_the_steps_since_the_last_report(monkeypatch):
+    now = iter([100.0, 110.0, 115.0])
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(now))
+    speed = loop.Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
+    assert speed.since_last(5) == {}
+    speed.blocked += 0.25
+    rates = speed.since_last(10)
+    assert rates == {
+        "checkpoint_blocking_seconds": 0.25,
+        "steps_per_second": 0.5,
+        "tokens_per_second": 500.0,
+        "mfu": 0.15,
+    }
+    assert loop._shown(rates) == ["500 tokens/s", "MFU 15.0%"]
+    speed.peak_flops = None
+    assert speed.since_last(20) == {"steps_per_second": 2.0, "tokens_per_second": 2000.0}
+
+
+def test_means_and_perplexity():
+    assert means({"loss": (6.0, 4.0), "none": (0.0, 0.0)}) == {"loss": 1.5, "none": 0.0}
+    assert perplexity(1000.0) == float("inf")
+
+
+def evaluated(cache, preset, task, *flags):
+    """What the untrained model pays on the validation split, and the split's manifest."""
+    config, origins = build_config(
+        preset, [f"--task={task}", f"--cache_dir={cache}", "--model_dir=unused", *flags]
+    )
+    run = prepare(config, origins)
+    program = Program(run)
+    evaluator = Evaluator(run, "validation", program.evaluation_step, program.mesh)
+    return evaluator(program.initial_state().params)["validation"], run.data.tasks[0].manifest
+
+
+def test_bits_per_byte_is_what_coding_the_documents_takes(text_cache):
+    flags = ["--lengths.targets=64", "--batch_size=8"]
+    found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_autoregressive_lm", *flags)
+    bits = found["loss"] * found["tokens"] / np.log(2)
+    text = manifest.total("validation", "text_bytes")
+    # Every token of the split is coded, and an EOS a window besides.
+    assert found["tokens"] > manifest.total("validation", "tokens")
+    assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
+
+    documents = (text_cache.parents[1] / "validation.txt").read_text().splitlines()
+    words = sum(len(document.split()) for document in documents)
+    per_word = np.exp(found["loss"] * found["tokens"] / words)
+    assert found["word_perplexity"] == pytest.approx(per_word, rel=1e-12)
+    # An untrained model gets no row right, and rows but the last of a shard are full.
+    assert found["sequence_accuracy"] == 0
+    assert found["max_targets_length"] == 64
+    assert 0.9 * found["loss"] < found["training_loss"] < found["loss"]
+    assert 1 < found["mean_label"] < 700
+
+
+def test_the_loss_of_experts_is_evaluated_too(text_cache):
+    flags = ["--lengths.targets=64", "--batch_size=8", "--model.vocab_size=768"]
+    task = "python_docs_autoregressive_lm"
+    found, _ = evaluated(text_cache, "tiny_switch_primer", task, *flags)
+    # An even share of 4 experts costs 0.01; there are two layers, of which one has them.
+    assert 0.01 <= found["auxiliary_loss"] < 0.04
+    assert 0 <= found["dropped_tokens"] < 1
+    per_position = found["training_loss"] / (found["loss"] + found["auxiliary_loss"])
+    assert 0.9 < per_position < 1
+
+
+def test_bits_per_byte_of_a_prefix_lm_are_of_what_it_codes(text_cache):
+    found, manifest = evaluated(
+        text_cache,
+        "lm_tiny",
+        "python_docs_decoder_prefix_lm",
+        "--lengths.targets=64",
+        "--batch_size=8",
+    )
+    tokens = manifest.total("validation", "tokens")
+    assert 0.3 * tokens < found["tokens"] < 0.7 * tokens
+    share = found["tokens"] / tokens
+    bits = found["loss"] * found["tokens"] / np.log(2)
+    text = share * manifest.total("validation", "text_bytes")
+    assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
+
+
+def test_noise_has_no_bytes(text_cache):
+    flags = ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=8"]
+    found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *flags)
+    assert "bits_per_byte" not in found
+
+
+def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: calls.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    with loop.Profile(config_of(tmp_path, "--profile_steps=3:4")) as profile:
+        for step in range(1, 7):
+            profile.before(step)
+            calls.append(step)
+            profile.after(step, {})
+    assert calls == [1, 2, "start", 3, 4, "stop", 5, 6]
+    calls.clear()
+    # A run that ends inside still writes its trace.
+    with loop.Profile(config_of(tmp_path, "--profile_steps=3:9")) as profile:
+        profile.before(4)
+        profile.after(4, {})
+    assert calls == ["start", "stop"]
+    with pytest.raises(UserError, match="local"):
+        loop.Profile(config_of("gs://bucket/model", "--profile_steps=3:4"))
+
+
+def test_a_speed_line_is_json(tmp_path):
+    writer = MetricsWriter(config_of(tmp_path, "--metrics.tensorboard=false"), 0)
+    writer.write(1, "train", {"loss": 1.5}, {})
+    writer.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["speed"] == {}

@@ -1,0 +1,51 @@
+"""A run's configuration: typed fields, presets, and the files that keep it. No JAX."""
+
+from trainer.config.mesh import MeshConfig
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.processes import ProcessesConfig
+from trainer.config.run import (
+    BEST_METRICS,
+    CONFIG_FILE,
+    ENGINES,
+    NORMALIZERS,
+    ON_NAN,
+    RESUMABLE_CHANGES,
+    SHUFFLES,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LengthsConfig,
+    LossConfig,
+    MetricsConfig,
+    MixingConfig,
+    VocabularyConfig,
+    config_changes,
+    load_config,
+    save_config,
+)
+
+__all__ = [
+    "BEST_METRICS",
+    "CONFIG_FILE",
+    "ENGINES",
+    "NORMALIZERS",
+    "ON_NAN",
+    "RESUMABLE_CHANGES",
+    "SHUFFLES",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvaluationConfig",
+    "LengthsConfig",
+    "LossConfig",
+    "MeshConfig",
+    "MetricsConfig",
+    "MixingConfig",
+    "OptimizerConfig",
+    "ProcessesConfig",
+    "VocabularyConfig",
+    "config_changes",
+    "load_config",
+    "save_config",
+]

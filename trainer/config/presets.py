@@ -1,0 +1,169 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tasks.terminal.command_line import UserError, nearest
+from trainer.config.primer_presets import primer_presets
+from trainer.model.config import ModelConfig
+
+# 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
+T5_VOCAB_SIZE = 32_128
+# Source: T5X, `examples/t5/mt5/base.gin`.
+MT5_VOCAB_SIZE = 250_112
+# Source: Touvron et al. 2023 (arXiv:2302.13971), section 2.1, as their tokenizer has it.
+LLAMA_VOCAB_SIZE = 32_000
+# Source: google-research/bert, the uncased vocabulary.
+BERT_VOCAB_SIZE = 30_522
+
+
+def _encoder_decoder(
+    family: str, emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int
+) -> ModelConfig:
+    """As many encoder as decoder layers."""
+    return ModelConfig(
+        family=family,
+        vocab_size=T5_VOCAB_SIZE,
+        emb_dim=emb_dim,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        mlp_dim=mlp_dim,
+        num_encoder_layers=num_layers,
+        num_decoder_layers=num_layers,
+    )
+
+
+def _llama(
+    emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int
+) -> ModelConfig:
+    """A decoder alone."""
+    return ModelConfig(
+        family="llama",
+        vocab_size=LLAMA_VOCAB_SIZE,
+        emb_dim=emb_dim,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        mlp_dim=mlp_dim,
+        num_encoder_layers=0,
+        num_decoder_layers=num_layers,
+    )
+
+
+def _bert(
+    emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int, dropout_rate: float
+) -> ModelConfig:
+    """An encoder alone."""
+    return ModelConfig(
+        family="bert",
+        vocab_size=BERT_VOCAB_SIZE,
+        emb_dim=emb_dim,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        mlp_dim=mlp_dim,
+        num_encoder_layers=num_layers,
+        num_decoder_layers=0,
+        dropout_rate=dropout_rate,
+    )
+
+
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers of each stack.
+# Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's.
+# mini is ours: the least that learns something on a CPU in minutes.
+_T5_1_0 = {
+    "tiny": _encoder_decoder("t5_1_0", 8, 4, 3, 16, 2),
+    "small": _encoder_decoder("t5_1_0", 512, 8, 64, 2048, 6),
+    "base": _encoder_decoder("t5_1_0", 768, 12, 64, 3072, 12),
+    "large": _encoder_decoder("t5_1_0", 1024, 16, 64, 4096, 24),
+    "3b": _encoder_decoder("t5_1_0", 1024, 32, 128, 16_384, 24),
+    "11b": _encoder_decoder("t5_1_0", 1024, 128, 128, 65_536, 24),
+}
+_T5_1_1 = {
+    "tiny": _encoder_decoder("t5_1_1", 8, 4, 3, 16, 2),
+    "mini": _encoder_decoder("t5_1_1", 128, 4, 32, 256, 2),
+    "small": _encoder_decoder("t5_1_1", 512, 6, 64, 1024, 8),
+    "base": _encoder_decoder("t5_1_1", 768, 12, 64, 2048, 12),
+    "large": _encoder_decoder("t5_1_1", 1024, 16, 64, 2816, 24),
+    "xl": _encoder_decoder("t5_1_1", 2048, 32, 64, 5120, 24),
+    "xxl": _encoder_decoder("t5_1_1", 4096, 64, 64, 10_240, 24),
+}
+_MT5 = {
+    size: replace(config, vocab_size=MT5_VOCAB_SIZE)
+    for size, config in _T5_1_1.items()
+    if size not in ("tiny", "mini")
+}
+# Decoder-only models of T5 1.1's sizes, as T5X's `examples/decoder_only/models/*.gin` have them;
+# 1b has the widths of xl.
+_LM = {
+    size: replace(_T5_1_1[t5_size], family="lm", num_encoder_layers=0)
+    for size, t5_size in (
+        ("tiny", "tiny"),
+        ("small", "small"),
+        ("base", "base"),
+        ("large", "large"),
+        ("1b", "xl"),
+    )
+}
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers.
+# Source: 7b, Touvron et al. 2023 (arXiv:2302.13971), table 2; 1b, the sizes of Sheared LLaMA 1.3B,
+# Xia et al. 2023 (arXiv:2310.06694), table 1. tiny and mini are ours, for a CPU and little text.
+_LLAMA = {
+    "tiny": _llama(16, 2, 8, 32, 2),
+    "mini": _llama(128, 4, 32, 352, 2),
+    "1b": _llama(2048, 16, 128, 5504, 24),
+    "7b": _llama(4096, 32, 128, 11_008, 32),
+}
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers, dropout_rate.
+# Source: Devlin et al. 2019 (arXiv:1810.04805), section 3 and appendix A.2. mini has the sizes of
+# BERT-Tiny of Turc et al. 2019 (arXiv:1908.08962) and, with tiny, is for a CPU and little text.
+_BERT = {
+    "tiny": _bert(16, 2, 8, 32, 2, 0.0),
+    "mini": _bert(128, 2, 64, 512, 2, 0.0),
+    "base": _bert(768, 12, 64, 3072, 12, 0.1),
+    "large": _bert(1024, 16, 64, 4096, 24, 0.1),
+}
+
+# T5 1.1 with Primer-EZ's two changes: one kernel into the mlp, as wide as the two of gated GELU.
+_T5_1_1_PRIMER_EZ = {
+    f"{size}_primer_ez": replace(
+        config,
+        mlp_activations=("squared_relu",),
+        mixer="mdha",
+        mlp_dim=config.mlp_dim * 3 // 2,
+    )
+    for size, config in _T5_1_1.items()
+    if size in ("tiny", "mini", "small", "base")
+}
+
+MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
+    {
+        f"{family}_{size}": config
+        for family, sizes in (
+            ("t5_1_0", _T5_1_0),
+            ("t5_1_1", _T5_1_1),
+            ("t5_1_1", _T5_1_1_PRIMER_EZ),
+            ("mt5", _MT5),
+            ("lm", _LM),
+            ("llama", _LLAMA),
+            ("bert", _BERT),
+        )
+        for size, config in sizes.items()
+    }
+    | dict(primer_presets(T5_VOCAB_SIZE))
+)
+
+
+def model_preset(name: str) -> ModelConfig:
+    """The model called `name`.
+
+    Raises:
+        UserError: if there is none, naming the nearest one and all there are.
+    """
+    if name not in MODEL_PRESETS:
+        raise UserError(
+            f"unknown preset {name}{nearest(name, MODEL_PRESETS)}; known: "
+            f"{', '.join(MODEL_PRESETS)}"
+        )
+    return MODEL_PRESETS[name]

@@ -1,0 +1,199 @@
+"""Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
+
+Position `k · batch_size + row` of a run's endless order says which task is read and how many of its
+windows lie before (`trainer/data/interleave.py`); that number says epoch and window
+(`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). The data state of a run is
+therefore its step, for any number of hosts, workers or prefetched batches.
+
+Dimensions: W windows, which are rows of a batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks.cache.windows import Windows
+from tasks.objectives import Objective, noise
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import UNK_ID, TokenIds
+from trainer.data.features import Batch, Converter
+from trainer.data.interleave import Schedule
+from trainer.data.order import BlockOrder, Order
+
+# Separates the noise of evaluation from that of training under the same seed.
+_EVALUATION_EPOCH = 0xFFFF_FFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchMaker:
+    """Windows -> examples -> features, for given window indices and noise keys."""
+
+    windows: Windows
+    objective: Objective
+    converter: Converter
+    ids: TokenIds
+
+    def make(self, indices_W: np.ndarray, keys_W: np.ndarray) -> Batch:
+        """Returns the features of these windows, one a row."""
+        return self._features(*self.windows.read(indices_W), keys_W)
+
+    def blank(self) -> Batch:
+        """Returns features as `make` does, of one window of unknown tokens: nothing is read."""
+        tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
+        return self._features(tokens_WN, np.array([tokens_WN.size]), np.zeros(1, np.uint64))
+
+    def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:
+        return self.converter(
+            self.objective.examples(tokens_WN, lengths_W, keys_W, self.converter.lengths, self.ids)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A task of a run: what makes its rows, in which order; `seed` is its `noise.task_seed`.
+
+    Raises:
+      UserError: at construction, if there is no window.
+    """
+
+    task: str
+    maker: BatchMaker
+    order: Order
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not len(self.maker.windows):
+            raise UserError(
+                f"the training split of {self.task} has fewer than "
+                f"{self.maker.windows.window_tokens} tokens in every shard, not one window: use "
+                "more text or shorter lengths"
+            )
+
+    def keys(self, epochs_W: np.ndarray, windows_W: np.ndarray) -> np.ndarray:
+        """Noise keys uint64 [W] of windows in epochs."""
+        return noise.fold_in(noise.fold_in(self.seed, epochs_W), windows_W)
+
+    def read_ahead(self, epoch: int, rank: int) -> None:
+        """Has the shards of a remote cache copied before their block's turn comes."""
+        if isinstance(self.order, BlockOrder):
+            coming = self.order.following(epoch, rank)
+            if coming not in self._asked_for:
+                self._asked_for[:] = [coming]
+                self.maker.windows.prefetch(coming)
+
+    @functools.cached_property
+    def _asked_for(self) -> list[list[tuple[int, int]]]:
+        """What was asked for last: batches of one block ask once."""
+        return []
+
+
+class Places(NamedTuple):
+    """Where the rows of a batch come from: int64 [W] each.
+
+    `sources`: places in the run's list of sources; `epochs`: how often the source was read through
+    before; `ranks`: how many windows of it were read in that epoch before; `windows`: indices in
+    its `Windows`.
+    """
+
+    sources: np.ndarray
+    epochs: np.ndarray
+    ranks: np.ndarray
+    windows: np.ndarray
+
+
+class TrainingBatches:
+    """A random-access, endless sequence of training batches: `batches[k]` is that of step k.
+
+    Host `host` of `hosts` gets its rows of the same global batch of `batch_size` rows.
+
+    Raises:
+      UserError: `batch_size` does not divide by `hosts`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        batch_size: int,
+        schedule: Schedule | None = None,
+        host: int = 0,
+        hosts: int = 1,
+    ):
+        if batch_size % hosts:
+            raise UserError(f"batch_size {batch_size} does not divide among {hosts} hosts")
+        self._sources, self._batch_size = tuple(sources), batch_size
+        self._schedule = schedule or Schedule([(0, [1.0] * len(sources))])
+        self._rows = batch_size // hosts
+        self._first_row = host * self._rows
+        # One row of every feature that a source has. What others lack is the prefix seen in both
+        # directions, where zeros say that there is none.
+        blanks = [source.maker.blank() for source in self._sources]
+        self._features = {name: row for blank in blanks for name, row in blank.items()}
+
+    def __len__(self) -> int:
+        # What grain asks of a random-access source; no run is as long. Due times of windows are
+        # exact up to 2**52.
+        return (1 << 50) // self._batch_size
+
+    def places(self, step: int) -> Places:
+        """Returns where this host's rows of batch `step` come from."""
+        first = int(step) * self._batch_size + self._first_row
+        sources_W, ranks_W = self._schedule.places(first, self._rows)
+        epochs_W, windows_W = np.zeros_like(ranks_W), np.zeros_like(ranks_W)
+        for number, rows in self._rows_by_source(sources_W):
+            source = self._sources[number]
+            epochs_W[rows], ranks_W[rows] = np.divmod(ranks_W[rows], len(source.maker.windows))
+            windows_W[rows] = source.order(epochs_W[rows], ranks_W[rows])
+        return Places(sources_W, epochs_W, ranks_W, windows_W)
+
+    def __getitem__(self, step: int) -> Batch:
+        places = self.places(step)
+        batch = {
+            name: np.zeros((self._rows, *row.shape[1:]), row.dtype)
+            for name, row in self._features.items()
+        }
+        for number, rows in self._rows_by_source(places.sources):
+            source, windows_W = self._sources[number], places.windows[rows]
+            source.read_ahead(int(places.epochs[rows[-1]]), int(places.ranks[rows[-1]]))
+            made = source.maker.make(windows_W, source.keys(places.epochs[rows], windows_W))
+            if len(self._sources) == 1:
+                return made
+            for name, array in made.items():
+                batch[name][rows] = array
+        return batch
+
+    def _rows_by_source(self, sources_W: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        for number in np.unique(sources_W):
+            yield int(number), np.flatnonzero(sources_W == number)
+
+    def iterate(self, first_step: int, threads: int = 1, prefetch: int = 4) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, …, made ahead by threads."""
+        import grain
+
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+        return iter(grain.MapDataset.source(self)[first_step:].to_iter_dataset(options))
+
+
+def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
+    """Yields every window of the split once, in order, with noise fixed by `seed`.
+
+    The last batch is filled up with rows of padding, which carry no loss weight; so the sums over
+    the split do not depend on the batch size.
+    """
+    count = len(maker.windows)
+    for first in range(0, count, batch_size):
+        indices_W = np.arange(first, min(first + batch_size, count))
+        batch = maker.make(
+            indices_W, noise.fold_in(noise.fold_in(seed, _EVALUATION_EPOCH), indices_W)
+        )
+        yield pad_rows(batch, batch_size)
+
+
+def pad_rows(batch: Batch, rows: int) -> Batch:
+    """Fills a batch up with rows of zeros."""
+    return {
+        name: np.pad(array, ((0, rows - len(array)), *((0, 0),) * (array.ndim - 1)))
+        for name, array in batch.items()
+    }

@@ -1,0 +1,170 @@
+"""Any task or mixture registered with seqio as a run's data, by TensorFlow.
+
+A T5X user's own Tasks train here as they are, through seqio's reading, shuffling, packing and
+feature converters. What caches of pipeline.build promise, these cannot; `consequences` says so.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from tasks import registry
+from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError, nearest
+from trainer.config import Config
+from trainer.data.batches import pad_rows
+from trainer.data.cached import EvaluationSet
+from trainer.data.features import Batch
+from trainer.data.padding import packing
+
+_LIMITS = (
+    "seqio makes these batches: their order depends on its version, TensorFlow's and a shuffle "
+    "buffer, a restart reads again from the beginning and skips what was used, and "
+    "trainer.explain cannot name documents"
+)
+
+
+class SeqioData:
+    """Batches of a seqio Task or Mixture; see trainer.data.cached.Data.
+
+    Rows are packed as T5X packs them, unless `data.pack` is false, and come from the cache that
+    `cache_dir` has for the task, if it has one and `data.use_cached` is not false.
+
+    Raises:
+      UserError: seqio is not installed, there is no such task, or lengths are missing.
+    """
+
+    def __init__(self, config: Config, name: str):
+        try:
+            import seqio
+            import tensorflow as tf
+        except ImportError as error:
+            raise UserError(
+                f"--task=seqio:{name} needs seqio and TensorFlow: pip install 'palimpsest[seqio]'"
+            ) from error
+        tf.config.set_visible_devices([], "GPU")
+        if config.task_module:
+            registry.load(config.task_module)
+        known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+        if name not in known:
+            raise UserError(
+                f"seqio knows no task or mixture {name}{nearest(name, known)}: name the module "
+                "that registers it as --task_module"
+            )
+        self._config, self.name, self._seqio = config, name, seqio
+        self._mixture = seqio.get_mixture_or_task(name)
+        features = self._mixture.output_features
+        for side in ("inputs", "targets"):
+            if side in features and getattr(config.lengths, side) is None:
+                raise UserError(f"--task=seqio:{name} needs --lengths.{side}")
+        if "targets" not in features:
+            raise UserError(f"seqio:{name} has no feature targets, only {', '.join(features)}")
+        self.lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+        vocabulary = features["targets"].vocabulary
+        self.vocab_size = int(vocabulary.vocab_size)
+        self.extra_ids = int(vocabulary.extra_ids)
+        # Only SentencePiece's vocabularies have a model.
+        model = getattr(vocabulary, "sp_model", None)
+        self.vocabulary_sha256 = model and hashlib.sha256(model).hexdigest()
+        self._feature_lengths = {
+            side: length
+            for side, length in dataclasses.asdict(self.lengths).items()
+            if side in features
+        }
+        # seqio knows no fingerprint of its caches.
+        self.fingerprints: dict[str, str] = {}
+        self._cached = False
+        if config.cache_dir and config.data.use_cached is not False:
+            seqio.add_global_cache_dirs([config.cache_dir])
+            tasks = getattr(self._mixture, "tasks", [self._mixture])
+            self._cached = all(task.cache_dir for task in tasks)
+
+    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, … without end, or a host's rows
+        of them; every host reads them whole, which alone keeps them what one host would read."""
+        shuffle = self._config.data.shuffle != "none"
+        dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
+        batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
+        size = self._config.batch_size // hosts
+        part = slice(host * size, (host + 1) * size)
+        for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
+            yield {name: array[part] for name, array in batch.items()}
+
+    def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
+        """The rows of a split once, in order, the last batch filled up with padding.
+
+        Raises:
+          UserError: there is no such split.
+        """
+        if split not in self._mixture.splits:
+            raise UserError(f"seqio:{self.name} has no split {split}")
+
+        def iterate() -> Iterator[Batch]:
+            dataset = self._dataset(split, shuffle=False, num_epochs=1)
+            for batch in dataset.batch(batch_size).as_numpy_iterator():
+                yield pad_rows(batch, batch_size)
+
+        return [EvaluationSet(self.name, None, iterate)]
+
+    def consequences(
+        self, first_step: int = 0, host: int = 0, hosts: int = 1
+    ) -> list[tuple[str, str]]:
+        """What the configuration means for the data: (subject, text) lines."""
+        source = "its cache" if self._cached else "not cached: tokenized anew by this process"
+        packed = "packed" if self._config.data.pack else "one example a row"
+        warnings = [_LIMITS, *self._uncached(), *self._colliding()]
+        return [
+            (
+                "task",
+                f"seqio:{self.name}, {source}, inputs {self.lengths.inputs}, targets "
+                f"{self.lengths.targets}, {packed}",
+            ),
+            *(("warning", text) for text in warnings),
+            ("batch", f"{self._config.batch_size} rows"),
+            ("packing", packing(next(self.training(0)))),
+        ]
+
+    def _uncached(self) -> list[str]:
+        """What to say if a cache was asked for and there is none."""
+        if self._cached or not self._config.data.use_cached:
+            return []
+        tasks = getattr(self._mixture, "tasks", [self._mixture])
+        refusing = [task.name for task in tasks if not task.supports_caching]
+        why = f"{', '.join(refusing)} cannot be cached" if refusing else "cache_dir has none"
+        return [
+            f"data.use_cached asks for a cache, and {why}: text is tokenized anew; pipeline.build "
+            "caches the corpora of our own tasks"
+        ]
+
+    def _colliding(self) -> list[str]:
+        """What to say if sentinels would be pieces of text."""
+        vocabulary = self._mixture.output_features["targets"].vocabulary
+        if not self.vocabulary_sha256 or self.extra_ids:
+            return []
+        last = vocabulary.tokenizer.IdToPiece(self.vocab_size - 1)
+        if "extra_id_" in last:
+            return []
+        return [
+            f"the vocabulary has no sentinels (extra_ids is 0, and its last piece is {last!r}): an "
+            "objective that takes some takes pieces of text"
+        ]
+
+    def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
+        seqio, model, pack = self._seqio, self._config.model, self._config.data.pack
+        if model.num_encoder_layers > 0:
+            converter = seqio.EncDecFeatureConverter(pack=pack)
+        elif "inputs" in self._feature_lengths:
+            converter = seqio.PrefixLMFeatureConverter(pack=pack)
+        else:
+            converter = seqio.LMFeatureConverter(pack=pack)
+        return seqio.get_dataset(
+            self.name,
+            task_feature_lengths=self._feature_lengths,
+            dataset_split=split,
+            shuffle=shuffle,
+            num_epochs=num_epochs,
+            feature_converter=converter,
+            use_cached=self._cached,
+            seed=self._config.seed,
+        )

@@ -1,0 +1,1 @@
+"""One update over a mesh of devices: program, step, loss, guard, sharding, processes."""

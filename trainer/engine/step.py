@@ -1,0 +1,148 @@
+"""The training and evaluation steps: pure functions, jitted over a mesh of devices."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from trainer.config import Config
+from trainer.data.features import FILLING
+from trainer.engine.guard import Guard, checked, new_guard
+from trainer.engine.loss import Scale, model_loss, sequence_accuracy
+from trainer.engine.sharding import put_batch as put_batch
+from trainer.engine.sharding import replicated, rows, tracing_on
+from trainer.model.transformer import Encoder, Transformer, run_model
+
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
+Batch = dict[str, Any]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything a checkpoint holds.
+
+    `step` int32 scalar: updates made. `metrics`: (sum, weight) float32 scalars summed since they
+    were last written out, part of the state so that a resumed run writes the same numbers. `guard`:
+    what is remembered of updates that must not be made.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    metrics: Metrics
+    guard: Guard = flax.struct.field(default_factory=new_guard)
+
+
+def zero_metrics(model: Transformer | Encoder) -> Metrics:
+    """Metrics of no step: those of the model's loss, `gradient_norm` and how full rows are."""
+    has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
+    names = [*model_loss(model).metrics, "gradient_norm"]
+    names += ["inputs_full"] * has_encoder + ["targets_full"] * isinstance(model, Transformer)
+    return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
+
+
+def make_train_step(
+    model: Transformer | Encoder,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    mesh: Mesh,
+    state_shardings: TrainState,
+) -> Callable[[TrainState, Batch], TrainState]:
+    """Returns the jitted update; it takes over the memory of the state it is given.
+
+    `state_shardings` says where each array of the state is, before and after.
+    """
+    gradients_of = make_gradients(model, config)
+
+    @partial(
+        jax.jit,
+        donate_argnums=0,
+        in_shardings=(state_shardings, rows(mesh)),
+        out_shardings=state_shardings,
+    )
+    def train_step(state: TrainState, batch: Batch) -> TrainState:
+        # Keyed by the step, so that a resumed run drops the same units.
+        dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        with tracing_on(mesh, config.mesh.rules):
+            gradients, metrics = gradients_of(state.params, batch, dropout_key)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        metrics = {
+            **metrics,
+            "gradient_norm": (optax.global_norm(gradients), jnp.ones((), jnp.float32)),
+            **{
+                name: (jnp.count_nonzero(batch[feature]), batch[feature].size)
+                for name, feature in FILLING.items()
+                if feature in batch
+            },
+        }
+        after = TrainState(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            metrics={
+                name: (state.metrics[name][0] + total, state.metrics[name][1] + weight)
+                for name, (total, weight) in metrics.items()
+            },
+        )
+        return checked(state, after, gradients, metrics["loss"], config)
+
+    return train_step
+
+
+def make_gradients(
+    model: Transformer | Encoder, config: Config
+) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
+    """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
+
+    With `config.microbatches` above 1 the model sees that many parts of the batch, one after the
+    other, and gradients and metrics are float32 sums over them. What the loss divides by is taken
+    over the whole batch beforehand, so that the parts' losses add up to the batch's, however their
+    tokens are spread. Part i has the dropout key `fold_in(key, i)`.
+    """
+    loss, count = model_loss(model), config.microbatches
+
+    def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
+        output = run_model(model, params, batch, dropout_key)
+        return loss.of_batch(output, batch, config.loss, scale)
+
+    gradient = jax.grad(loss_of, has_aux=True)
+
+    def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:
+        scale = loss.scale(batch, config.loss)
+        if count == 1:
+            return gradient(params, batch, scale, dropout_key)
+
+        def add(sums: tuple[Any, Metrics], part: tuple[jax.Array, Batch]):
+            number, rows_of_part = part
+            key = jax.random.fold_in(dropout_key, number)
+            return jax.tree.map(jnp.add, sums, gradient(params, rows_of_part, scale, key)), None
+
+        # Part i is each `count`-th row from i on: every device keeps the rows that it has.
+        parts = jax.tree.map(
+            lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+        zeros = {name: (jnp.zeros(()), jnp.zeros(())) for name in loss.metrics}
+        start = (jax.tree.map(jnp.zeros_like, params), zeros)
+        return jax.lax.scan(add, start, (jnp.arange(count), parts))[0]
+
+    return gradients_of
+
+
+def make_evaluation_step(
+    model: Transformer | Encoder, config: Config, mesh: Mesh, params_shardings: Any
+) -> Callable[[Any, Batch], Metrics]:
+    """Returns the jitted (params, batch) -> metrics, without dropout."""
+    of_batch = model_loss(model).of_batch
+
+    @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
+    def evaluation_step(params, batch: Batch) -> Metrics:
+        with tracing_on(mesh, config.mesh.rules):
+            output = run_model(model, params, batch)
+        return {**of_batch(output, batch, config.loss)[1], **sequence_accuracy(output, batch)}
+
+    return evaluation_step

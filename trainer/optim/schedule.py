@@ -1,0 +1,118 @@
+"""Learning-rate schedules: products of factors, with T5X's names and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+
+from trainer.config.optimizer import OptimizerConfig
+
+Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
+
+
+def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
+    """The learning rate, a float32 scalar, as a function of the step: 0 is the first update.
+
+    A run of N steps makes N updates, the last at step N - 1; a decay over its N steps therefore
+    reaches its final value just after the last update.
+    """
+    factors = [FACTORS[name] for name in config.factors]
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        rate = jnp.float32(1.0)
+        for factor in factors:
+            rate = rate * factor(config, step)
+        return jnp.maximum(rate, config.minimum_learning_rate)
+
+    return schedule
+
+
+def _constant(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """The base learning rate."""
+    return jnp.float32(config.value("learning_rate"))
+
+
+def _linear_warmup(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """From `warmup_start`, at step 0, to 1 over `warmup_steps`."""
+    start = config.value("warmup_start")
+    return start + (1.0 - start) * jnp.minimum(1.0, step / config.warmup_steps)
+
+
+def _linear_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """The base learning rate, warmed up, then less by the share `decay_factor` each step."""
+    decayed = 1.0 + config.value("decay_factor") * (config.warmup_steps - step)
+    return config.value("learning_rate") * jnp.minimum(step / config.warmup_steps, decayed)
+
+
+def _rsqrt_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """1 / sqrt(step), flat for `warmup_steps`."""
+    return 1.0 / jnp.sqrt(jnp.maximum(step, config.warmup_steps))
+
+
+def _rsqrt_normalized_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """`rsqrt_decay` scaled to be 1 for `warmup_steps`."""
+    return jnp.sqrt(config.warmup_steps / jnp.maximum(step, config.warmup_steps))
+
+
+def _decay_every(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """Times `decay_factor` every `steps_per_decay`."""
+    return config.value("decay_factor") ** jnp.floor_divide(step, config.value("steps_per_decay"))
+
+
+def _cosine_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """From 1 to `final_fraction` along half a cosine of `steps_per_cycle` after the warm-up.
+
+    Then again from 1, as in T5X: at step `warmup_steps + steps_per_cycle` it is 1.
+    """
+    progress = jnp.maximum(0.0, (step - config.warmup_steps) / config.value("steps_per_cycle"))
+    return _towards(config, 0.5 * (1.0 + jnp.cos(jnp.pi * (progress % 1.0))))
+
+
+def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """1 until `cooldown_start`, then straight to `final_fraction`, where it stays.
+
+    From the end of the warm-up it is the linear schedule; from later, after "constant *
+    linear_warmup", warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395).
+    """
+    return _towards(config, _cooldown_left(config, step))
+
+
+def _sqrt_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """As `linear_cooldown`, by 1 - sqrt(progress).
+
+    Source: Hägele et al. 2024 (arXiv:2405.18392), section 3.
+    """
+    return _towards(config, 1.0 - jnp.sqrt(1.0 - _cooldown_left(config, step)))
+
+
+def _cooldown_left(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """The share of a cooldown that is still to come."""
+    start = config.value("cooldown_start")
+    end = (config.warmup_steps if start is None else start) + config.value("cooldown_steps")
+    return jnp.clip((end - step) / config.value("cooldown_steps"), 0.0, 1.0)
+
+
+def _towards(config: OptimizerConfig, share: jax.Array) -> jax.Array:
+    """Maps a factor that ends at 0 to one that ends at `final_fraction`."""
+    final = config.value("final_fraction")
+    return final + (1.0 - final) * share
+
+
+FACTORS: Mapping[str, Callable[[OptimizerConfig, jax.Array], jax.Array]] = MappingProxyType(
+    {
+        "constant": _constant,
+        "linear_warmup": _linear_warmup,
+        "linear_decay": _linear_decay,
+        "rsqrt_decay": _rsqrt_decay,
+        "rsqrt_no_ramp_down": _rsqrt_decay,  # what T5's gin files call it
+        "rsqrt_normalized_decay": _rsqrt_normalized_decay,
+        "decay_every": _decay_every,
+        "cosine_decay": _cosine_decay,
+        "linear_cooldown": _linear_cooldown,
+        "sqrt_cooldown": _sqrt_cooldown,
+    }
+)

@@ -1,0 +1,1 @@
+"""What a run reports: metrics, speed, profile, start-up text, software versions."""

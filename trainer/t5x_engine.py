@@ -1,0 +1,341 @@
+"""T5X as the engine of a run: `--engine=t5x`.
+
+The run's batches, initial state, model, optimizer and schedule are handed to `t5x.train.train` as
+its own classes. T5X makes the updates, evaluates, and writes its own checkpoints and TensorBoard
+files into model_dir.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer import init_from
+from trainer.config import CONFIG_FILE, Config, config_changes, fields, load_config, save_config
+from trainer.data.cached import EvaluationSet
+from trainer.data.features import Batch
+from trainer.engine.program import Program
+from trainer.engine.step import TrainState
+from trainer.model.embedding import TiedLogits
+from trainer.model.spec import ModelSpec, model_spec
+from trainer.optim.stacked import path_name
+from trainer.setup import Run
+from trainer.t5x import read, write
+from trainer.t5x.tensors import held
+
+TESTED_COMMIT = "cc342d419ec3"
+_MISSING = (
+    "--engine=t5x cannot import T5X ({error}): it is on no package registry. Put github.com/"
+    f"google-research/t5x (tested at commit {TESTED_COMMIT}) and github.com/google/airio on "
+    "PYTHONPATH, and install beside them: cached_property clu fiddle jaxtyping jestimator seqio "
+    "tensorboard (docs/t5x_checkpoints.md)"
+)
+
+# Fields, or beginnings of fields, that T5X gets or that are about the data, which ours makes. Any
+# other must have its default.
+_HONOURED = (
+    *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
+    *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from"),
+    *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup_steps"),
+    *("optimizer.decay_factor", "optimizer.steps_per_decay", "optimizer.steps_per_cycle"),
+    *("optimizer.minimum_learning_rate", "optimizer.clip_norm", "optimizer.weight_decay"),
+    *("optimizer.multiply_by_parameter_scale", "optimizer.minimum_parameter_scale"),
+    *("optimizer.maximum_parameter_scale", "optimizer.beta1", "optimizer.epsilon"),
+    *("optimizer.decay_rate", "optimizer.step_offset", "optimizer.clipping_threshold"),
+    *("optimizer.min_dim_size_to_factor", "loss.", "checkpoint.every_steps", "checkpoint.keep"),
+    *("evaluation.", "metrics.every_steps", "mesh.data", "mesh.tensor", "mesh.num_partitions"),
+)
+_WHY = {
+    "on_nan": "T5X makes every update",
+    "spike_factor": "T5X makes every update",
+    "checkpoint.keep_every_steps": "T5X takes it from gin files alone",
+    "metrics.tensorboard": "T5X writes no other files",
+    "processes.coordinator": "it has been tried in one process alone",
+}
+_FACTORS = (
+    *("constant", "linear_warmup", "linear_decay", "rsqrt_decay", "rsqrt_normalized_decay"),
+    *("decay_every", "cosine_decay"),
+)
+
+
+def train(run: Run, origins: dict[str, str]) -> int:
+    """Trains to `config.train_steps` by T5X, from its newest checkpoint in model_dir if it has one,
+    else from the state that our own engine would begin with.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      UserError: T5X is not there, or cannot honour a setting; names all of them.
+    """
+    config = run.config
+    if problems := refused(config):
+        raise UserError("--engine=t5x: " + "; ".join(problems))
+    try:
+        from t5x import partitioning, trainer, utils
+        from t5x import train as t5x
+    except ImportError as error:
+        raise UserError(_MISSING.format(error=error)) from error
+    import seqio
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
+    first = _begin(run, origins)
+
+    def training(_: Any, shard: int, shards: int, *__: Any) -> Any:
+        return _iterator(lambda: run.data.training(first, shard, shards))
+
+    def evaluation(*_: Any) -> dict[str, Any]:
+        size = config.evaluation.batch_size or config.batch_size
+        sets = run.data.evaluation("validation", size)
+        return {each.name: _iterator(functools.partial(first_batches, each)) for each in sets}
+
+    def first_batches(rows: EvaluationSet) -> Iterator[Batch]:
+        return itertools.islice(rows.iterate(), config.evaluation.batches)
+
+    def described(split: str) -> Any:
+        lengths = {side: n for side, n in dataclasses.asdict(run.lengths).items() if n}
+        return utils.DatasetConfig(
+            mixture_or_task_name=config.task,
+            task_feature_lengths=lengths,
+            split=split,
+            batch_size=config.batch_size,
+            shuffle=False,
+            seed=None,
+        )
+
+    features = set(next(run.data.training(first)))
+    evaluates = bool(config.evaluation.every_steps)
+    t5x.train(
+        model=_model(config, run.data.vocab_size, seqio, "decoder_causal_attention" in features),
+        train_dataset_cfg=described("train"),
+        train_eval_dataset_cfg=described("validation") if evaluates else None,
+        infer_eval_dataset_cfg=None,
+        get_dataset_fn=training,
+        train_eval_get_dataset_fn=evaluation,
+        verify_matching_vocabs_fn=None,
+        checkpoint_cfg=utils.CheckpointConfig(
+            save=utils.SaveCheckpointConfig(
+                period=_checkpoint_period(config), keep=config.checkpoint.keep
+            )
+        ),
+        partitioner=partitioning.PjitPartitioner(num_partitions=config.mesh.planned()["tensor"]),
+        trainer_cls=functools.partial(
+            trainer.Trainer,
+            learning_rate_fn=utils.create_learning_rate_scheduler(**_schedule(config)),
+            num_microbatches=config.microbatches if config.microbatches > 1 else None,
+        ),
+        model_dir=_folder(config),
+        total_steps=config.train_steps,
+        eval_steps=0,
+        eval_period=config.evaluation.every_steps,
+        stats_period=config.metrics.every_steps,
+        random_seed=config.seed,
+        summarize_config_fn=lambda *_: None,
+    )
+    return 0
+
+
+def refused(config: Config) -> list[str]:
+    """What T5X cannot honour: a line for each setting."""
+    model, optimizer = config.model, config.optimizer
+    defaults = dict(fields.leaves(Config(config.preset, model)))
+    problems = [
+        f"--{path}={value}: {_WHY.get(path, 'T5X has no such setting')}"
+        for path, value in fields.leaves(config)
+        if not path.startswith(_HONOURED) and value != defaults.get(path)
+    ]
+    problems += write.unknown_to_t5x(model)
+    problems += [
+        f"--model.{name}={value}: T5X has it only with a table of relative positions in every layer"
+        for name, value, without in (
+            ("scan_layers", model.scan_layers, False),
+            ("remat", model.remat, "none"),
+        )
+        if value != without
+    ]
+    if optimizer.name != "adafactor":
+        problems.append(f"--optimizer.name={optimizer.name}: it runs with adafactor alone")
+    problems += [
+        f"--optimizer.schedule: T5X has no factor {name}"
+        for name in optimizer.factors
+        if name not in _FACTORS
+    ]
+    if files.is_remote(config.model_dir):
+        problems.append(f"--model_dir={config.model_dir}: it has been tried on local folders alone")
+    periods = [_checkpoint_period(config), config.evaluation.every_steps]
+    if all(periods) and max(periods) % min(periods):
+        problems.append(
+            f"--checkpoint.every_steps={periods[0]}, --evaluation.every_steps={periods[1]}: T5X "
+            "needs one to be a multiple of the other"
+        )
+    return problems
+
+
+def _checkpoint_period(config: Config) -> int:
+    return config.checkpoint.every_steps or config.train_steps
+
+
+def _folder(config: Config) -> str:
+    return os.path.abspath(files.local_path(config.model_dir))
+
+
+def _begin(run: Run, origins: dict[str, str]) -> int:
+    """Returns how many updates T5X's state in model_dir has, written there first if there is none.
+
+    Raises:
+      UserError: model_dir has a run of other settings.
+    """
+    config = run.config
+    folder = _folder(config)
+    if files.exists(files.join(folder, CONFIG_FILE)):
+        before, _ = load_config(folder)
+        steps = read.steps(folder)
+        if differences := config_changes(before, config, steps[-1] if steps else 0):
+            raise UserError(
+                f"{config.model_dir} holds a run with other settings ({'; '.join(differences)}): "
+                "use the same ones, or another --model_dir"
+            )
+        if steps:
+            return steps[-1]
+    begun = init_from.start(run) if config.init_from else None
+    program = Program(run)
+    state = begun.train_state(program) if begun else program.initial_state()
+    files.make_folder(folder)
+    save_config(config, origins)
+    write.write(_as_checkpoint(state), config, folder)
+    print(begun.describe() if begun else "starts from initial parameters", flush=True)
+    return int(state.step)
+
+
+def _as_checkpoint(state: TrainState) -> read.Checkpoint:
+    def named(tree: Any) -> dict[str, Any]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {path_name(path): held(np.asarray(leaf)) for path, leaf in leaves}
+
+    return read.Checkpoint(
+        "", int(state.step), named(state.params), state=named(state.opt_state), run={}
+    )
+
+
+def _iterator(iterate: Callable[[], Iterator[Batch]]) -> Any:
+    """Batches as T5X takes them; who iterates gets them from the first."""
+    from clu.data.dataset_iterator import ArraySpec, DatasetIterator
+
+    class Batches(DatasetIterator):
+        def __init__(self) -> None:
+            self._batches = iterate()
+
+        def __iter__(self) -> DatasetIterator:
+            return Batches()
+
+        def __next__(self) -> Batch:
+            return next(self._batches)
+
+        @property
+        def element_spec(self) -> dict[str, Any]:
+            first = next(iterate())
+            return {name: ArraySpec(array.dtype, array.shape) for name, array in first.items()}
+
+    return Batches()
+
+
+def _model(config: Config, ids: int, seqio: Any, prefix: bool) -> Any:
+    from t5x import losses, models
+
+    spec, model = model_spec(config.model), config.model
+    assert isinstance(spec, ModelSpec)
+    feed_forward: Any = spec.decoder.layers[0].feed_forward
+    sizes = {
+        "vocab_size": model.vocab_size,
+        "emb_dim": model.emb_dim,
+        "num_heads": model.num_heads,
+        "head_dim": model.head_dim,
+        "mlp_dim": model.mlp_dim,
+        "mlp_activations": feed_forward.activations,
+        "dropout_rate": model.dropout_rate,
+        "logits_via_embedding": isinstance(spec.decoder.logits, TiedLogits),
+        "dtype": model.dtype,
+    }
+    normalizer: Any = config.loss.normalizing_constant
+    if config.loss.normalizer != "sum":
+        normalizer = losses.SpecialLossNormalizingFactor[config.loss.normalizer.upper()]
+    common = {
+        "optimizer_def": _adafactor(config),
+        "z_loss": config.loss.z_loss,
+        "label_smoothing": config.loss.label_smoothing,
+        "loss_normalizing_factor": normalizer,
+    }
+    # Only decoding asks it for more than its size.
+    vocabulary = seqio.PassThroughVocabulary(ids, eos_id=1)
+    if model.architecture == "decoder":
+        from t5x.examples.decoder_only import network as decoder_only
+
+        layers = decoder_only.TransformerConfig(num_layers=model.num_decoder_layers, **sizes)
+        return models.DecoderOnlyModel(
+            module=decoder_only.DecoderWrapper(layers),
+            vocabulary=vocabulary,
+            inputs_bidirectional_attention=prefix,
+            **common,
+        )
+    from t5x.examples.t5 import network
+
+    layers = network.T5Config(
+        num_encoder_layers=model.num_encoder_layers,
+        num_decoder_layers=model.num_decoder_layers,
+        **sizes,
+    )
+    return models.EncoderDecoderModel(
+        module=network.Transformer(layers),
+        input_vocabulary=vocabulary,
+        output_vocabulary=vocabulary,
+        **common,
+    )
+
+
+def _adafactor(config: Config) -> Any:
+    from t5x import adafactor
+
+    value = config.optimizer.value
+    finite = {
+        name: None if math.isinf(value(name)) else value(name)
+        for name in ("clipping_threshold", "maximum_parameter_scale")
+    }
+    decays = value("weight_decay") or None
+    return adafactor.Adafactor(
+        multiply_by_parameter_scale=value("multiply_by_parameter_scale"),
+        beta1=value("beta1") or None,
+        decay_rate=value("decay_rate"),
+        step_offset=value("step_offset"),
+        clipping_threshold=finite["clipping_threshold"],
+        weight_decay_rate=decays,
+        weight_decay_rate_lr_exponent=decays and (value("weight_decay_rate_exponent") or None),
+        min_dim_size_to_factor=value("min_dim_size_to_factor"),
+        epsilon1=value("epsilon"),
+        epsilon2=value("minimum_parameter_scale"),
+        max_parameter_scale=finite["maximum_parameter_scale"],
+        global_norm_clip_threshold=config.optimizer.clip_norm,
+        logical_factor_rules=adafactor.standard_logical_factor_rules(),
+    )
+
+
+def _schedule(config: Config) -> dict[str, Any]:
+    optimizer = config.optimizer
+    read_by_some = ("decay_factor", "steps_per_decay", "steps_per_cycle")
+    return {
+        "factors": " * ".join(optimizer.factors),
+        "base_learning_rate": optimizer.value("learning_rate"),
+        "warmup_steps": optimizer.warmup_steps,
+        "min_learning_rate": optimizer.minimum_learning_rate,
+        **{name: optimizer.value(name) for name in read_by_some if optimizer.value(name)},
+    }
