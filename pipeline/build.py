@@ -7,11 +7,10 @@ vocabulary and the packing alone: not from the workers, the runner, or what was 
 Further flags are Beam's own (--runner=DataflowRunner --project=... and so on).
 """
 
-import argparse
 import dataclasses
 
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, PACKINGS, SEPARATORS
-from tasks.terminal.command_line import Parser, run
+from tasks.terminal.command_line import Parser, positive, run, share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,7 @@ def command_line() -> Parser:
     )
     add(
         "--max_quarantined",
-        type=_share,
+        type=share,
         default=0.05,
         help="the share of documents that may be left out as faulty; empty ones do not count",
     )
@@ -107,21 +106,6 @@ def command_line() -> Parser:
     add("--task_module", help="a module of yours with more tasks in a tuple TASKS")
     add("--verbose", action="store_true", help="show Beam's log")
     return parser
-
-
-def positive(text: str) -> int:
-    """A flag's type: a whole number above 0."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share between 0 and 1")
-    return value
 
 
 def main(argv: list[str]) -> None:

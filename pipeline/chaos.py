@@ -29,11 +29,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pipeline.build import positive
 from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
 from tasks.storage import files
 from tasks.terminal import progress
-from tasks.terminal.command_line import Parser, UserError, run
+from tasks.terminal.command_line import Parser, UserError, positive, run
 
 _DEADLINE_SECONDS = 300
 KILLS_A_HISTORY = 8

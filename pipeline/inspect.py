@@ -5,7 +5,6 @@ python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,1
 
 import numpy as np
 
-from pipeline.build import positive
 from tasks import registry
 from tasks.cache.lineage import Lineage
 from tasks.cache.manifest import VOCABULARY, CacheManifest
@@ -15,7 +14,7 @@ from tasks.inspection.trace import trace
 from tasks.objectives import Lengths, noise
 from tasks.storage import files
 from tasks.task import TaskSpec
-from tasks.terminal.command_line import Parser, UserError, run
+from tasks.terminal.command_line import Parser, UserError, positive, run
 from tasks.vocabulary import TokenIds
 
 

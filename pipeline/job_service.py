@@ -20,9 +20,8 @@ import threading
 import time
 from typing import Any
 
-from pipeline.build import positive
 from pipeline.runners.portable import LOST
-from tasks.terminal.command_line import Parser, RawHelp, run
+from tasks.terminal.command_line import Parser, RawHelp, positive, run
 
 # How long a worker may take to come after its pool said that it started.
 _START_SECONDS = 300

@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.build import positive
 from tasks.cache import records
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
@@ -36,7 +35,7 @@ from tasks.cache.manifest import (
 )
 from tasks.storage import files
 from tasks.terminal import progress
-from tasks.terminal.command_line import Parser, UserError, run
+from tasks.terminal.command_line import Parser, UserError, positive, run
 from tasks.vocabulary import EOS_ID, PAD_ID
 
 if TYPE_CHECKING:

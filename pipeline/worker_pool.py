@@ -10,8 +10,7 @@ import os
 import signal
 import sys
 
-from pipeline.build import positive
-from tasks.terminal.command_line import Parser, RawHelp, run
+from tasks.terminal.command_line import Parser, RawHelp, positive, run
 
 
 def command_line() -> Parser:

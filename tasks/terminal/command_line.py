@@ -59,6 +59,22 @@ class Parser(argparse.ArgumentParser):
             self.exit(EXIT_USER_ERROR, f"{self.prog}: error: unknown flag {flag}{hint}\n")
 
 
+def positive(text: str) -> int:
+    """A flag's type: a whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def share(text: str) -> float:
+    """A flag's type: a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share between 0 and 1")
+    return value
+
+
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
     """Runs a command's `main(argv)` and exits with its code, one line for a user's mistake."""
     program = f"python -m {_module_name(main)}"

@@ -1,0 +1,36 @@
+"""Tables of text, for terminals and for Markdown."""
+
+from collections.abc import Sequence
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:
+    """Returns `rows` under `header` as text, a line each, columns aligned.
+
+    A column is flush right if every cell of it starts like a number. `markdown` adds the bars and
+    the rule that make it a Markdown table.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    columns = list(zip(header, *cells, strict=True))
+    numeric = [bool(cells) and all(_is_number(cell) for cell in column[1:]) for column in columns]
+    widths = [max(map(len, column)) for column in columns]
+
+    def line(row: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        return f"| {' | '.join(aligned)} |" if markdown else "  ".join(aligned).rstrip()
+
+    rule = [
+        "|"
+        + "|".join(
+            "-" * (width + 1) + (":" if right else "-")
+            for width, right in zip(widths, numeric, strict=True)
+        )
+        + "|"
+    ]
+    return "\n".join([line(list(header)), *(rule * markdown), *map(line, cells)])
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("+-−~± ")[:1].isdigit() or cell in ("", "-", "–")
