@@ -1,6 +1,7 @@
 """The import graph, every package standing on tasks alone; and commands that answer at once."""
 
 import ast
+import graphlib
 import pathlib
 import resource
 import subprocess
@@ -70,6 +71,32 @@ def test_imports_go_one_way(path):
         assert outside <= {"jax", "flax", "numpy", "trainer"}
         inside = {name for name in imports(path) if name.startswith("trainer")}
         assert all(name.startswith("trainer.model") for name in inside)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Returns module -> our modules that it imports anywhere, lazily and for types alone, too.
+
+    `from package import module` is an import of the module, not of the package.
+    """
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in modules()
+    }
+    graph = {}
+    for module, path in paths.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                members = (f"{node.module}.{name.name}" for name in node.names)
+                found |= {name if name in paths else node.module or "" for name in members}
+        graph[module] = found & set(paths) - {module}
+    return graph
+
+
+def test_no_module_is_in_a_circle():
+    graphlib.TopologicalSorter(import_graph()).prepare()  # CycleError names the circle
 
 
 def test_no_file_is_named_for_nothing():
