@@ -330,10 +330,15 @@ def read_json(path: str) -> Any:
         raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from error
 
 
-def write_json(path: str, value: Any) -> None:
-    """Writes JSON with sorted keys and a final newline: equal values give equal bytes."""
+def json_bytes(value: Any) -> bytes:
+    """Returns the bytes of a JSON file: sorted keys, a final newline, equal for equal values."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    write_bytes(path, text.encode())
+    return text.encode()
+
+
+def write_json(path: str, value: Any) -> None:
+    """Writes `json_bytes(value)`, complete or not at all."""
+    write_bytes(path, json_bytes(value))
 
 
 def sha256(path: str) -> str:
