@@ -141,7 +141,7 @@ def _add(total: Checked, more: Checked) -> None:
 
 def _check_head(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
     """Checks what belongs to no shard, and that nothing else lies in the folder."""
-    from pipeline.building import folder as cache
+    from pipeline.building import lifecycle
     from tasks import vocabulary
 
     plan = manifest.plan
@@ -149,8 +149,8 @@ def _check_head(folder: str, manifest: CacheManifest, names: set[str]) -> list[F
     shards_there = {split: len(shards) for split, shards in manifest.splits.items()}
     if shards_there != plan.shards:
         faults.append(Fault(MANIFEST, f"it has {shards_there} shards, not {plan.shards}", FINISH))
-    wanted = cache.closing_files(manifest)
-    for name, data in {**wanted, PLAN: cache.as_json(dataclasses.asdict(plan))}.items():
+    wanted = lifecycle.closing_files(manifest)
+    for name, data in {**wanted, PLAN: lifecycle.as_json(dataclasses.asdict(plan))}.items():
         if name not in names:
             faults.append(Fault(name, "missing", FINISH))
         elif files.read_bytes(files.join(folder, name)) != data:

@@ -7,13 +7,11 @@ are more than memory takes, a sample of them is kept that is the same whatever t
 runner and the order.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
+from tasks.terminal.watch import polling
 from vocab.words import Splitter, passages
 
 if TYPE_CHECKING:
@@ -93,7 +92,12 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
                 _count_piece(job, number, lambda inside, done=done: bar.update(done + inside))
                 done += sizes[names[number]]
         elif missing:
-            with _watched(job.folder, sizes, bar):
+
+            def look() -> None:
+                there = sizes.keys() & set(files.list_names(job.folder))
+                bar.update(sum(sizes[name] for name in there))
+
+            with polling(look, files.is_remote(job.folder)):
                 # A Beam import costs seconds that a small corpus need not pay.
                 from pipeline.runners import beam_job
 
@@ -315,25 +319,3 @@ def _grouped(tables: list["pa.Table"]) -> "pa.Table":
 
     grouped = pa.concat_tables(tables).group_by(["hash", "word"], use_threads=False)
     return grouped.aggregate([("count", "sum")]).rename_columns(["hash", "word", "count"])
-
-
-# --- by Beam
-
-
-@contextlib.contextmanager
-def _watched(folder: str, sizes: dict[str, int], bar: progress.Progress) -> Iterator[None]:
-    """Shows the pieces that are counted, by the files that are there."""
-    finished = threading.Event()
-
-    def watch() -> None:
-        while not finished.wait(5 if files.is_remote(folder) else 0.5):
-            there = sizes.keys() & set(files.list_names(folder))
-            bar.update(sum(sizes[name] for name in there))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()

@@ -1,13 +1,12 @@
-"""A build from its options: checks, plan, work left to do, the Beam job, and what came out."""
+"""One build: checks of the options, the plan, the Beam job for unfinished shards, the report."""
 
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from pipeline.building import folder as cache
-from pipeline.building import graph
-from pipeline.building.watch import Watch, bad_share, watched
+from pipeline.building import graph, lifecycle
+from pipeline.building.monitor import Monitor, bad_share, monitored
+from pipeline.building.options import Options
 from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
@@ -16,17 +15,15 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table
 from tasks.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from pipeline.build import Options
 
-
-def build(options: "Options", beam_arguments: list[str]) -> None:
-    """Builds the cache of `options.task`, or what is left to build of it, and prints a report.
+def build(options: Options, beam_arguments: list[str]) -> None:
+    """Builds the unfinished shards of the cache of `options.task`, and prints a report.
 
     Raises:
-      UserError: something the user can mend, see the messages. Finished shards are kept.
+      UserError: a mistake that the user can correct; finished shards are kept.
       OSError: the cache cannot be written. Finished shards are kept.
     """
     task = registry.get(options.task, options.task_module)
@@ -39,37 +36,37 @@ def build(options: "Options", beam_arguments: list[str]) -> None:
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
     folder = files.join(options.cache_dir, task.name)
     if options.dry_run:
-        _foresee(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
+        _print_estimate(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
         return
     spec = sources.parse(options.corpus or task.corpus)
     if dataflow.is_runner(options.runner):
         dataflow.check(beam_arguments, spec, options.cache_dir)
     elif portable.is_runner(options.runner):
         portable.check(beam_arguments)
-    with cache.claim(folder):
+    with lifecycle.claim(folder):
         job, assignments = _planned(options, task, loaded, folder)
         plan = job.plan
-        cache.begin(folder, plan, loaded, options.extend)
+        lifecycle.begin(folder, plan, loaded, options.extend)
         for counts in _earlier_shards(plan, assignments):
-            cache.renumber(folder, plan, counts)
+            lifecycle.renumber(folder, plan, counts)
         started = time.monotonic()
         done = _work(job, assignments, options, beam_arguments)
         shards = _all_shards(folder, plan)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
-        if not cache.complete(folder, plan, shards) and not done:
+        if not lifecycle.complete(folder, plan, shards) and not done:
             print(f"{folder} is complete and valid: nothing to do")
             return
         _report(options, job, shards, done, time.monotonic() - started)
 
 
 def _planned(
-    options: "Options", task: TaskSpec, loaded: Vocabulary, folder: str
+    options: Options, task: TaskSpec, loaded: Vocabulary, folder: str
 ) -> tuple[graph.Job, list[graph.Assignment]]:
-    """Resolves the corpus and says what is to be built of it."""
+    """Resolves the corpus; returns the job and all pieces with the shards they become."""
     spec = sources.parse(options.corpus or task.corpus)
-    there = cache.planned(folder)
-    earlier = there.generations if there else []
+    existing = lifecycle.planned(folder)
+    earlier = existing.generations if existing else []
     corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier)
     assignments = assign(corpus.pieces)
     plan = Plan(
@@ -86,7 +83,7 @@ def _planned(
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
-    """Gives every piece its shards: numbers count the pieces that hold documents of a split."""
+    """Numbers the shards of each split in the order of the pieces that hold documents of it."""
     counts: Counter[str] = Counter()
     assignments = []
     for piece in pieces:
@@ -104,7 +101,7 @@ def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
 
 
 def _earlier_shards(plan: Plan, assignments: list[graph.Assignment]) -> list[dict[str, int]]:
-    """How many shards of each split there were before each extension."""
+    """Returns the number of shards of each split before each extension."""
     names: set[str] = set()
     counts = []
     for generation in plan.generations[:-1]:
@@ -113,14 +110,14 @@ def _earlier_shards(plan: Plan, assignments: list[graph.Assignment]) -> list[dic
     return counts
 
 
-def _separator(options: "Options", task: TaskSpec) -> str:
+def _separator(options: Options, task: TaskSpec) -> str:
     return options.separator or task.objective.separator or "none"
 
 
 def _kept(
-    assignments: list[graph.Assignment], found: Mapping[cache.ShardKey, Shard | None]
+    assignments: list[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard | None]
 ) -> tuple[dict[graph.Assignment, list[Shard]], list[graph.Assignment]]:
-    """Returns (pieces that are finished, with their shards; pieces to do)."""
+    """Returns (finished pieces with their shards, unfinished pieces)."""
     kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
     for assignment in assignments:
@@ -135,27 +132,27 @@ def _kept(
 def _work(
     job: graph.Job,
     assignments: list[graph.Assignment],
-    options: "Options",
+    options: Options,
     beam_arguments: list[str],
 ) -> int:
-    """Builds the shards that are missing or damaged; returns the bytes of corpus read for them."""
-    kept, to_do = _kept(assignments, cache.survey(job.folder, job.plan))
+    """Builds the missing and damaged shards; returns the bytes of corpus read for them."""
+    kept, to_do = _kept(assignments, lifecycle.survey(job.folder, job.plan))
     if not to_do:
         return 0
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
-    cache.distrust(job.folder, job.plan, [key for each in to_do for key in each.shards])
-    watch = Watch(job.folder, job.plan, kept, to_do)
+    lifecycle.invalidate(job.folder, job.plan, [key for each in to_do for key in each.shards])
+    monitor = Monitor(job.folder, job.plan, kept, to_do)
 
-    def hopeless(watch: Watch) -> bool:
-        return bad_share(watch.shards, watch.unseen) > options.max_quarantined
+    def hopeless(monitor: Monitor) -> bool:
+        return bad_share(monitor.shards, monitor.unseen) > options.max_quarantined
 
     try:
-        with watched(watch, files.is_remote(job.folder), hopeless):
+        with monitored(monitor, files.is_remote(job.folder), hopeless):
             counts = graph.run(job, to_do, beam_arguments, options.verbose)
     except KeyboardInterrupt:
-        if hopeless(watch):
-            _check_documents(watch.shards, job.folder, options.max_quarantined)
+        if hopeless(monitor):
+            _check_documents(monitor.shards, job.folder, options.max_quarantined)
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
@@ -163,27 +160,27 @@ def _work(
 
 
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
-    """Says what the fast tokenizer did not do, and what was compared; nothing if nobody counted."""
+    """Prints how many documents SentencePiece encoded or audited, if the runner returned counts."""
     encoded, left = counts["encoded"], counts["left to SentencePiece"]
     if left and left == encoded:
         loaded = vocabulary.load(files.join(job.folder, VOCABULARY))
         reason = tokenize.Tokenizer(loaded).refusal
-        print(f"the vocabulary is left to SentencePiece{f': {reason}' if reason else ''}")
+        print(f"all documents were left to SentencePiece{f': {reason}' if reason else ''}")
     elif encoded:
         print(
-            f"tokenized {encoded:,} documents, {left:,} of them left to SentencePiece; compared "
-            f"{counts['audited']:,} with it: no difference"
+            f"tokenized {encoded:,} documents, {left:,} of them by SentencePiece; audited "
+            f"{counts['audited']:,} against it: no difference"
         )
 
 
-def _all_shards(folder: str, plan: Plan) -> dict[cache.ShardKey, Shard]:
-    """Returns the receipts of all shards, once the runner has reported success."""
-    found = cache.survey(folder, plan, check=False)
+def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
+    """Returns the receipts of all shards, after the runner has reported success."""
+    found = lifecycle.survey(folder, plan, check=False)
     missing = [key for key, shard in found.items() if shard is None]
     if missing:
         raise UserError(
-            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, "
-            f"{missing[0][0]} {missing[0][1]} the first: run the same command to do those"
+            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, the "
+            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
         )
     return {key: shard for key, shard in found.items() if shard}
 
@@ -195,16 +192,16 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
         top = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
-            f"{limit}: see the *.quarantine-* files in {folder}, mend the "
-            "corpus, or raise the limit and run again (finished shards are kept)"
+            f"{limit}: see the *.quarantine-* files in {folder}, then correct the corpus or raise "
+            "the limit and run again; finished shards are kept"
         )
 
 
-def _check_rows(job: graph.Job, shards: dict[cache.ShardKey, Shard]) -> None:
+def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:
     first = "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
     if not any(shard.rows for (split, _), shard in shards.items() if split == first):
         raise UserError(
-            f"empty corpus: {job.corpus.spec} has no document with text for the split {first}"
+            f"empty corpus: {job.corpus.spec} has no document with text in the split {first}"
         )
 
 
@@ -216,9 +213,9 @@ def _dropped(shards: list[Shard]) -> Counter[str]:
 
 
 def _report(
-    options: "Options",
+    options: Options,
     job: graph.Job,
-    shards: dict[cache.ShardKey, Shard],
+    shards: dict[lifecycle.ShardKey, Shard],
     read_bytes: int,
     seconds: float,
 ) -> None:
@@ -231,23 +228,32 @@ def _report(
     def total(split: str, field: str) -> int:
         return sum(getattr(shard, field) for shard in columns[split])
 
-    table: dict[str, list[str]] = {"": list(columns)}
-    for field in ("documents", "tokens", "rows"):
-        table[field] = [f"{total(split, field):,}" for split in columns]
-    table["text, MB"] = [f"{total(split, 'text_bytes') / 1e6:,.2f}" for split in columns]
-    table["bytes a token"] = [
-        f"{total(split, 'text_bytes') / max(total(split, 'text_tokens'), 1):.2f}"
-        for split in columns
+    rows = [
+        *(
+            (field, *(f"{total(split, field):,}" for split in columns))
+            for field in ("documents", "tokens", "rows")
+        ),
+        ("text, MB", *(f"{total(split, 'text_bytes') / 1e6:,.2f}" for split in columns)),
+        (
+            "bytes per token",
+            *(
+                f"{total(split, 'text_bytes') / max(total(split, 'text_tokens'), 1):.2f}"
+                for split in columns
+            ),
+        ),
+        (
+            "on disk, MB",
+            *(
+                f"{sum(entry.bytes for s in column for entry in s.files.values()) / 1e6:,.2f}"
+                for column in columns.values()
+            ),
+        ),
+        *(
+            (f"left out: {reason}", *(f"{_dropped(each)[reason]:,}" for each in columns.values()))
+            for reason in sorted(_dropped(list(shards.values())))
+        ),
     ]
-    table["on disk, MB"] = [
-        f"{sum(entry.bytes for s in column for entry in s.files.values()) / 1e6:,.2f}"
-        for column in columns.values()
-    ]
-    for reason in sorted(_dropped(list(shards.values()))):
-        table[f"left out: {reason}"] = [
-            f"{_dropped(column)[reason]:,}" for column in columns.values()
-        ]
-    _print_table(table)
+    print(table(("", *columns), rows))
     print(
         f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
         f"{read_bytes / 1e6 / seconds:.1f} MB/s\nnext: python -m trainer.pretrain "
@@ -257,55 +263,54 @@ def _report(
 
 
 def _preset(task: str, module: str | None) -> str:
-    """A preset of the trainer that fits a task."""
+    """Returns the name of a trainer preset that fits the task."""
     spec = registry.get(task, module)
     if "order" in spec.objective.features:
         return "bert_base"
     return "t5_1_1_small" if spec.lengths.inputs else "lm_small"
 
 
-def _print_table(table: dict[str, list[str]]) -> None:
-    for name, cells in table.items():
-        print(f"{name:<24}" + "".join(f"{cell:>20}" for cell in cells))
-
-
-def _foresee(
-    options: "Options",
+def _print_estimate(
+    options: Options,
     beam_arguments: list[str],
     planned: tuple[graph.Job, list[graph.Assignment]],
     loaded: Vocabulary,
 ) -> None:
-    """Prints what the build would do and come to; writes nothing to the cache's folder."""
+    """Prints the estimated size and time of the build; writes nothing to the cache's folder."""
     from pipeline.building import estimate
 
     job, assignments = planned
-    there = cache.check(job.folder, job.plan, options.extend)
-    found = cache.survey(job.folder, there, check=False) if there else {}
+    existing = lifecycle.check(job.folder, job.plan, options.extend)
+    found = lifecycle.survey(job.folder, existing, check=False) if existing else {}
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
-    here = beam_arguments[0] == "--runner=FnApiRunner"
-    local = beam_arguments if here else ["--runner=FnApiRunner"]
-    come = estimate.estimate(job, loaded, pieces, options.workers, local)
+    is_local = beam_arguments[0] == "--runner=FnApiRunner"
+    local_arguments = beam_arguments if is_local else ["--runner=FnApiRunner"]
+    expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments)
 
     splits = list(job.plan.shards)
-    table = {"": splits, "shards": [f"{count:,}" for count in job.plan.shards.values()]}
-    for name in ("documents", "tokens", "rows"):
-        table[name] = [str(come.counts[split][name]) for split in splits]
-    table["on disk, MB"] = [str(come.counts[split]["disk"] / 1e6) for split in splits]
-    _print_table(table)
+    rows = [
+        ("shards", *(f"{count:,}" for count in job.plan.shards.values())),
+        *(
+            (name, *(expected.counts[split][name] for split in splits))
+            for name in ("documents", "tokens", "rows")
+        ),
+        ("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)),
+    ]
+    print(table(("", *splits), rows))
     size = sum(assignment.piece.bytes for assignment in assignments)
     left = sum(piece.bytes for piece in pieces)
+    seconds = f" in {expected.seconds:.1f} s with --workers={options.workers}" if is_local else ""
     print(
         f"{job.folder}: {len(job.plan.corpus.get('files', [])):,} files, {size / 1e6:,.1f} MB in "
         f"{len(assignments):,} pieces, of which {len(kept):,} are built; sampled "
-        f"{come.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB"
-        + (f" in {come.seconds:.1f} s with --workers={options.workers}" if here else "")
+        f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
     )
     if dataflow.is_runner(options.runner):
-        hours = come.core_seconds / 3600
+        hours = expected.core_seconds / 3600
         dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_A_VCPU_HOUR)
         print(
             f"on Dataflow: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
-            f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, and workers there "
-            "start and idle too"
+            f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, and without "
+            "the time that workers take to start"
         )

@@ -1,10 +1,10 @@
-"""What a build will bring, take and cost: measured by really building a sample of it elsewhere.
+"""Estimates of a build's size, time and cost, measured by building a sample in a temporary folder.
 
-A corpus is cut into slices of equal size, one is drawn at random from each of some equal stretches
-of it, and goes through `graph.build_piece` into a temporary folder. Counts are scaled by bytes (a
-ratio estimator: Cochran, Sampling Techniques, chapter 6); the error is its standard error between
-slices, as if they had been drawn from all of it, so rather too large. A small corpus is built
-whole, and its error is 0.
+The corpus is divided into stretches of equal size. From each, one slice is drawn at random and
+built by `graph.build_piece`. Counts are scaled by bytes, a ratio estimator (Source: Cochran,
+Sampling Techniques, chapter 6). The reported error is the standard error between slices as if they
+were drawn from the whole corpus, which overestimates it. A small corpus is built completely, with
+error 0.
 """
 
 import bisect
@@ -32,26 +32,26 @@ from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20
 _SLICE_BYTES = 128 << 10
-_LEAST_SLICES = 4  # of pieces that feed the same splits: enough to tell an error by
+_LEAST_SLICES = 4  # per set of splits: enough to estimate an error
 _EMPTY_PIECES = 5
-# Parquet stores equal texts once: where there is this much more text than bytes, bytes count.
+# Parquet stores equal texts once. Above this ratio of text to file bytes, scale by file bytes.
 _REPEATED = 1.5
-# Slices to time: long ones, beside which the cost of a piece's files is small, and few.
+# Slices to time: few, and long enough that the fixed cost of a piece matters little.
 _TIMED_BYTES = 4 << 20
-_TIMED_SLICES = 3  # for each process
+_TIMED_SLICES = 3  # per process
 
 # List prices of Dataflow batch workers in us-central1, dollars an hour. Source: Beam 2.77.0
 # (September 2026), apache_beam/testing/load_tests/dataflow_cost_consts.py, from Google's price
-# list. 3.75 GB of memory and 25 GB of disk a vCPU are those of n1-standard-1, the default worker.
+# list. 3.75 GB of memory and 25 GB of disk per vCPU are those of n1-standard-1, the default worker.
 _DOLLARS_A_VCPU, _DOLLARS_A_GB, _DOLLARS_A_DISK_GB = 0.056, 0.003557, 0.000054
 DOLLARS_A_VCPU_HOUR = _DOLLARS_A_VCPU + 3.75 * _DOLLARS_A_GB + 25 * _DOLLARS_A_DISK_GB
-# What was not measured: a vCPU there against a core here, and machines that start and idle.
+# For what is not measured: a Dataflow vCPU against a local core, and workers that start and idle.
 DATAFLOW_ERROR = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """An estimate and its variance; those of different strata are independent."""
+    """An estimate and its variance. Adding assumes that the two are independent, as strata are."""
 
     value: float = 0.0
     variance: float = 0.0
@@ -63,7 +63,7 @@ class Quantity:
         return Quantity(self.value / unit, self.variance / unit**2)
 
     def __str__(self) -> str:
-        """The value and its standard error in percent, which is left out where it is 0."""
+        """Returns the value and its standard error in percent, which is omitted if it is 0."""
         value = (
             f"{self.value:,.0f}" if self.value % 1 == 0 or self.value > 100 else f"{self.value:.2f}"
         )
@@ -73,13 +73,13 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a build is expected to come to.
+    """The expected size and time of a build.
 
     Attributes:
-      counts: by split: "documents", "tokens", "rows" and "disk" (bytes), of the whole cache.
-      sampled: bytes of the corpus that were built to find out.
-      core_seconds: of the pieces to do, with all processes at work on this machine.
-      seconds: from the start of the runner to its end, on this machine.
+      counts: by split, "documents", "tokens", "rows" and "disk" (bytes) of the whole cache.
+      sampled: bytes of the corpus that were built for the estimate.
+      core_seconds: time for the unfinished pieces, summed over processes of this machine.
+      seconds: time from the start of the runner to its end on this machine.
     """
 
     counts: dict[str, dict[str, Quantity]]
@@ -90,7 +90,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Built:
-    """A piece that was built: by which process, when it began, how long it took."""
+    """A built piece: its process, start time, duration and shards."""
 
     piece: Piece
     process: int
@@ -107,15 +107,15 @@ def estimate(
     runner_arguments: list[str],
     seed: int = 0,
 ) -> Estimate:
-    """Builds a sample in a temporary folder and scales it up.
+    """Builds a sample in a temporary folder and scales the result up.
 
     Args:
       job: the build; nothing is written to its folder.
-      loaded: its vocabulary.
+      loaded: vocabulary of the build.
       to_do: the pieces that are not built yet.
       workers: processes on this machine.
-      runner_arguments: Beam's, to time how long its runner takes for nothing at all.
-      seed: of the sample.
+      runner_arguments: Beam's arguments, to time its runner on an empty job.
+      seed: seed of the sample.
 
     Raises:
       UserError: the corpus cannot be read.
@@ -123,7 +123,7 @@ def estimate(
     generator = random.Random(seed)
     slices = _draw(job.corpus.pieces, generator)
     nothing = dataclasses.replace(slices[0], stop=slices[0].start, bytes=0, members=())
-    # The slices warm the processes up for those that are timed.
+    # The slices come first, so that the processes are warm when pieces are timed.
     timed = _timed(job.corpus.pieces, workers, generator)
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
@@ -148,7 +148,7 @@ def estimate(
 
 
 def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
-    """Returns pieces to build: all, or slices of some, drawn by strata of the splits they feed."""
+    """Returns the pieces to build: all, or random slices, stratified by the splits they feed."""
     total = sum(piece.bytes for piece in pieces)
     if total <= SAMPLE_BYTES:
         return list(pieces)
@@ -189,7 +189,7 @@ def _strata(pieces: "tuple[Piece, ...] | list[Piece]") -> dict[tuple[str, ...], 
 
 
 def _slices(piece: Piece, size: int) -> int:
-    """How many slices a piece can be cut into; one where only its reader finds a place to cut."""
+    """Returns the number of slices of a piece: 1 if only its reader could find a place to cut."""
     if piece.stop is None or piece.members:
         return 1
     return max(1, min(piece.stop - piece.start, math.ceil(piece.bytes / size)))
@@ -208,7 +208,7 @@ def _slice(piece: Piece, size: int, number: int) -> Piece:
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
-    """Builds pieces one after the other, in as many processes as the build will have."""
+    """Builds the pieces in order, in as many processes as the build will have."""
     sizes = list(itertools.accumulate(piece.bytes for piece in pieces))
     built = []
     results: Iterator[_Built]
@@ -239,7 +239,7 @@ def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
 
 
 def _costs(measured: list[_Built]) -> tuple[float, float]:
-    """Returns (seconds a piece, seconds a byte) from empty pieces and long ones."""
+    """Returns (seconds per piece, seconds per byte), from empty pieces and long ones."""
     a_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
     timed = [each for each in measured if each.piece.bytes]
     seconds = sum(each.seconds - a_piece for each in timed)
@@ -267,8 +267,11 @@ def _scale_up(
 
 
 def _text(built: _Built) -> int:
-    """Bytes of a slice. One of Parquet is so many rows; as texts differ in length by far more than
-    in tokens a byte, what was really in them says more than their share of a row group's bytes."""
+    """Returns the bytes of a slice, by which its counts are scaled.
+
+    A slice of Parquet is a number of rows. Texts differ far more in length than in tokens per byte,
+    so the text that was read is more accurate than the slice's share of a row group's bytes.
+    """
     if built.piece.format != "parquet" or not built.piece.bytes:
         return built.piece.bytes
     return sum(shard.text_bytes for shard in built.shards.values())
@@ -281,7 +284,7 @@ def _count(shard: Shard, name: str) -> int:
 
 
 def _ratio(values: list[int], sizes: list[int], total: int, whole: bool = False) -> Quantity:
-    """Scales the sum of `values` from the sum of `sizes` to `total`; `whole`: they are all."""
+    """Scales the sum of `values` from the sum of `sizes` to `total`; exact if `whole`."""
     sampled = sum(sizes)
     ratio = sum(values) / sampled
     if whole:
@@ -296,7 +299,7 @@ def _ratio(values: list[int], sizes: list[int], total: int, whole: bool = False)
 
 
 def _longest(costs: list[float], workers: int) -> float:
-    """Seconds until the last of the workers is done, each taking the next piece when it is free."""
+    """Returns the seconds until all workers are done, if each takes the next piece when free."""
     busy = [0.0] * workers
     for cost in costs:
         heapq.heapreplace(busy, busy[0] + cost)

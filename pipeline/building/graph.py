@@ -1,7 +1,7 @@
-"""The Beam graph: pieces of the corpus in, shards of the cache out, nothing in between.
+"""The Beam graph: a map from pieces of the corpus to shards of the cache.
 
-Map-only: what crosses Beam is a description of a piece. One call reads, tokenizes, packs and writes
-it, a batch of documents at a time, so memory does not grow with the piece.
+Only descriptions of pieces pass through Beam. One call reads, tokenizes, packs and writes a piece,
+a batch of documents at a time, so memory does not grow with the size of the piece.
 """
 
 import contextlib
@@ -22,17 +22,24 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-# The reasons noted for a document of which nothing is left after normalisation, and for one whose
-# text spells a sentinel: in a batch it could not be told from the noise.
+# Reasons to quarantine a document: nothing is left after normalisation; or its text spells a
+# sentinel, which could not be told from a sentinel of the objective.
 EMPTY = "empty"
-SENTINEL = "contains a sentinel such as <extra_id_0>"
+_SENTINEL = "contains a sentinel such as <extra_id_0>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker is told: the cache's folder and plan, the resolved corpus, and, which no
-    byte depends on, by what to tokenize (see `tokenize.ENGINES`) and the name of the secret that
-    holds the Hub's token."""
+    """Everything a worker needs.
+
+    Attributes:
+      folder: folder of the cache.
+      plan: plan of the cache.
+      corpus: the resolved corpus.
+      tokenizer: one of `tokenize.ENGINES`; does not affect the output.
+      hf_token_secret: name of the secret with the Hub's token, "" for none; does not affect the
+        output.
+    """
 
     folder: str
     plan: Plan
@@ -43,18 +50,18 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A piece of the corpus and the shards it becomes: (split, number there) of each."""
+    """A piece of the corpus and the shards it becomes, each as (split, number in the split)."""
 
     piece: sources.Piece
     shards: tuple[tuple[str, int], ...]
 
 
 def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
-    """Reads a piece and writes its shards; returns counts for those who watch the job.
+    """Reads a piece and writes its shards; returns counts for the job's metrics.
 
     Raises:
-      UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the fast
-        tokenizer was found to differ from SentencePiece.
+      UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
+        found the fast tokenizer to differ from SentencePiece.
       OSError: the shards cannot be written.
     """
     secret.provide_hf_token(job.hf_token_secret)
@@ -81,7 +88,7 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
                 writer.quarantine(
                     ids[number].as_py(),
                     f"{assignment.piece.name}, document {ordinal + number}",
-                    SENTINEL if spelt[number] else problem,
+                    _SENTINEL if spelt[number] else problem,
                 )
             firsts = batch.column("part").to_numpy() == 1
             if dropped:
@@ -99,15 +106,17 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
 
 
 _Loaded = tuple[vocabulary.Vocabulary, tokenize.Tokenizer]
-# By what they were made from. A tokenizer's buffers are one call's, and a runner may call from
-# several threads of a process: each takes one that no other uses.
+# Idle tokenizers, by what they were made from. A tokenizer must not be used by two threads at once,
+# and a runner may call from several: each call takes one and returns it.
 _idle: dict[tuple, list[_Loaded]] = {}
 
 
 @contextlib.contextmanager
 def _tokenizer(job: Job) -> Iterator[_Loaded]:
-    """Yields the cache's own copy of the vocabulary, since a worker on another machine has no
-    other, and a tokenizer that is this call's until the block ends."""
+    """Yields the vocabulary and a tokenizer that no other thread uses until the block ends.
+
+    The vocabulary is the cache's own copy, the only one that remote workers can read.
+    """
     record = job.plan.vocabulary
     key = (job.folder, record.sha256, record.extra_ids, job.tokenizer)
     if key not in _idle:
@@ -120,7 +129,7 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
         of_cache = vocabulary.load(path, record.extra_ids)
         if of_cache.record.sha256 != record.sha256:
             raise UserError(
-                f"{path} is not the vocabulary of plan.json; delete it and run again"
+                f"{path} is not the vocabulary in plan.json: delete it and run again"
             ) from None
         loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer)
     try:
@@ -134,9 +143,9 @@ def run(
 ) -> Counter[str]:
     """Runs the assignments with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    Raises: as beam_job.run.
+    Raises as `beam_job.run` does.
     """
-    # Every piece travels as an element; a copy of them all with the function would double the job.
+    # Each piece is an element of the job; sending all of them with the function would double it.
     corpus = dataclasses.replace(job.corpus, pieces=())
     work = functools.partial(build_piece, dataclasses.replace(job, corpus=corpus))
     return beam_job.run(work, assignments, job.folder, arguments, verbose)

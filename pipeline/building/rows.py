@@ -1,4 +1,4 @@
-"""Rows to the bytes of TFRecords, in compiled code. The format is tasks/cache/records.py's."""
+"""Compiled encoder of rows as TFRecords, in the format of tasks/cache/records.py."""
 
 import functools
 import itertools
@@ -11,22 +11,22 @@ from pipeline.tokenizer.compiled import compiled
 from tasks.cache.records import FRAMING_BYTES
 from tasks.vocabulary import EOS_ID
 
-_BEFORE = 12  # bytes of framing before the data: its length, and that number's checksum
-# The constant bytes of a row: the names of the two features, and every length around them at its
-# longest (10 bytes of varint are more than any needs).
+_BEFORE = 12  # bytes of framing before the data: its length and the length's checksum
+# Upper bound of a row's constant bytes: framing, the names of the two features, and the lengths
+# around them as varints of 10 bytes.
 _OVERHEAD = FRAMING_BYTES + 100
 
 
 def framed(
     targets: np.ndarray, lengths: np.ndarray, document_starts: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes of TFRecords, int64[rows + 1] where each begins).
+    """Returns (uint8 bytes of TFRecords, int64[rows + 1] where each record begins and ends).
 
     Args:
       targets: ids of all rows, one row after the other; at most 2**31 - 1.
-      lengths: [rows] number of ids of each.
+      lengths: [rows] number of ids per row.
       document_starts: positions of all rows, one row after the other.
-      starts: [rows] number of positions of each.
+      starts: [rows] number of positions per row.
     """
     room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(document_starts))
     out = np.empty(room, np.uint8)
@@ -43,7 +43,7 @@ def framed(
 
 @compiled
 def text_tokens(targets, lengths):
-    """Returns int64[rows]: ids of each row that are neither padding nor EOS, as seqio counts."""
+    """Returns int64[rows], the ids of each row that are neither padding nor EOS, as in seqio."""
     counts = np.zeros(len(lengths), np.int64)
     token = 0
     for row in range(len(lengths)):
@@ -54,7 +54,7 @@ def text_tokens(targets, lengths):
 
 
 def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
-    """Fills in the framing's checksums, by a native library."""
+    """Fills in the checksums of the framing, computed by a native library."""
     view = memoryview(out.data)
     checksum = google_crc32c.value
     for begin, end in itertools.pairwise(bounds.tolist()):
@@ -69,13 +69,13 @@ def _length_checksum(length: bytes) -> int:
 
 
 def _mask(crc: int) -> int:
-    """Source: TensorFlow `core/lib/hash/crc32c.h`, Mask."""
+    """Returns a masked checksum. Source: TensorFlow `core/lib/hash/crc32c.h`, Mask."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @compiled(inline="always")
 def _put(out, at, value):
-    """Writes a varint; returns where it ends."""
+    """Writes a varint; returns its end."""
     while value >= 0x80:
         out[at] = value & 0x7F | 0x80
         value >>= 7
@@ -86,7 +86,7 @@ def _put(out, at, value):
 
 @compiled(inline="always")
 def _width(value):
-    """Bytes of a varint."""
+    """Returns the number of bytes of a varint."""
     width = 1
     while value >= 0x80:
         value >>= 7
@@ -96,7 +96,7 @@ def _width(value):
 
 @compiled
 def _packed(values, begin, end):
-    """Bytes of values[begin:end] as varints."""
+    """Returns the number of bytes of values[begin:end] as varints."""
     size = 0
     for index in range(begin, end):
         value = values[index]
@@ -106,7 +106,7 @@ def _packed(values, begin, end):
 
 @compiled
 def _feature_size(packed, name):
-    """Bytes of (the Int64List, its Feature, the map entry) of a feature with `packed` bytes."""
+    """Returns the sizes of (Int64List, Feature, map entry) for `packed` bytes of varints."""
     values = 1 + _width(packed) + packed if packed else 0
     feature = 1 + _width(values) + values
     return values, feature, 2 + name + 1 + _width(feature) + feature
@@ -135,8 +135,8 @@ def _put_feature(out, at, name, values, begin, end, packed):
             if value >= 1 << 21:
                 at = _put(out, at, value)
             else:
-                # Three bytes, of which the next value overwrites those too many: whether an id
-                # takes two or three is not to be foreseen.
+                # Always write three bytes; the next value overwrites surplus ones. A branch on the
+                # length would be mispredicted.
                 out[at] = value & 0x7F | (value >= 1 << 7) << 7
                 out[at + 1] = value >> 7 & 0x7F | (value >= 1 << 14) << 7
                 out[at + 2] = value >> 14
@@ -150,7 +150,7 @@ _STARTS = np.frombuffer(b"document_starts", np.uint8)
 
 @compiled
 def _encode(targets, lengths, document_starts, starts, out, bounds):
-    """Writes the rows with room for their checksums; returns the bytes written."""
+    """Writes the rows, leaving room for checksums; returns the number of bytes written."""
     at = token = start = 0
     for row in range(len(lengths)):
         token_end, start_end = token + lengths[row], start + starts[row]

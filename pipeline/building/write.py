@@ -1,7 +1,7 @@
-"""An output shard: files that appear whole, then a receipt that vouches for them.
+"""Output shards: files that are written atomically, then a receipt with their checksums.
 
-The receipt is written last. A shard counts as finished when its receipt is there and every file
-that it names has the size and checksum it says: whatever a killed build left is redone.
+The receipt is written last. A shard is finished if its receipt exists and every file listed there
+has the recorded size and checksum; anything else that a killed build left behind is redone.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tasks.cache.pack import Documents, Rows, packer
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-# Lineage rows of a parquet row group: a fixed number, so that bytes do not depend on batches.
+# Lineage rows per Parquet row group, fixed so that the bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
 _LINEAGE = pa.schema(
     zip(LINEAGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()), strict=True)
@@ -37,7 +37,7 @@ _LINEAGE = pa.schema(
 
 
 class ShardWriter:
-    """Writes one shard; leaving the `with` block finishes it, or leaves no trace on an error."""
+    """Writer of one shard: the end of the `with` block finishes it, an error removes it."""
 
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
         self._folder = folder
@@ -67,7 +67,7 @@ class ShardWriter:
         return self
 
     def _abandon(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Lets go of a parquet writer that would go on writing as it is deleted."""
+        """Closes the Parquet writer on an error; otherwise it would still write when deleted."""
         if kind:
             for file in self._files.values():
                 file.discard()
@@ -75,15 +75,20 @@ class ShardWriter:
                 self._documents.close()
 
     def add(self, documents: Documents, text_bytes: int, split: int = 0) -> None:
-        """Takes tokenised documents, how many bytes of text they were, and how many of them are the
-        first part of one that was split."""
+        """Writes tokenized documents.
+
+        Args:
+          documents: ids and tokens.
+          text_bytes: bytes of their text.
+          split: how many of them are the first part of a document that was split.
+        """
         self._counts["documents"] += len(documents.ids)
         self._counts["text_bytes"] += text_bytes
         self._counts["split_documents"] += split
         self._write(self._packer.add(documents))
 
     def quarantine(self, name: str | None, location: str, reason: str) -> None:
-        """Notes a document that is left out."""
+        """Records a document that is left out of the cache."""
         if "quarantine" not in self._files:
             self._open("quarantine")
         line = json.dumps({"id": name, "location": location, "reason": reason}, ensure_ascii=False)
@@ -151,7 +156,7 @@ class ShardWriter:
         self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
 
     def _write_lineage(self, at_least: int) -> None:
-        """Writes row groups while `at_least` lineage rows wait."""
+        """Writes row groups while at least `at_least` lineage rows are buffered."""
         if sum(map(len, self._lineage)) < at_least:
             return
         waiting = pa.concat_tables(self._lineage).combine_chunks()
@@ -162,13 +167,13 @@ class ShardWriter:
 
 
 def _before(sizes: Any) -> np.ndarray:
-    """Returns int64: the sum of the sizes before each."""
+    """Returns int64, the exclusive cumulative sum of the sizes."""
     sizes = np.asarray(sizes, np.int64)
     return np.cumsum(sizes) - sizes
 
 
 class _HashedFile(io.RawIOBase):
-    """Writes through to `file`, counting and hashing: what was meant, not what a disk kept."""
+    """File that counts and hashes the bytes on their way to `file`, so before a disk can fail."""
 
     def __init__(self, file: IO[bytes]):
         self._file: IO[bytes] | None = file
@@ -187,30 +192,37 @@ class _HashedFile(io.RawIOBase):
         return view.nbytes
 
     def discard(self) -> None:
-        """What is written from now on goes nowhere."""
+        """Ignores everything written from now on."""
         self._file = None
 
     def entry(self) -> FileEntry:
         return FileEntry(self.bytes, self._hash.hexdigest())
 
 
+def read_receipt(path: str) -> Shard | None:
+    """Returns the shard that a receipt describes, or None if the receipt is missing or damaged."""
+    try:
+        return shard_from_dict(files.read_json(path))
+    except (FileNotFoundError, UserError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True) -> Shard | None:
-    """Returns the shard's receipt, or None when the shard is missing, cut short or damaged.
+    """Returns the shard's receipt, or None if the shard is missing, truncated or damaged.
 
     Args:
-      folder: the cache.
-      plan: its plan.
-      split: the shard's split.
-      index: its number there.
-      check: whether to hold its files against the receipt. Sizes always; checksums on this machine
-        only: object stores keep their own, and hashing there means downloading the cache.
+      folder: folder of the cache.
+      plan: plan of the cache.
+      split: split of the shard.
+      index: number of the shard in its split.
+      check: whether to check the files against the receipt: their sizes and, for a local cache,
+        their checksums. Object stores keep checksums of their own, and hashing a remote cache
+        means downloading it.
     """
     kinds = ("tfrecord", "rows", "documents", "quarantine", "receipt")
     names = {kind: shard_file(split, kind, index, plan.shards[split]) for kind in kinds}
-    try:
-        value = files.read_json(files.join(folder, names["receipt"]))
-        shard = shard_from_dict(value)
-    except (FileNotFoundError, UserError, KeyError, TypeError, AttributeError):
+    shard = read_receipt(files.join(folder, names["receipt"]))
+    if shard is None:
         return None
     expected = {names[kind] for kind in kinds[:3]}
     if shard.dropped:

@@ -1,8 +1,8 @@
-"""Kills what builds of Beam's portable runner stand on: `python -m pipeline.chaos --pools=3`.
+"""Faults of builds by Beam's portable runner: `python -m pipeline.chaos --pools=3`.
 
-A job service and pools of workers run as processes of their own on this machine. While rows are
-written, a worker, a pool with its worker, or the job service is killed; the build must then end by
-itself, and the same command must go on once what died was started again.
+A job service and pools of workers run as processes on this machine. While rows are being written, a
+worker, a pool with its worker, or the job service is killed. The build must then end by itself, and
+the same command must resume once the killed process was restarted.
 """
 
 import os
@@ -10,24 +10,26 @@ import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
-from pipeline.chaos import KILLS_A_HISTORY, Fault, History
+from pipeline.faults.harness import Fault, Trial
+from pipeline.faults.local import KILLS_PER_TRIAL
+from pipeline.faults.process_group import ProcessGroup
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 
 _START_SECONDS = 120
-# A worker is killed so long after rows were first seen to be written, at most.
-_LONGEST_PEACE_SECONDS = 4.0
-_OF_POOLS, _OF_SERVICE = 0.15, 0.1
+# The longest time between the first row and a kill.
+_MAX_DELAY_SECONDS = 4.0
+# Shares of the kills that hit a pool, or the job service; the rest hit workers.
+_POOL_SHARE, _SERVICE_SHARE = 0.15, 0.1
 
 
 class Cluster:
-    """A job service and `pools` pools of workers, until the `with` block ends.
+    """A job service and `pools` pools of workers, which run until the `with` block ends.
 
     Attributes:
-      flags: what sends a build there.
+      flags: the flags that send a build to this cluster.
     """
 
     def __init__(self, pools: int, folder: pathlib.Path):
@@ -35,7 +37,7 @@ class Cluster:
         self._service = f"pipeline.job_service --port={ports[0]}"
         self._pools = [f"pipeline.worker_pool --port={port}" for port in ports[1:]]
         self._folder = folder
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, ProcessGroup] = {}
         addresses = ",".join(f"localhost:{port}" for port in ports[1:])
         self.flags = (
             "--runner=PortableRunner",
@@ -45,49 +47,33 @@ class Cluster:
         )
 
     def __enter__(self) -> "Cluster":
-        self.mend()
+        self.repair()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._running:
-            self._kill(name)
+        for process in self._running.values():
+            process.kill()
 
-    def mend(self) -> None:
-        """Starts what does not run, and waits until all answer.
+    def repair(self) -> None:
+        """Starts every process that is not running, and waits until all of them answer.
 
         Raises:
-          UserError: one ended at once, or does not answer.
+          UserError: a process ended at once, or does not answer.
         """
         for name in (self._service, *self._pools):
-            if name not in self._running or self._running[name].poll() is not None:
-                with open(self._log(name), "wb") as log:
-                    self._running[name] = subprocess.Popen(
-                        [sys.executable, "-m", *name.split()],
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
+            if name not in self._running or not self._running[name].running:
+                log = self._folder / f"{name.split()[0]}-{name.rpartition('=')[2]}.log"
+                self._running[name] = ProcessGroup(name.split(), log)
         end = time.monotonic() + _START_SECONDS
         for name, process in self._running.items():
             port = int(name.rpartition("=")[2])
             while not _answers(port):
-                if process.poll() is not None or time.monotonic() > end:
-                    said = " ".join(self._log(name).read_text(errors="replace").split())[-300:]
-                    raise UserError(f"python -m {name} does not start: {said}")
+                if not process.running or time.monotonic() > end:
+                    raise UserError(f"python -m {name} does not start: {process.log_tail(300)}")
                 time.sleep(0.2)
 
-    def _log(self, name: str) -> pathlib.Path:
-        return self._folder / f"{name.split()[0]}-{name.rpartition('=')[2]}.log"
-
-    def _kill(self, name: str) -> None:
-        """Kills a process and those it started."""
-        process = self._running[name]
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
     def workers(self) -> list[int]:
-        """Process ids of the workers."""
+        """Returns the process ids of the workers."""
         parents = {str(self._running[name].pid) for name in self._pools}
         listed = subprocess.run(
             ["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True
@@ -96,47 +82,55 @@ class Cluster:
         return [int(pid) for pid, parent, state in rows if parent in parents and state[0] != "Z"]
 
     def faults(self, kills: int) -> list[Fault]:
-        """Returns what is to be killed, `kills` times in all."""
-        pools, services = (max(1, round(kills * share)) for share in (_OF_POOLS, _OF_SERVICE))
+        """Returns faults that make `kills` SIGKILLs in all."""
+        pools, services = (max(1, round(kills * share)) for share in (_POOL_SHARE, _SERVICE_SHARE))
+        workers = max(kills - pools - services, 1)
 
-        def of(kill: Callable[[History], bool]) -> Callable[[History], None]:
-            return lambda history: self._live(history, kill)
+        def fault(victim: str, injections: int, kill: Callable[[Trial], bool]) -> Fault:
+            return Fault(
+                f"SIGKILL of a {victim}",
+                injections,
+                lambda trial: self._run_trial(trial, kill),
+                KILLS_PER_TRIAL,
+            )
 
         return [
-            Fault("SIGKILL of a worker", max(kills - pools - services, 1), of(self._kill_worker),
-                  KILLS_A_HISTORY),
-            Fault("SIGKILL of a pool", pools, of(self._kill_pool), KILLS_A_HISTORY),
-            Fault("SIGKILL of the job service", services, of(self._kill_service), KILLS_A_HISTORY),
-        ]  # fmt: skip
+            fault("worker", workers, self._kill_worker),
+            fault("pool", pools, self._kill_pool),
+            fault("job service", services, self._kill_service),
+        ]
 
-    def _kill_worker(self, history: History) -> bool:
+    def _kill_worker(self, trial: Trial) -> bool:
+        """Kills a worker; returns False if there is none."""
         workers = self.workers()
         if workers:
-            os.kill(history.random.choice(workers), signal.SIGKILL)
+            os.kill(trial.random.choice(workers), signal.SIGKILL)
         return bool(workers)
 
-    def _kill_pool(self, history: History) -> bool:
-        self._kill(history.random.choice(self._pools))
+    def _kill_pool(self, trial: Trial) -> bool:
+        self._running[trial.random.choice(self._pools)].kill()
         return True
 
-    def _kill_service(self, history: History) -> bool:
-        self._kill(self._service)
+    def _kill_service(self, trial: Trial) -> bool:
+        self._running[self._service].kill()
         return True
 
-    def _live(self, history: History, kill: Callable[[History], bool]) -> None:
-        for _ in range(history.strikes):
-            self.mend()
-            process = history.begin(1)
-            if not history.wait_for_rows(process):
-                break  # it was faster
-            time.sleep(history.random.uniform(0, _LONGEST_PEACE_SECONDS))
-            if process.poll() is None and kill(history):
-                history.struck()
-            code = history.end(process)
+    def _run_trial(self, trial: Trial, kill: Callable[[Trial], bool]) -> None:
+        for _ in range(trial.injections):
+            self.repair()
+            build = trial.start(1)
+            if not trial.wait_for_rows(build):
+                break  # the build finished first
+            time.sleep(trial.random.uniform(0, _MAX_DELAY_SECONDS))
+            if build.running and kill(trial):
+                trial.count_injection()
+            code = trial.finish(build)
             if code not in (0, EXIT_USER_ERROR):
-                history.row.failures.append(f"the build ended with {code}: {history.said()}")
-        self.mend()
-        history.finish()
+                trial.outcome.failures.append(
+                    f"the build ended with code {code}: {build.log_tail()}"
+                )
+        self.repair()
+        trial.rebuild_and_audit()
 
 
 def _answers(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""The harness that breaks builds: it finds them whole, and would notice if they were not."""
+"""Fault injection into builds: caches end up equal, and the harness notices a difference."""
 
 import os
 import re
@@ -6,12 +6,13 @@ import re
 import pytest
 
 from pipeline import chaos
+from pipeline.faults.harness import Harness, Outcome, Trial
 from tasks.terminal.command_line import UserError
 
 
 @pytest.fixture
 def run(corpus, vocabulary, capsys):
-    """Returns a function: flags -> (exit code, lines of the table as lists of cells, stderr)."""
+    """Returns a function: flags -> (exit code, cells of the table's lines by fault, stderr)."""
 
     def command(*flags):
         given = [f"--vocabulary={vocabulary}", "--extra_ids=100", f"--corpus={corpus}"]
@@ -52,16 +53,15 @@ def test_a_hundred_kills(run):
 def test_a_difference_is_noticed(vocabulary, corpus, tmp_path):
     given = [f"--vocabulary={vocabulary}", "--extra_ids=100", f"--corpus={corpus}"]
     flags = chaos.command_line().parse_args([*given, "--corpus_bytes=100000", "--workers=1"])
-    lab = chaos.Laboratory(flags, tmp_path)
-    history = chaos.History(lab, chaos.Row("a test"), "history")
-    history.copy()
-    path = sorted(history.cache.glob("train.tfrecord-*"))[0]
+    trial = Trial(Harness(flags, tmp_path), Outcome("a test"), "trial")
+    trial.copy_reference()
+    path = sorted(trial.cache.glob("train.tfrecord-*"))[0]
     path.write_bytes(path.read_bytes() + b"more")
-    next(history.cache.glob("train.documents-*")).unlink()
-    history.audit()
-    assert (history.row.caches, history.row.equal) == (1, 0)
-    assert history.row.lost > 0
-    assert "differs in train." in history.row.failures[0]
+    next(trial.cache.glob("train.documents-*")).unlink()
+    trial.audit()
+    assert (trial.outcome.caches, trial.outcome.equal) == (1, 0)
+    assert trial.outcome.lost > 0
+    assert "differs in train." in trial.outcome.failures[0]
 
 
 def test_output_must_be_new(run, tmp_path):

@@ -64,7 +64,7 @@ def test_two_workers_write_the_same_bytes(start, tmp_path, checksums, expected):
 def test_both_tokenizers_write_the_same_bytes(build, tmp_path, checksums, expected, capsys):
     capsys.readouterr()
     assert checksums(build(tmp_path / "slow", "--tokenizer=sentencepiece")) == expected
-    assert "compared" not in capsys.readouterr().out
+    assert "audited" not in capsys.readouterr().out
     build(tmp_path / "fast")
     out = capsys.readouterr().out
     assert re.search(r"tokenized 2,004 documents, 0 of them left .*; compared \d", out)

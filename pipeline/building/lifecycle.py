@@ -1,12 +1,15 @@
-"""The cache's folder over its life: claimed, planned, surveyed, completed; never half trusted.
+"""Life cycle of a cache's folder: locking, planning, surveying, extending and completing it.
 
-plan.json   first: what every byte below follows from
-shards      in any order, each vouched for by its receipt
-info, stats, manifest.json, COMPLETED   last, in this order: the trainer trusts a manifest,
-            stock seqio a COMPLETED, and both go before a shard is redone
+Files are written in this order:
 
-An extension is a plan with more files: COMPLETED and the manifest go, plan.json is replaced, the
-shards that are there get the names of the larger number, then the build goes on as any other.
+plan.json   everything that the bytes of the cache depend on
+shards      in any order, each followed by a receipt with its checksums
+info, stats, manifest.json, COMPLETED   in this order, when all shards are finished; the trainer
+            relies on the manifest and stock seqio on COMPLETED, so both are deleted before a shard
+            is redone
+
+An extension is a plan with more files. COMPLETED and the manifest are deleted, plan.json is
+replaced, existing shards are renamed to the new number of shards, and the build continues as usual.
 """
 
 import contextlib
@@ -20,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
-from pipeline.building.write import finished
+from pipeline.building.write import finished, read_receipt
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -31,7 +34,6 @@ from tasks.cache.manifest import (
     Shard,
     plan_from_dict,
     shard_file,
-    shard_from_dict,
 )
 from tasks.reading import sources
 from tasks.storage import files
@@ -39,8 +41,8 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
 COMPLETED = "COMPLETED"
-# What seqio compares to learn how integers were stored. Source: seqio `dataset_providers.py`,
-# _CachedDataSource.
+# seqio compares this version to tell how integers were stored. Source: seqio
+# `dataset_providers.py`, _CachedDataSource.
 _SEQIO_VERSION = "0.0.20"
 _PACKAGES = ("apache-beam", "numpy", "pyarrow", "sentencepiece")
 
@@ -49,14 +51,14 @@ ShardKey = tuple[str, int]
 
 @contextlib.contextmanager
 def claim(folder: str) -> Iterator[None]:
-    """Makes the folder, holds it for this build, and clears what killed builds left half written.
+    """Creates and locks the folder, and deletes files that killed builds left partly written.
 
-    The lock is advisory and this machine's; elsewhere two builds of one plan write equal bytes
-    under atomic names, so the worst is work done twice.
+    The lock is advisory and holds on this machine only. Two builds of one plan on different
+    machines, or in a remote folder, write equal bytes atomically; at worst, work is done twice.
 
     Raises:
-      UserError: another build holds it.
-      OSError: it cannot be written.
+      UserError: another build has locked the folder.
+      OSError: the folder cannot be written.
     """
     files.make_folder(folder)
     if files.is_remote(folder):
@@ -64,7 +66,7 @@ def claim(folder: str) -> Iterator[None]:
         return
     path = files.local_path(folder)
     with tempfile.TemporaryFile(dir=path, prefix=files.PARTIAL):
-        pass  # finds out now, not at the first shard, that nothing can be written here
+        pass  # fails now, rather than at the first shard, if the folder cannot be written
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -80,12 +82,12 @@ def claim(folder: str) -> Iterator[None]:
 
 
 def planned(folder: str) -> Plan | None:
-    """Returns the plan of the cache in `folder`, None where there is none.
+    """Returns the plan of the cache in `folder`, or None if there is no cache.
 
-    It is that of plan.json or, where that is damaged or gone, of the manifest.
+    The plan is read from plan.json or, if that is missing or damaged, from the manifest.
 
     Raises:
-      UserError: there is a plan.json and it cannot be read, and no manifest.
+      UserError: plan.json cannot be read, and there is no manifest.
     """
     path = files.join(folder, PLAN)
     try:
@@ -100,38 +102,38 @@ def planned(folder: str) -> Plan | None:
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
-    """Returns the plan that is there, equal or to be extended; None where there is none.
+    """Returns the existing cache's plan, which is equal or to be extended; None if there is none.
 
     Raises:
-      UserError: the folder holds another cache, or something else.
+      UserError: the folder holds a different cache, or other files.
     """
-    there = planned(folder)
+    existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(dataclasses.asdict(plan))))
-    if there is None:
+    if existing is None:
         others = [name for name in files.list_names(folder) if not name.startswith(".")]
         if others:
             raise UserError(
-                f"{folder} holds {others[0]}, and no {PLAN}: it is not a cache of ours; choose "
-                "another --cache_dir"
+                f"{folder} holds {others[0]} but no {PLAN}, so it is not a cache of Palimpsest's: "
+                "choose another --cache_dir"
             )
-    elif ours.difference(there):
+    elif ours.difference(existing):
         if _manifest_has(folder, ours):
             return ours
-        _check_extends(folder, there, ours, extend)
-    return there
+        _check_extends(folder, existing, ours, extend)
+    return existing
 
 
 def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None:
-    """Writes plan.json and the vocabulary, or finds that they are there and equal.
+    """Writes plan.json and the vocabulary unless they exist already.
 
-    `extend`: whether a plan that is there may be followed by one with more files.
+    `extend`: whether an existing plan may be replaced by one with more files.
 
     Raises:
-      UserError: the folder holds another cache, or something else; nothing is touched.
+      UserError: the folder holds a different cache, or other files; nothing is changed.
     """
-    there = check(folder, plan, extend)
-    if there and plan.difference(there):
-        distrust(folder, plan)
+    existing = check(folder, plan, extend)
+    if existing and plan.difference(existing):
+        invalidate(folder, plan)
     text = as_json(dataclasses.asdict(plan))
     if not _holds(files.join(folder, PLAN), text):
         files.write_bytes(files.join(folder, PLAN), text)
@@ -141,54 +143,54 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
 
 
 def _manifest_has(folder: str, plan: Plan) -> bool:
-    """Whether the manifest is of this plan, so that a plan.json that differs must be damaged."""
+    """Returns whether the manifest holds this plan; a plan.json that differs is then damaged."""
     try:
         return not plan.difference(CacheManifest.load(folder).plan)
     except UserError:
         return False
 
 
-def _check_extends(folder: str, there: Plan, ours: Plan, extend: bool) -> None:
-    """Raises a UserError unless our plan is theirs with a generation of files more."""
-    old, new = there.corpus.get("files", []), ours.corpus.get("files", [])
-    differences = _without_files(ours).difference(_without_files(there))
-    added = len(ours.generations) - len(there.generations)
+def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> None:
+    """Raises a UserError unless our plan is the existing one plus one generation of files."""
+    old, new = existing.corpus.get("files", []), ours.corpus.get("files", [])
+    differences = _without_files(ours).difference(_without_files(existing))
+    added = len(ours.generations) - len(existing.generations)
     follows = added == 1 and new[: len(old)] == old
     if not differences and follows and extend:
         return
     if not differences and follows:
         raise UserError(
             f"{folder} holds a cache of {len(old):,} files of this corpus, which now has "
-            f"{len(new):,}: add --extend, and the new ones become further shards beside those"
+            f"{len(new):,}: add --extend to write the new files as further shards"
         )
     if extend and not differences:
         now = {file["name"]: file for file in new}
         changed = [file["name"] for file in old if now.get(file["name"]) != file]
-        differences = [f"{name} has changed or is gone" for name in changed]
-    differences = differences or ours.difference(there)
+        differences = [f"{name} has changed or is missing" for name in changed]
+    differences = differences or ours.difference(existing)
     raise UserError(
-        f"{folder} holds a cache of another plan ({'; '.join(differences[:3])}): choose "
-        "another --cache_dir, or use the flags it was built with"
+        f"{folder} holds a cache with a different plan ({'; '.join(differences[:3])}): choose "
+        "another --cache_dir, or use the flags that it was built with"
     )
 
 
 def _without_files(plan: Plan) -> Plan:
-    """The plan less what an extension may change."""
+    """Returns the plan without everything that an extension may change."""
     kept = {key: plan.corpus[key] for key in plan.corpus.keys() - {"files", "generations"}}
     if "files" in plan.corpus:
         spec = sources.parse(kept["spec"])
-        location = spec.location if spec.kind == "hf" else "files"  # or another pattern for them
+        location = spec.location if spec.kind == "hf" else "files"  # the pattern may change
         kept["spec"] = str(dataclasses.replace(spec, location=location, revision=""))
         kept["revision"] = ""
     return dataclasses.replace(plan, corpus=kept, shards={})
 
 
 def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
-    """Gives the shards of an earlier generation, `earlier` by split, the names they have in `plan`.
+    """Renames shards from before an extension to the names that they have in `plan`.
 
-    A name says how many shards there are, as stock seqio expects. The old receipt vouches for the
-    files under either name and goes last, so a kill between any two steps leaves this to be called
-    again. Files that no receipt vouches for are deleted; their shards are to do.
+    `earlier` is the number of shards of each split before it. Names contain the number of shards,
+    as stock seqio expects. The old receipt is deleted last, so after a kill between any two steps
+    this can be called again. Files without a valid receipt are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))
     for split, count in earlier.items():
@@ -200,7 +202,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
                 for kind in SHARD_KINDS
             }
             *data, receipt = new
-            if receipt in names and (shard := _receipt(files.join(folder, receipt))):
+            if receipt in names and (shard := read_receipt(files.join(folder, receipt))):
                 for name in names.intersection(data):
                     files.rename(files.join(folder, name), files.join(folder, new[name]))
                 entries = {new[name]: entry for name, entry in shard.files.items()}
@@ -211,17 +213,10 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
                 files.remove(files.join(folder, name))
 
 
-def _receipt(path: str) -> Shard | None:
-    try:
-        return shard_from_dict(files.read_json(path))
-    except (UserError, KeyError, TypeError, AttributeError):
-        return None
-
-
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns every shard of the plan: (split, number) -> its receipt, None where it is to do.
+    """Returns the receipt of every shard of the plan, by (split, number); None if not finished.
 
-    `check` holds the files against the receipts: see pipeline.building.write.finished.
+    `check`: whether to check the files against the receipts, as in `write.finished`.
     """
     keys = [(split, index) for split, count in plan.shards.items() for index in range(count)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -234,8 +229,8 @@ def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard 
         )
 
 
-def distrust(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
-    """Takes back what says that the cache is finished, and what vouches for the shards `keys`."""
+def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
+    """Deletes the files that mark the cache as finished, and the receipts of the shards `keys`."""
     files.remove(files.join(folder, COMPLETED))
     files.remove(files.join(folder, MANIFEST))
     for split, index in keys:
@@ -243,7 +238,7 @@ def distrust(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
-    """Writes the files that make the shards a cache; returns False if all were there already."""
+    """Writes the closing files; returns False if all of them existed with the right content."""
     splits = {
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
@@ -251,14 +246,14 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
     wanted = closing_files(_keep_software(folder, CacheManifest(plan, splits, _software())))
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
-        distrust(folder, plan)
+        invalidate(folder, plan)
         for name, data in wanted.items():
             files.write_bytes(files.join(folder, name), data)
     return bool(stale)
 
 
 def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns the files that make shards a cache, in the order in which they are written."""
+    """Returns names and contents of the files that complete a cache, in the order of writing."""
     splits = manifest.splits
     return {
         **{f"info.{split}.json": as_json(_seqio_info(len(splits[split]))) for split in splits},
@@ -283,21 +278,24 @@ def _software() -> dict[str, str]:
 
 
 def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
-    """A finished cache stays as it is when only the software here is newer."""
+    """Returns `manifest` with the versions recorded in a finished cache, if all else is equal.
+
+    So a finished cache is not rewritten because the installed software is newer.
+    """
     try:
-        there = CacheManifest.load(folder)
+        existing = CacheManifest.load(folder)
     except UserError:
         return manifest
-    kept = dataclasses.replace(manifest, software=there.software)
-    return (
-        kept
-        if as_json(dataclasses.asdict(there)) == as_json(dataclasses.asdict(kept))
-        else manifest
-    )
+    kept = dataclasses.replace(manifest, software=existing.software)
+    same = as_json(dataclasses.asdict(existing)) == as_json(dataclasses.asdict(kept))
+    return kept if same else manifest
 
 
 def _seqio_info(shards: int) -> dict[str, object]:
-    """Source: seqio `beam_utils.py`, GetInfo."""
+    """Returns the content of info.SPLIT.json.
+
+    Source: seqio `beam_utils.py`, GetInfo.
+    """
     feature = {"dtype": "int32", "shape": [None]}
     return {
         "features": {"document_starts": feature, "targets": feature},
@@ -307,7 +305,10 @@ def _seqio_info(shards: int) -> dict[str, object]:
 
 
 def _seqio_stats(shards: Iterable[Shard]) -> dict[str, int]:
-    """Source: seqio `beam_utils.py`, GetStats: output features alone, padding and EOS left out."""
+    """Returns the content of stats.SPLIT.json: output features only, without padding and EOS.
+
+    Source: seqio `beam_utils.py`, GetStats.
+    """
     shards = list(shards)
     return {
         "examples": sum(shard.rows for shard in shards),

@@ -1,7 +1,9 @@
-"""A running build, watched through its folder: the same for any runner and wherever it works."""
+"""Progress of a running build, read from the files in its folder.
+
+This works for every runner, whichever machines its workers are on.
+"""
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,18 +13,18 @@ from pipeline.runners.beam_job import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal import progress
+from tasks.terminal.watch import polling
 
-# How often to look, by whether the folder is remote, where a listing takes long and is paid for.
-_LOOK_SECONDS = {False: 0.5, True: 10.0}
-# Bytes of text per byte of rows, until finished pieces tell: about 4 bytes a token, 1.7 stored.
+# Bytes of text per byte of rows, until a piece is finished: about 4 bytes a token, 1.7 stored.
 _TEXT_PER_ROW_BYTE = 2.4
 
 
 def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
-    """Returns the share of documents that were left out as faulty, empty ones counted as neither.
+    """Returns the share of documents that were left out as faulty.
 
-    An empty document loses nothing, and some corpora are full of blank lines; the rest are damage.
-    `unseen`: part of the corpus not read yet, taken to be good and as dense.
+    Empty documents are not counted at all: nothing is lost with them, and some corpora are full of
+    blank lines. `unseen` is the share of the corpus that was not read yet; it is assumed to hold no
+    faulty documents, and as many documents per byte.
     """
     bad = sum(
         count for shard in shards for reason, count in shard.dropped.items() if reason != EMPTY
@@ -31,13 +33,15 @@ def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
     return bad / total * (1 - unseen) if total else 0.0
 
 
-class Watch:
-    """What the folder of a running build shows.
+class Monitor:
+    """State of a running build.
 
     Attributes:
       shards: receipts of the finished shards.
       total: bytes of the whole corpus.
-      done: bytes of it that are finished or, by the sizes of what is being written, in work.
+      before: bytes of it that were finished before this build.
+      done: bytes of it that are finished, plus an estimate for the pieces in progress from the
+        sizes of their partly written files.
     """
 
     def __init__(
@@ -55,18 +59,18 @@ class Watch:
 
     @property
     def unseen(self) -> float:
-        """Part of the corpus that no finished shard holds."""
+        """Share of the corpus that no finished shard holds."""
         return 1 - self._finished / self.total if self.total else 0.0
 
     @property
     def note(self) -> str:
-        """Speed and losses so far, for the progress bar."""
+        """Speed and number of quarantined documents, for the progress bar."""
         rate = (self.done - self.before) / max(time.monotonic() - self._started, 1e-9)
         left_out = sum(sum(shard.dropped.values()) for shard in self.shards)
         return f"{rate / 1e6:.1f} MB/s  {left_out:,} quarantined"
 
     def look(self) -> None:
-        """Reads the receipts that are new, and the sizes of what is being written."""
+        """Reads new receipts and the sizes of partly written files."""
         names = set(files.list_names(self._folder))
         partial = {
             name.removeprefix(files.PARTIAL).partition("-")[2]: name
@@ -108,25 +112,23 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(watch: Watch, remote: bool, hopeless: Callable[[Watch], bool]) -> Iterator[None]:
+def monitored(
+    monitor: Monitor, remote: bool, hopeless: Callable[[Monitor], bool]
+) -> Iterator[None]:
     """Shows progress while the block runs; interrupts it, as Ctrl-C does, once it is hopeless."""
-    over = threading.Event()
+    with progress.shown("building", monitor.total, monitor.before, "B") as bar:
 
-    def loop(bar: progress.Progress) -> None:
-        while not over.wait(_LOOK_SECONDS[remote]):
-            watch.look()
-            bar.update(watch.done, watch.note)
-            if hopeless(watch):
+        def show() -> None:
+            monitor.look()
+            bar.update(monitor.done, monitor.note)
+
+        def look() -> bool:
+            show()
+            stop = hopeless(monitor)
+            if stop:
                 interrupt()
-                return
-        watch.look()
-        bar.update(watch.done, watch.note)
+            return stop
 
-    with progress.shown("building", watch.total, watch.before, "B") as bar:
-        thread = threading.Thread(target=loop, args=(bar,), daemon=True)
-        thread.start()
-        try:
+        with polling(look, remote):
             yield
-        finally:
-            over.set()
-            thread.join()
+        show()

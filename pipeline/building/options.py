@@ -1,0 +1,72 @@
+"""Options of a build; `pipeline.build` makes its flags from them."""
+
+import dataclasses
+from typing import Annotated
+
+from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, PACKINGS, SEPARATORS
+from tasks.terminal.command_line import positive, share
+from tasks.terminal.fields import REQUIRED, field
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of one build, by the names of the flags."""
+
+    task: str = field(REQUIRED, "a registered task, such as rlm_span_corruption")
+    vocabulary: str = field(REQUIRED, "a folder written by vocab.train, or a .model file")
+    cache_dir: str = field(REQUIRED, "folder of caches; the cache is written to CACHE_DIR/TASK")
+    corpus: str | None = field(
+        None,
+        "corpus to read instead of the task's own: parquet:GLOB, json:GLOB, text:GLOB, "
+        "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=...",
+    )
+    row_tokens: Annotated[int | None, positive] = field(
+        None, "tokens per row; the task's window if not set"
+    )
+    packing: str = field(
+        "concat",
+        "concat: documents flow across rows, so that windows of any length can be cut from them; "
+        "best_fit: a row is a window, and a document that fits into one row is never cut",
+        choices=PACKINGS,
+    )
+    separator: str | None = field(
+        None,
+        "token written at the end of each document; by default what the task needs, else none",
+        choices=SEPARATORS,
+    )
+    extra_ids: int = field(0, "number of sentinels to add to a vocabulary that has none")
+    shard_bytes: Annotated[int, positive] = field(64 << 20, "approximate bytes of corpus per shard")
+    max_document_bytes: Annotated[int, positive] = field(
+        LONGEST_DOCUMENT_BYTES, "documents of more bytes than this are split at white space"
+    )
+    max_quarantined: Annotated[float, share] = field(
+        0.05,
+        "fail if more than this share of the documents is faulty, from 0 to 1; empty documents "
+        "do not count",
+    )
+    tokenizer: str = field(
+        "fast",
+        "fast: compiled code that returns SentencePiece's ids, audited during the build; "
+        "sentencepiece: SentencePiece itself",
+        choices=("fast", "sentencepiece"),
+    )
+    extend: bool = field(
+        False, "add the corpus's new files to the existing cache, as further shards"
+    )
+    dry_run: bool = field(False, "estimate the size, time and cost of the build, and write nothing")
+    price_per_vcpu_hour: float | None = field(
+        None,
+        "with --dry_run, dollars per Dataflow vCPU and hour, including memory and disk; the list "
+        "price if not set",
+    )
+    workers: Annotated[int, positive] = field(1, "worker processes on this machine")
+    runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
+    hf_token_secret: str | None = field(
+        None,
+        "Secret Manager secret projects/PROJECT/secrets/NAME, from which workers without an "
+        "HF_TOKEN read their Hugging Face token",
+    )
+    task_module: str | None = field(
+        None, "Python module that defines further tasks in a tuple TASKS"
+    )
+    verbose: bool = field(False, "show Beam's log")

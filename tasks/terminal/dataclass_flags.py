@@ -1,0 +1,46 @@
+"""Command-line flags made from a dataclass of options."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
+    """Adds a flag for every field of the dataclass `options`, which are made by `fields.field`.
+
+    The field gives the flag's name, default, words, choices and aliases; one without a default is
+    required. Its type parses the text: `Annotated[int, positive]` by `positive`, `float | None` by
+    `float`. A `bool`, False by default, becomes a switch without a value.
+    """
+    types_of = typing.get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        names = [f"--{name}" for name in (field.name, *field.metadata["aliases"])]
+        required = field.default is dataclasses.MISSING
+        default = None if required else field.default
+        words = field.metadata["words"]
+        if types_of[field.name] is bool:
+            parser.add_argument(
+                *names, dest=field.name, action="store_true", default=default, help=words
+            )
+            continue
+        parser.add_argument(
+            *names,
+            dest=field.name,
+            type=_parser_of(types_of[field.name]),
+            required=required,
+            default=default,
+            choices=field.metadata["choices"] or None,
+            help=words,
+        )
+
+
+def _parser_of(hint: Any) -> Callable[[str], Any]:
+    """Returns the function that parses a flag's text into a value of type `hint`."""
+    if typing.get_origin(hint) is Annotated:
+        return typing.get_args(hint)[1]
+    if isinstance(hint, types.UnionType):
+        (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
+    return hint
