@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.cache.manifest import VOCABULARY, VocabularyRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+
+# The model's file in a vocabulary's folder and in a cache.
+VOCABULARY = "sentencepiece.model"
 
 # T5's ids. Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
 PAD_ID = 0
@@ -126,6 +128,21 @@ def _piece_text(message: bytes) -> str:
 def _piece_kind(message: bytes) -> int:
     """Returns the kind of a SentencePiece message of a model; kinds take one byte."""
     return next((value[0] for number, value in _fields(message) if number == 3), NORMAL)
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyRecord:
+    """The vocabulary of a cache: ids below `pieces` are the model's, `extra_ids` more follow."""
+
+    sha256: str
+    pieces: int
+    extra_ids: int
+    sentinels: int
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.pieces + self.extra_ids
 
 
 @dataclasses.dataclass(frozen=True)

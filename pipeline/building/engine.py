@@ -11,12 +11,12 @@ from pipeline.building.watch import Watch, bad_share, watched
 from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
-from tasks.cache.manifest import VOCABULARY, Plan, Shard
+from tasks.cache.manifest import Plan, Shard
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import Vocabulary
+from tasks.vocabulary import VOCABULARY, Vocabulary
 
 if TYPE_CHECKING:
     from pipeline.build import Options

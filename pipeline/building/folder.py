@@ -25,7 +25,6 @@ from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
     SHARD_KINDS,
-    VOCABULARY,
     CacheManifest,
     Plan,
     Shard,
@@ -36,7 +35,7 @@ from tasks.cache.manifest import (
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import Vocabulary
+from tasks.vocabulary import VOCABULARY, Vocabulary
 
 COMPLETED = "COMPLETED"
 # What seqio compares to learn how integers were stored. Source: seqio `dataset_providers.py`,

@@ -27,7 +27,6 @@ from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     CacheManifest,
     Plan,
-    VocabularyRecord,
     shard_file,
     shard_from_dict,
 )
@@ -35,6 +34,7 @@ from tasks.cache.pack import Documents
 from tasks.cache.windows import Windows
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VocabularyRecord
 
 SIZES = (3000, 700, 5, 0, 1800)
 COUNT = len(SIZES)
