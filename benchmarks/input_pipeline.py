@@ -50,12 +50,12 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
         MANIFEST,
         CacheManifest,
         Plan,
-        VocabularyRecord,
         shard_file,
         shard_from_dict,
     )  # fmt: skip
     from tasks.cache.pack import Documents
     from tasks.storage import files
+    from tasks.vocabulary import VocabularyRecord
 
     count = max(1, round(tokens / shard_tokens))
     vocabulary = VocabularyRecord("", _PIECES, _SENTINELS, _SENTINELS)

@@ -1,13 +1,13 @@
-"""Shows windows of a cache, and what an objective makes of them.
+"""Shows windows of a cache, and the examples that an objective makes of them.
 
-python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18] [--html=FILE]
+python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18] [--output=FILE]
 """
 
 import numpy as np
 
 from tasks import registry
+from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
-from tasks.cache.manifest import VOCABULARY, CacheManifest
 from tasks.cache.windows import Windows
 from tasks.inspection import show
 from tasks.inspection.trace import trace
@@ -15,33 +15,40 @@ from tasks.objectives import Lengths, noise
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import Parser, UserError, positive, run
-from tasks.vocabulary import TokenIds
 
 
 def samples(
-    folder: str,
-    manifest: CacheManifest,
-    ids: TokenIds,
+    cache: Cache,
     split: str,
     task: TaskSpec | None,
     lengths: Lengths,
     indices: list[int] | int,
-    seed: int,
-    epoch: int,
+    seed: int = 0,
+    epoch: int = 0,
 ) -> list[show.Sample]:
-    """Returns windows of a split with what `task` makes of them, rows of the cache without one.
+    """Returns windows of a split and the examples that `task` makes of them.
 
-    Windows are those of a run with these lengths; `indices` names them, or says how many are to be
-    drawn by `seed`. Noise is that of a run with this seed in this epoch.
+    Windows and noise are those of a run with these lengths and this seed: of epoch `epoch` on the
+    training split, of evaluation on any other. Without a task, windows are the cache's rows.
+
+    Args:
+      cache: an opened cache.
+      split: "train", "validation", ….
+      task: whose objective makes the examples; None for rows alone.
+      lengths: of the task's features.
+      indices: indices of the windows, or how many to draw by `seed`.
+      seed: of the draw and of the run.
+      epoch: of the run, counted from 0; has no effect outside the training split.
 
     Raises:
-      UserError: there is no such split or window, or the task cannot work on the cache.
+      UserError: there is no such split or window, or the cache does not serve the task.
     """
-    plan = manifest.plan
+    folder, manifest = cache.folder, cache.manifest
     if task:
-        task.check(lengths, ids, plan.separator, f"the vocabulary of {folder}")
-    width = task.objective.window_tokens(lengths) if task else plan.row_tokens
-    # Training leaves out the unfinished window of a shard; evaluation has it.
+        where = f"the vocabulary of {folder}"
+        task.check(lengths, cache.ids, manifest.plan.separator, where)
+    width = task.objective.window_tokens(lengths) if task else manifest.plan.row_tokens
+    # Training leaves out the unfinished window of a shard; evaluation reads it.
     keep_tails = split != "train" or task is None
     windows = Windows(folder, manifest, split, width, keep_tails)
     lineage = Lineage(folder, manifest, split)
@@ -61,13 +68,12 @@ def samples(
         facts = [("cache", folder), ("split", f"{split}, {count:,} windows")]
         found = None
         if task:
-            of_task = noise.task_seed(seed, task.name)
-            key = noise.fold_in(noise.fold_in(of_task, epoch), index)
-            found = trace(task.objective, tokens_N, key, lengths, ids)
+            key = noise.window_keys(seed, task.name, split, epoch, np.array([index]))[0]
+            found = trace(task.objective, tokens_N, key, lengths, cache.ids)
             facts += [
                 ("task", task.name),
                 ("objective", show.describe(task.objective, key)),
-                ("noise", f"seed {seed}, epoch {epoch}"),
+                ("noise", f"seed {seed}, {f'epoch {epoch}' if split == 'train' else 'evaluation'}"),
                 *show.features(found),
             ]
         made.append(
@@ -76,7 +82,7 @@ def samples(
                 facts=tuple(facts),
                 place=place,
                 parts=lineage.parts(place),
-                corpus=str(plan.corpus["spec"]),
+                corpus=str(manifest.plan.corpus["spec"]),
                 tokens=tokens_N,
                 trace=found,
                 lengths=lengths,
@@ -85,54 +91,57 @@ def samples(
     return made
 
 
-def _task(flags, manifest: CacheManifest) -> TaskSpec | None:
+def _task(flags, cache: Cache) -> TaskSpec | None:
     if flags.task:
         return registry.get(flags.task, flags.task_module)
-    return registry.tasks(flags.task_module).get(manifest.plan.task)
+    return registry.tasks(flags.task_module).get(cache.manifest.plan.task)
 
 
 def _indices(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def main(argv: list[str]) -> None:
-    """The command."""
+def _parser() -> Parser:
     parser = Parser(prog="python -m pipeline.inspect", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--cache", required=True, help="the cache's folder: CACHE_DIR/TASK")
-    add("--task", help="whose objective to show (default: the cache's; rows if it is not known)")
-    add("--task_module", help="a module of your own with a TASKS tuple")
-    add("--inputs", type=positive, help="positions of the inputs (default: the task's)")
-    add("--targets", type=positive, help="positions of the targets (default: the task's)")
-    add("--split", default="train", help="train, validation …")
-    add("--windows", type=positive, default=5, help="how many to show, drawn by --seed")
-    add("--index", type=_indices, help="the windows to show: 17,18")
-    add("--seed", type=int, default=0, help="of the draw, and of the run whose noise to show")
-    add("--epoch", type=int, default=0, help="of that run")
-    add("--html", help="write this page instead")
-    flags = parser.parse_args(argv)
+    add("--cache", required=True, metavar="DIR", help="folder of the cache, CACHE_DIR/TASK")
+    add("--task", help="task whose examples to show; the cache's own if not given, rows alone if "
+        "that task is not known")  # fmt: skip
+    add("--task_module", metavar="MODULE", help="your own Python module with a TASKS tuple")
+    add("--inputs", type=positive, metavar="N", help="inputs length in tokens; the task's if not "
+        "given")  # fmt: skip
+    add("--targets", type=positive, metavar="N", help="targets length in tokens; the task's if not "
+        "given")  # fmt: skip
+    add("--split", default="train", help="split of the cache: train or validation")
+    add("--windows", type=positive, default=5, metavar="N", help="number of windows to draw")
+    add("--index", type=_indices, metavar="I,J", help="indices of the windows to show, instead of "
+        "drawing some: 17,18")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of the draw, and of the run whose noise to show")
+    add("--epoch", type=int, default=0, help="epoch of the run whose noise to show, from 0; "
+        "evaluation splits have the same noise in every epoch")  # fmt: skip
+    add("--output", "--html", metavar="FILE", help="HTML page to write, instead of printing")
+    return parser
 
-    manifest = CacheManifest.load(flags.cache)
-    task = _task(flags, manifest)
-    given = task.lengths if task else Lengths(0, 0)
+
+def main(argv: list[str]) -> None:
+    """Runs the command."""
+    flags = _parser().parse_args(argv)
+    cache = Cache.open(flags.cache)
+    task = _task(flags, cache)
+    own = task.lengths if task else Lengths(0, 0)
     lengths = Lengths(
-        given.inputs if flags.inputs is None else flags.inputs,
-        given.targets if flags.targets is None else flags.targets,
+        own.inputs if flags.inputs is None else flags.inputs,
+        own.targets if flags.targets is None else flags.targets,
     )
-    record = manifest.plan.vocabulary
-    model = files.read_bytes(files.join(flags.cache, VOCABULARY))
-    ids = TokenIds(record.size, record.sentinels, model)
     chosen = flags.index or flags.windows
-    made = samples(
-        flags.cache, manifest, ids, flags.split, task, lengths, chosen, flags.seed, flags.epoch
-    )
-    if not flags.html:
-        show.print_samples(made, ids)
+    made = samples(cache, flags.split, task, lengths, chosen, flags.seed, flags.epoch)
+    if not flags.output:
+        show.print_samples(made, cache.ids)
         return
-    name = task.name if task else manifest.plan.task
+    name = task.name if task else cache.manifest.plan.task
     title = f"{name}: windows of {flags.split}"
-    files.write_bytes(flags.html, show.page(title, made, ids).encode())
-    print(f"{flags.html}: {len(made)} windows")
+    files.write_bytes(flags.output, show.page(title, made, cache.ids).encode())
+    print(f"{flags.output}: {len(made)} windows")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tasks.cache.manifest import VOCABULARY, CacheManifest, Shard, shard_file
+from tasks.cache.manifest import CacheManifest, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, positive, run
-from tasks.vocabulary import UNK_ID, Vocabulary
+from tasks.vocabulary import UNK_ID, VOCABULARY, Vocabulary
 
 _EXAMPLES = 3  # of each reason of quarantine, and rows shown in full
 _TOP_PIECES = 24

@@ -26,7 +26,6 @@ from tasks.cache.manifest import (
     PLAN,
     ROW_INDEX,
     SHARD_KINDS,
-    VOCABULARY,
     CacheManifest,
     FileEntry,
     Plan,
@@ -36,7 +35,7 @@ from tasks.cache.manifest import (
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, UserError, positive, run
-from tasks.vocabulary import EOS_ID, PAD_ID
+from tasks.vocabulary import EOS_ID, PAD_ID, VOCABULARY
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from tasks import registry
-from tasks.cache.manifest import VOCABULARY, CacheManifest
+from tasks.cache.cache import Cache
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, noise
-from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import TokenIds
 
 # How many elements an IterableDataset reads at a time.
 _READ_AHEAD = 64
@@ -77,9 +75,10 @@ class CacheSource:
                 {"tokens": tokens_N[:length]}
                 for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)
             ]
-        seed = noise.fold_in(noise.task_seed(self.seed, spec.name), self.epoch)
-        keys_W = noise.fold_in(seed, indices_W)
-        made = spec.objective.examples(tokens_WN, lengths_W, keys_W, self._lengths, self._ids)
+        keys_W = noise.window_keys(self.seed, spec.name, self.split, self.epoch, indices_W)
+        made = spec.objective.examples(
+            tokens_WN, lengths_W, keys_W, self._lengths, self._opened.ids
+        )
         return [
             {
                 name: values_WN[row, : int(sizes_W[row])].astype(np.int32)
@@ -96,23 +95,17 @@ class CacheSource:
         return f"CacheSource({self.cache}, {self.split}, {self.task or 'windows'})"
 
     @functools.cached_property
-    def _manifest(self) -> CacheManifest:
-        return CacheManifest.load(self.cache)
-
-    @functools.cached_property
-    def _ids(self) -> TokenIds:
-        found = self._manifest.plan.vocabulary
-        model = files.read_bytes(files.join(self.cache, VOCABULARY))
-        return TokenIds(found.size, found.sentinels, model)
+    def _opened(self) -> Cache:
+        return Cache.open(self.cache)
 
     @functools.cached_property
     def _spec(self) -> TaskSpec | None:
         if self.task is None:
             return None
         spec = registry.get(self.task, self.task_module)
-        separator = self._manifest.plan.separator
+        separator = self._opened.manifest.plan.separator
         where = f"the vocabulary of {self.cache}"
-        spec.check(self._lengths_of(spec), self._ids, separator, where)
+        spec.check(self._lengths_of(spec), self._opened.ids, separator, where)
         return spec
 
     def _lengths_of(self, spec: TaskSpec) -> Lengths:
@@ -129,14 +122,14 @@ class CacheSource:
 
     @functools.cached_property
     def _windows(self) -> Windows:
-        plan, spec = self._manifest.plan, self._spec
+        manifest, spec = self._opened.manifest, self._spec
         if spec is not None and self.window_tokens is not None:
             raise UserError(f"window_tokens has no effect beside task {spec.name}: set its lengths")
         if spec is not None:
             window = spec.objective.window_tokens(self._lengths)
         else:
-            window = self.window_tokens or plan.row_tokens
-        return Windows(self.cache, self._manifest, self.split, window, self.keep_tails)
+            window = self.window_tokens or manifest.plan.row_tokens
+        return Windows(self.cache, manifest, self.split, window, self.keep_tails)
 
 
 def grain_dataset(source: CacheSource) -> Any:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.cache.manifest import VOCABULARY, VocabularyRecord
-from tasks.storage import files
+from tasks.storage import files, protobuf
 from tasks.terminal.command_line import UserError
+
+# The model's file in a vocabulary's folder and in a cache.
+VOCABULARY = "sentencepiece.model"
 
 # T5's ids. Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
 PAD_ID = 0
@@ -47,12 +49,12 @@ class TokenIds:
     @functools.cached_property
     def pieces(self) -> list[str]:
         """Texts of the model's pieces, by id."""
-        return [_piece_text(message) for number, message in _fields(self.model) if number == 1]
+        return [_piece_text(message) for message in _fields(self.model, 1)]
 
     @functools.cached_property
     def kinds(self) -> list[int]:
         """What the model's pieces are, by id: NORMAL, UNKNOWN, CONTROL, BYTE, 4 or 5."""
-        return [_piece_kind(message) for number, message in _fields(self.model) if number == 1]
+        return [_piece_kind(message) for message in _fields(self.model, 1)]
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
@@ -88,44 +90,36 @@ class TokenIds:
         }
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields (field number, bytes) of a protocol buffer's fields; a number as it is written.
-
-    Source: protobuf.dev/programming-guides/encoding.
-    """
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(message):
-        number, kind = divmod(varint(), 8)
-        begin = at
-        if kind == 0:
-            varint()
-        else:
-            size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
-            begin = at
-            at += size
-        yield number, message[begin:at]
+def _fields(message: bytes, number: int) -> Iterator[bytes]:
+    """Yields the payloads of the fields `number` of a protocol buffer."""
+    for each, _, payload in protobuf.fields(memoryview(message)):
+        if each == number:
+            yield bytes(payload)
 
 
 def _piece_text(message: bytes) -> str:
     """Returns the text of a SentencePiece message of a model."""
-    return next(value.decode() for number, value in _fields(message) if number == 1)
+    return next(_fields(message, 1)).decode()
 
 
 def _piece_kind(message: bytes) -> int:
     """Returns the kind of a SentencePiece message of a model; kinds take one byte."""
-    return next((value[0] for number, value in _fields(message) if number == 3), NORMAL)
+    return next((value[0] for value in _fields(message, 3)), NORMAL)
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyRecord:
+    """The vocabulary of a cache: ids below `pieces` are the model's, `extra_ids` more follow."""
+
+    sha256: str
+    pieces: int
+    extra_ids: int
+    sentinels: int
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.pieces + self.extra_ids
 
 
 @dataclasses.dataclass(frozen=True)

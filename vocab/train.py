@@ -19,11 +19,12 @@ import tempfile
 from typing import Any
 
 from tasks import vocabulary
-from tasks.cache.manifest import MANIFEST, VOCABULARY
+from tasks.cache.manifest import MANIFEST
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY
 from vocab import count, extend, learn, report, words
 
 REPORT = "report.json"

@@ -10,13 +10,13 @@ from pipeline.building.options import Options
 from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
-from tasks.cache.manifest import VOCABULARY, Plan, Shard
+from tasks.cache.manifest import Plan, Shard
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
-from tasks.vocabulary import Vocabulary
+from tasks.vocabulary import VOCABULARY, Vocabulary
 
 
 def build(options: Options, beam_arguments: list[str]) -> None:

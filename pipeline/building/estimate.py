@@ -24,11 +24,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 from pipeline.building import graph
 from pipeline.building.write import finished
-from tasks.cache.manifest import VOCABULARY, Shard
+from tasks.cache.manifest import Shard
 from tasks.reading.sources import Piece
 from tasks.storage import files
 from tasks.terminal import progress
-from tasks.vocabulary import Vocabulary
+from tasks.vocabulary import VOCABULARY, Vocabulary
 
 SAMPLE_BYTES = 16 << 20
 _SLICE_BYTES = 128 << 10

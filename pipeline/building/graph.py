@@ -16,11 +16,12 @@ from pipeline.building.write import ShardWriter
 from pipeline.runners import beam_job, secret
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
-from tasks.cache.manifest import VOCABULARY, Plan
+from tasks.cache.manifest import Plan
 from tasks.cache.pack import Documents
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY
 
 # Reasons to quarantine a document: nothing is left after normalisation; or its text spells a
 # sentinel, which could not be told from a sentinel of the objective.

@@ -28,7 +28,6 @@ from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
     SHARD_KINDS,
-    VOCABULARY,
     CacheManifest,
     Plan,
     Shard,
@@ -38,7 +37,7 @@ from tasks.cache.manifest import (
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import Vocabulary
+from tasks.vocabulary import VOCABULARY, Vocabulary
 
 COMPLETED = "COMPLETED"
 # seqio compares this version to tell how integers were stored. Source: seqio

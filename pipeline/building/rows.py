@@ -1,14 +1,12 @@
 """Compiled encoder of rows as TFRecords, in the format of tasks/cache/records.py."""
 
-import functools
 import itertools
 import struct
 
-import google_crc32c
 import numpy as np
 
 from pipeline.tokenizer.compiled import compiled
-from tasks.cache.records import FRAMING_BYTES
+from tasks.cache.records import FRAMING_BYTES, length_crc, masked_crc
 from tasks.vocabulary import EOS_ID
 
 _BEFORE = 12  # bytes of framing before the data: its length and the length's checksum
@@ -56,21 +54,9 @@ def text_tokens(targets, lengths):
 def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
     """Fills in the checksums of the framing, computed by a native library."""
     view = memoryview(out.data)
-    checksum = google_crc32c.value
     for begin, end in itertools.pairwise(bounds.tolist()):
-        struct.pack_into("<I", view, begin + 8, _length_checksum(bytes(view[begin : begin + 8])))
-        data = bytes(view[begin + _BEFORE : end - 4])
-        struct.pack_into("<I", view, end - 4, _mask(checksum(data)))
-
-
-@functools.lru_cache(maxsize=4096)  # rows are of a few hundred lengths
-def _length_checksum(length: bytes) -> int:
-    return _mask(google_crc32c.value(length))
-
-
-def _mask(crc: int) -> int:
-    """Returns a masked checksum. Source: TensorFlow `core/lib/hash/crc32c.h`, Mask."""
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+        struct.pack_into("<I", view, begin + 8, length_crc(end - begin - FRAMING_BYTES))
+        struct.pack_into("<I", view, end - 4, masked_crc(view[begin + _BEFORE : end - 4]))
 
 
 @compiled(inline="always")

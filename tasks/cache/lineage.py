@@ -5,9 +5,8 @@ import dataclasses
 import functools
 import itertools
 
-import numpy as np
-
-from tasks.cache.manifest import LINEAGE_COLUMNS, ROW_INDEX, CacheManifest, shard_file
+from tasks.cache.manifest import LINEAGE_COLUMNS, CacheManifest, shard_file
+from tasks.cache.row_index import read_row_index
 from tasks.cache.windows import Place
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -41,6 +40,7 @@ class Lineage:
 
     def __init__(self, folder: str, manifest: CacheManifest, split: str):
         self._folder, self._plan, self._split = folder, manifest.plan, split
+        self._shards = manifest.splits[split]
         self._names = {file["name"] for file in manifest.plan.corpus.get("files", ())}
 
     def parts(self, place: Place) -> tuple[Part, ...]:
@@ -55,7 +55,7 @@ class Lineage:
         last = place.row
         if not rows_are_windows:
             last += (place.position + place.tokens - 1) // width
-        rows = _rows(self._path("rows", place.shard))
+        rows = _rows(self._path("rows", place.shard), self._shards[place.shard].rows)
         # The last document that began in an earlier row may reach into this one.
         first_piece = max(int(rows["documents"][place.row]) - 1, 0)
         last_piece = int(rows["documents"][last + 1]) if last + 1 < len(rows) else None
@@ -90,20 +90,7 @@ class Lineage:
         return next(iter(self._names)) if len(self._names) == 1 else ""
 
 
-@functools.lru_cache(maxsize=_OPEN_SHARDS)
-def _rows(path: str) -> np.ndarray:
-    try:
-        if not files.is_remote(path):
-            # Of a large index only what is asked for is read.
-            rows = np.load(files.local_path(path), mmap_mode="r", allow_pickle=False)
-        else:
-            with files.open_read(path) as file:
-                rows = np.load(file, allow_pickle=False)
-    except (FileNotFoundError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}): run pipeline.build again") from error
-    if rows.dtype != ROW_INDEX:
-        raise UserError(f"{path} is not a row index of this version: build the cache again")
-    return rows
+_rows = functools.lru_cache(maxsize=_OPEN_SHARDS)(read_row_index)
 
 
 def _pieces(path: str, first: int, last: int | None) -> list[tuple[str, int, int, int, int]]:

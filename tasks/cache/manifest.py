@@ -17,18 +17,17 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
-VOCABULARY = "sentencepiece.model"
 PACKINGS = ("concat", "best_fit")
 SEPARATORS = ("none", "eos")
 
@@ -73,21 +72,6 @@ class Shard:
     text_tokens: int = 0
     longest_row: int = 0
     split_documents: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularyRecord:
-    """The vocabulary of a cache: ids below `pieces` are the model's, `extra_ids` more follow."""
-
-    sha256: str
-    pieces: int
-    extra_ids: int
-    sentinels: int
-
-    @property
-    def size(self) -> int:
-        """Number of ids."""
-        return self.pieces + self.extra_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,31 +203,3 @@ def shard_file(split: str, kind: str, index: int, count: int) -> str:
     """Name of one file of a shard; kind: one of SHARD_KINDS."""
     suffix = {"rows": ".npy", "documents": ".parquet", "quarantine": ".jsonl", "receipt": ".json"}
     return f"{split}.{kind}-{index:05d}-of-{count:05d}{suffix.get(kind, '')}"
-
-
-def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str:
-    """Returns the folder of the cache that serves `task` under `cache_dir`.
-
-    That is `cache_dir` itself when it holds a manifest, else `cache_dir/task`, else the one cache
-    there of a task in `relatives`, which read the same corpus.
-
-    Raises:
-      UserError: none is there; the message lists what is.
-    """
-    if files.exists(files.join(cache_dir, MANIFEST)):
-        return cache_dir
-    folder = files.join(cache_dir, task)
-    if files.exists(folder) and files.list_names(folder):
-        return folder
-    others = [
-        name
-        for name in files.list_names(cache_dir)
-        if files.exists(files.join(cache_dir, name, MANIFEST))
-    ]
-    serving = [name for name in others if name in relatives]
-    if len(serving) == 1:
-        return files.join(cache_dir, serving[0])
-    found = "build it with pipeline.build"
-    if others:
-        found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
-    raise UserError(f"no cache for task {task} under {cache_dir}: {found}")

@@ -1,9 +1,11 @@
-"""The bytes of a cache's shards: TFRecord framing around tf.train.Example protos, in numpy.
+"""The records of a cache's shards, decoded in numpy: tf.train.Example protos in TFRecord framing.
 
-pipeline/building/rows.py writes them, many at once in compiled code; here is the plain form.
+pipeline/building/rows.py encodes them, many at a time, in compiled code.
 
-TensorFlow takes 7 seconds and 730 MB to import; the two formats are one page. Source: TensorFlow's
-`core/lib/io/record_writer.h` (framing, masked CRC) and `core/example/{example,feature}.proto`.
+TensorFlow takes 7 seconds and 730 MB to import; the two formats are one page.
+
+Source: TensorFlow's `core/lib/io/record_writer.h` (framing, masked CRC) and
+`core/example/{example,feature}.proto`.
 
 A row has two features, both lists of int64:
   targets          ids of the corpus, at most `row_tokens` of them
@@ -13,11 +15,13 @@ A row has two features, both lists of int64:
 import dataclasses
 import functools
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import google_crc32c
 import numpy as np
+
+from tasks.storage import protobuf
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -27,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class CorruptRecord(Exception):
-    """A record's checksum or structure is wrong; `record` is its number among those of a call."""
+    """A record's checksum or structure is wrong; `record` is its index within the call."""
 
     def __init__(self, reason: str, record: int = 0):
         super().__init__(reason)
@@ -43,29 +47,31 @@ class Row:
 
 
 def masked_crc(data: bytes | memoryview) -> int:
-    """CRC-32C, rotated and offset as TFRecord stores it."""
+    """Returns the CRC-32C of `data`, rotated and offset as TFRecord stores it.
+
+    Source: TensorFlow `core/lib/hash/crc32c.h`, Mask.
+    """
     crc = google_crc32c.value(bytes(data))
     return (((crc >> 15) | (crc << 17)) + _CRC_MASK_DELTA) & 0xFFFFFFFF
 
 
-def frame(data: bytes) -> bytes:
-    """Returns the TFRecord bytes of one record."""
-    length = struct.pack("<Q", len(data))
-    crc, data_crc = _FOOTER.pack(masked_crc(length)), _FOOTER.pack(masked_crc(data))
-    return b"".join((length, crc, data, data_crc))
+@functools.lru_cache(maxsize=4096)  # rows have a few hundred different lengths
+def length_crc(length: int) -> int:
+    """Returns the masked CRC-32C of a record's length, in bytes, as TFRecord stores it."""
+    return masked_crc(struct.pack("<Q", length))
 
 
 def unframe(record: bytes | memoryview) -> memoryview:
-    """Returns the data inside one whole TFRecord record.
+    """Returns the data of one whole TFRecord record.
 
     Raises:
-      CorruptRecord: the length or a checksum does not fit.
+      CorruptRecord: the length or a checksum does not match.
     """
     view = memoryview(record)
     if len(view) < FRAMING_BYTES:
         raise CorruptRecord("the record is cut short")
-    length, length_crc = _HEADER.unpack_from(view)
-    if length_crc != masked_crc(view[:8]):
+    length, crc = _HEADER.unpack_from(view)
+    if crc != masked_crc(view[:8]):
         raise CorruptRecord("the checksum of the record's length does not match")
     if length + FRAMING_BYTES != len(view):
         there = len(view) - FRAMING_BYTES
@@ -76,13 +82,8 @@ def unframe(record: bytes | memoryview) -> memoryview:
     return data
 
 
-def encode_varints(values: np.ndarray) -> bytes:
-    """Protocol-buffer varints of non-negative integers."""
-    return b"".join(map(_varint, np.asarray(values).tolist()))
-
-
 def decode_varints(data: bytes | memoryview) -> np.ndarray:
-    """Inverse of `encode_varints`: int32[number of values]."""
+    """Decodes protocol-buffer varints: int32 [number of values]."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
@@ -94,7 +95,7 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
 
 
 def _varints(raw: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Values, int64, of the varints from byte `starts` to byte `ends`, both included."""
+    """Returns the values, int64, of the varints from byte `starts` to byte `ends`, inclusive."""
     low = (raw & 0x7F).astype(np.int64)
     values = low[starts]
     for byte in range(1, int((ends - starts).max(initial=0)) + 1):
@@ -103,59 +104,19 @@ def _varints(raw: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarra
     return values
 
 
-@functools.lru_cache(maxsize=4096)  # tags and the lengths of rows, the same again and again
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field(tag: int, payload: bytes) -> bytes:
-    return _varint(tag << 3 | 2) + _varint(len(payload)) + payload
-
-
-def encode_row(targets: np.ndarray, document_starts: np.ndarray) -> bytes:
-    """Serialises one row as a tf.train.Example, its features in alphabetical order."""
-    return _example(encode_varints(document_starts), encode_varints(targets))
-
-
-def _example(packed_starts: bytes, packed_targets: bytes) -> bytes:
-    entries = []
-    for name, packed in ((b"document_starts", packed_starts), (b"targets", packed_targets)):
-        int64_list = _field(1, packed) if packed else b""
-        entries.append(_field(1, _field(1, name) + _field(2, _field(3, int64_list))))
-    return _field(1, b"".join(entries))
-
-
-def _fields(view: memoryview):
-    """Yields (field number, payload) of a message whose fields are all length-delimited."""
-    position = 0
-    while position < len(view):
-        tag, position = _read_varint(view, position)
-        length, position = _read_varint(view, position)
-        if tag & 7 != 2 or position + length > len(view):
-            raise CorruptRecord("not a row of this format")
-        yield tag >> 3, view[position : position + length]
-        position += length
-
-
-def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < len(view):
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise CorruptRecord("a length is cut short")
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yields (field number, payload) of a message whose fields all hold bytes."""
+    try:
+        for number, kind, payload in protobuf.fields(message):
+            if kind != protobuf.BYTES:
+                raise CorruptRecord("not a row of this format")
+            yield number, payload
+    except protobuf.Malformed as error:
+        raise CorruptRecord(f"not a row of this format: {error}") from error
 
 
 def decode_row(data: bytes | memoryview) -> Row:
-    """Parses one row written by `encode_row`, or by seqio with packed int64 lists.
+    """Parses one row, written by pipeline.build or by seqio with packed int64 lists.
 
     Raises:
       CorruptRecord: the bytes are not such a row.
@@ -175,12 +136,12 @@ def decode_row(data: bytes | memoryview) -> Row:
 
 
 class Records:
-    """Whole records read at once: every checksum tested, tokens decoded where they are asked for.
+    """Whole records read at once: every checksum is verified, requested tokens are decoded.
 
-    One pass of numpy over the bytes of all records, and in Python only one checksum and one
-    comparison a record. A varint ends at a byte below 0x80, and a row as `encode_row` writes it
-    ends with its tokens: their count, which the index has, says where they begin. Rows of another
-    form go through `decode_row`, one by one.
+    This takes one pass of numpy over the bytes of all records, and in Python only one checksum and
+    one comparison per record. A varint ends at a byte below 0x80, and a row as pipeline.build
+    writes it ends with its tokens: their number, known from the index, says where they begin. Rows
+    in any other form are decoded one at a time by `decode_row`.
 
     Args:
       data: the records, one after the other.
@@ -188,35 +149,35 @@ class Records:
       tokens: int64 [records], how many `targets` each has.
 
     Raises:
-      CorruptRecord: a checksum, a length or a number of tokens does not fit; says which record's.
+      CorruptRecord: a checksum, a length or a number of tokens is wrong; names the record.
     """
 
     def __init__(self, data: bytes, bounds: np.ndarray, tokens: np.ndarray):
         self._data, self._bounds, self._tokens = data, bounds, tokens
         self._raw = np.frombuffer(data, np.uint8)
         self._check_framing()
-        # Those of framing and names are found too, and never asked for.
+        # Bytes of framing and names are found too; they are never requested.
         self._ends = np.flatnonzero(self._raw < 0x80)
         after = np.searchsorted(self._ends, bounds[1:] - _FOOTER.size)
         self._first = after - tokens
         self._decoded = None if self._as_we_write(after) else self._decode_each()
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns `counts` tokens after the first `skips` of each of `records`, one part after the
-        other: int32 [sum of counts]."""
+        """Returns `counts` tokens of each of `records` after its first `skips`, concatenated: int32
+        [sum of counts]."""
         firsts = self._first[records] + skips
         parts = list(zip(firsts.tolist(), (firsts + counts).tolist(), strict=True))
         if not parts:
             return np.zeros(0, np.int32)
         if self._decoded is not None:
             return np.concatenate([self._decoded[first:last] for first, last in parts])
-        # The end of the number before, so that a token begins one byte after.
+        # The last byte of the number before each token, so that the token begins one byte later.
         before = np.concatenate([self._ends[first - 1 : last - 1] for first, last in parts])
-        # The four bytes from there on, of which a varint has one to four. The checksum behind the
-        # last token makes sure that there are four.
+        # The four bytes from there on, of which a varint takes one to four. There are always four,
+        # as a checksum follows the last token.
         words = np.ndarray(len(self._raw) - 4, "<u4", self._data, 1, strides=(1,)).copy()
         values = words.take(before)
-        # Its own bytes are those up to the lowest high bit that is 0.
+        # A varint's bytes end at the lowest high bit that is 0.
         borders = ~values & np.uint32(0x80808080)
         if not borders.all():
             ends = np.concatenate([self._ends[first:last] for first, last in parts])
@@ -236,18 +197,18 @@ class Records:
         length_crcs = heads[:, 8:].copy().view("<u4")[:, 0]
         feet = self._raw[(ends - _FOOTER.size)[:, None] + np.arange(_FOOTER.size)]
         data_crcs = feet.view("<u4")[:, 0]
-        expected = [_length_crc(size) for size in (sizes - FRAMING_BYTES).tolist()]
+        expected = [length_crc(size) for size in (sizes - FRAMING_BYTES).tolist()]
         data, value = self._data, google_crc32c.value
         places = zip((begins + _HEADER.size).tolist(), (ends - _FOOTER.size).tolist(), strict=True)
         crcs = np.array([value(data[begin:end]) for begin, end in places], np.uint32)
         crcs = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_CRC_MASK_DELTA)
         wrong = lengths != sizes - FRAMING_BYTES
         wrong |= (length_crcs != np.array(expected, np.uint32)) | (data_crcs != crcs)
-        # Which of the three it is, `unframe` says.
+        # `unframe` reports which of the three is wrong.
         self._each(np.flatnonzero(wrong).tolist(), lambda _, record: unframe(record))
 
     def _as_we_write(self, after: np.ndarray) -> bool:
-        """Whether every row ends with the head of `targets` and as many numbers as it should."""
+        """Returns whether every row ends with the entry `targets` and its number of tokens."""
         if len(self._first) and self._first.min() < 1:
             return False
         begins = self._ends[self._first - 1] + 1
@@ -259,7 +220,7 @@ class Records:
         )
 
     def _decode_each(self) -> np.ndarray:
-        """Returns the tokens of all records, and makes `_first` places among them."""
+        """Returns the tokens of all records, and sets `_first` to positions among them."""
 
         def decode(number: int, record: memoryview) -> np.ndarray:
             targets = decode_row(unframe(record)).targets
@@ -286,16 +247,11 @@ class Records:
         return results
 
 
-@functools.lru_cache(maxsize=4096)  # rows are of a few hundred lengths
-def _length_crc(length: int) -> int:
-    return masked_crc(struct.pack("<Q", length))
-
-
 @functools.lru_cache(maxsize=4096)
 def _targets_head(size: int) -> bytes:
-    """What `encode_row` writes before `size` bytes of `targets`, beginning with their entry."""
+    """Returns what a row has before `size` bytes of `targets`, from their map entry on."""
     head = b""
     for number in (1, 3, 2):
-        head = _varint(number << 3 | 2) + _varint(len(head) + size) + head
-    head = _field(1, b"targets") + head
-    return _varint(1 << 3 | 2) + _varint(len(head) + size) + head
+        head = protobuf.tag(number) + protobuf.varint(len(head) + size) + head
+    head = protobuf.field(1, b"targets") + head
+    return protobuf.tag(1) + protobuf.varint(len(head) + size) + head

@@ -8,22 +8,18 @@ it is not there.
 import collections
 import contextlib
 import dataclasses
-import functools
-import io
 import itertools
 import logging
-import mmap
 import os
 import resource
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
-
 from tasks.cache import copies
-from tasks.cache.manifest import ROW_INDEX, FileEntry
+from tasks.cache.manifest import FileEntry
 from tasks.cache.records import CorruptRecord
+from tasks.cache.row_index import read_row_index
 from tasks.storage import files, remote
 from tasks.terminal.command_line import UserError
 
@@ -55,7 +51,7 @@ class OpenShard:
     """
 
     def __init__(self, shard: ShardFiles, records: str, index: str):
-        rows = _map_index(index, shard)
+        rows = read_row_index(index, shard.rows, name=shard.index)
         self.offsets, self.tokens = rows["offset"], rows["tokens"]
         self._size = shard.records_entry.bytes
         try:
@@ -88,46 +84,6 @@ class OpenShard:
                 raise CorruptRecord("the file ends in it", row)
             data += more
         return bounds, data
-
-
-def _map_index(path: str, shard: ShardFiles) -> np.ndarray:
-    """Returns ROW_INDEX [rows]. Checked byte by byte first: numpy's parser takes 200 µs, and where
-    there are more shards than may be open, that is once a window."""
-    again = "run pipeline.build again"
-    head = _index_head(shard.rows)
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.fstat(file).st_size == len(head) + shard.rows * ROW_INDEX.itemsize:
-                mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
-                if mapped[: len(head)] == head:
-                    return np.frombuffer(mapped, ROW_INDEX, offset=len(head))
-        finally:
-            os.close(file)
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise UserError(f"{shard.index} is missing: {again}") from error
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{shard.index} is not a row index ({error}): {again}") from error
-    if rows.dtype != ROW_INDEX:
-        raise UserError(f"{shard.index} is not a row index of this version: build the cache again")
-    if rows.shape != (shard.rows,):
-        raise UserError(
-            f"{shard.index} has {len(rows):,} rows and the manifest says {shard.rows:,}: delete "
-            f"the file and {again}, which redoes that shard alone"
-        )
-    return rows
-
-
-@functools.lru_cache(maxsize=4096)
-def _index_head(rows: int) -> bytes:
-    """What numpy writes before the index of so many rows."""
-    head = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(ROW_INDEX)
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": descr, "fortran_order": False, "shape": (rows,)}
-    )
-    return head.getvalue()
 
 
 class Shards:

@@ -14,6 +14,8 @@ import numpy as np
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Ids below are padding, EOS and unknown: nothing that a random token should be.
 _FIRST_PIECE = 3
+# Separates the noise of evaluation from that of training under the same seed.
+_EVALUATION_EPOCH = 0xFFFF_FFFF
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -34,10 +36,45 @@ def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
 
 
 def task_seed(seed: int, task: str) -> int:
-    """The seed of a task's order and noise in a run: tasks that read the same windows do not read
-    them at the same time, and one that joins a mixture later changes nothing for the others."""
+    """Returns the seed of a task's order and noise in a run with `seed`.
+
+    Tasks that read the same windows read them in different orders, and a task that joins a mixture
+    later changes nothing for the others.
+    """
     digest = hashlib.sha256(task.encode()).digest()
     return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
+
+
+def training_keys(
+    seed: int, task: str, epochs_W: np.ndarray | int, windows_W: np.ndarray
+) -> np.ndarray:
+    """Returns the noise keys of a task's windows in training, uint64 [W].
+
+    Args:
+      seed: the run's.
+      task: name of the task.
+      epochs_W: int [W], or one epoch for all windows.
+      windows_W: int [W], indices in the task's training split.
+    """
+    return fold_in(fold_in(task_seed(seed, task), epochs_W), windows_W)
+
+
+def evaluation_keys(seed: int, windows_W: np.ndarray) -> np.ndarray:
+    """Returns the noise keys of a split's windows in evaluation, uint64 [W].
+
+    They are the same at every evaluation, and for every task.
+    """
+    return fold_in(fold_in(seed, _EVALUATION_EPOCH), windows_W)
+
+
+def window_keys(seed: int, task: str, split: str, epoch: int, windows_W: np.ndarray) -> np.ndarray:
+    """Returns the noise keys with which a run reads windows of `split`, uint64 [W].
+
+    A run trains on the split "train" and evaluates on any other, where `epoch` has no effect.
+    """
+    if split == "train":
+        return training_keys(seed, task, epoch, windows_W)
+    return evaluation_keys(seed, windows_W)
 
 
 def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:

@@ -10,11 +10,14 @@ import pytest
 
 from pipeline import inspect
 from tasks import registry, vocabulary
-from tasks.cache.manifest import VOCABULARY, CacheManifest
+from tasks.cache.cache import Cache
+from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID
+from tasks.vocabulary import EOS_ID, VOCABULARY
+from trainer.pretrain import build_config
+from trainer.setup import prepare
 
 SPANS = registry.get("python_docs_span_corruption")
 
@@ -28,14 +31,14 @@ def best_fit(build, tmp_path_factory):
 
 
 def open_cache(folder):
-    manifest = CacheManifest.load(str(folder))
-    loaded = vocabulary.load(str(folder / VOCABULARY), manifest.plan.vocabulary.extra_ids)
-    return manifest, loaded
+    opened = Cache.open(str(folder))
+    extra_ids = opened.manifest.plan.vocabulary.extra_ids
+    return opened, vocabulary.load(str(folder / VOCABULARY), extra_ids)
 
 
 def shown(folder, task, lengths, indices, split="train"):
-    manifest, loaded = open_cache(folder)
-    return inspect.samples(str(folder), manifest, loaded.ids, split, task, lengths, indices, 3, 1)
+    opened, _ = open_cache(folder)
+    return inspect.samples(opened, split, task, lengths, indices, seed=3, epoch=1)
 
 
 def assert_text_is_the_documents(samples, loaded, documents, ends):
@@ -98,25 +101,44 @@ def test_a_shard_s_name_and_row_are_the_window_s(cache):
 
 
 def test_the_windows_are_those_of_a_run(cache):
-    manifest, _ = open_cache(cache)
+    opened, _ = open_cache(cache)
     width = SPANS.objective.window_tokens(Lengths(64, 30))
-    windows = Windows(str(cache), manifest, "train", width)
+    windows = Windows(str(cache), opened.manifest, "train", width)
     (sample,) = shown(cache, SPANS, Lengths(64, 30), [len(windows) - 1])
     assert np.array_equal(windows.read(np.array([len(windows) - 1]))[0][0], sample.tokens)
 
 
 def test_draws_and_noise_follow_seed_and_epoch(cache):
-    manifest, loaded = open_cache(cache)
+    opened, _ = open_cache(cache)
 
     def made(indices, seed, epoch):
-        samples = inspect.samples(
-            str(cache), manifest, loaded.ids, "train", SPANS, Lengths(64, 30), indices, seed, epoch
-        )
+        samples = inspect.samples(opened, "train", SPANS, Lengths(64, 30), indices, seed, epoch)
         return [sample.trace.inputs.tokens_L.tolist() for sample in samples]
 
     assert made(3, 1, 0) == made(3, 1, 0)
     assert made(3, 1, 0) != made(3, 2, 0)
     assert made([7], 1, 0) != made([7], 1, 1)
+
+
+def test_validation_shows_the_noise_of_a_run_s_evaluation(cache):
+    task, seed = "python_docs_span_corruption", 11
+    flags = [f"--task={task}", f"--cache_dir={cache}", f"--seed={seed}", "--model_dir=none"]
+    flags += ["--lengths.inputs=64", "--lengths.targets=30", "--batch_size=4"]
+    (rows,) = prepare(*build_config("t5_1_1_tiny", flags)).data.evaluation("validation", 4)
+    batches = list(rows.iterate())
+    opened, _ = open_cache(cache)
+    samples = inspect.samples(opened, "validation", SPANS, Lengths(64, 30), 1 << 30, seed, epoch=2)
+    assert len(samples) > 8
+    for number, sample in enumerate(samples):
+        batch, row = batches[number // 4], number % 4
+        for side, feature in (
+            (sample.trace.inputs, "encoder_input_tokens"),
+            (sample.trace.targets, "decoder_target_tokens"),
+        ):
+            size = len(side.tokens_L)
+            assert batch[feature][row, :size].tolist() == side.tokens_L.tolist()
+            assert not batch[feature][row, size:].any()
+        assert ("noise", "seed 11, evaluation") in sample.facts
 
 
 def test_the_command_shows_windows(cache, capsys, monkeypatch):

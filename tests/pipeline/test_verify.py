@@ -17,6 +17,7 @@ from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, FileEntry, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests import plain_records
 
 FIRST = "train.{}-00000-of-00008"
 
@@ -155,7 +156,7 @@ def rewrite(path, change):
     row = records.decode_row(records.unframe(rows[middle]))
     targets = row.targets.copy()
     change(targets)
-    rows[middle] = records.frame(records.encode_row(targets, row.document_starts))
+    rows[middle] = plain_records.frame(plain_records.encode_row(targets, row.document_starts))
     path.write_bytes(b"".join(rows))
 
 

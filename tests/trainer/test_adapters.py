@@ -148,18 +148,39 @@ def test_examples_are_those_of_a_run(text_cache):
     )
 
 
+def test_validation_examples_are_those_of_a_run_s_evaluation(text_cache):
+    flags = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--seed=7"]
+    flags += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=4", "--model_dir=none"]
+    (rows,) = prepare(*build_config("t5_1_1_tiny", flags)).data.evaluation("validation", 4)
+    batches = list(rows.iterate())
+    source = CacheSource(
+        str(text_cache), "validation", "python_docs_span_corruption", 64, 18, keep_tails=True,
+        seed=7, epoch=3,
+    )  # fmt: skip
+    assert len(batches) == -(-len(source) // 4)
+    for index in range(len(source)):
+        example = source[index]
+        for name, feature in (
+            ("inputs", "encoder_input_tokens"),
+            ("targets", "decoder_target_tokens"),
+        ):
+            size, row_L = len(example[name]), batches[index // 4][feature][index % 4]
+            np.testing.assert_array_equal(row_L[:size], example[name])
+            assert not row_L[size:].any()
+
+
 @pytest.mark.parametrize(
-    ("door", "package"),
+    ("adapter", "package"),
     [
         (adapters.grain_dataset, "grain"),
         (adapters.torch_dataset, "torch"),
         (adapters.iterable_dataset, "datasets"),
     ],
 )
-def test_a_missing_package_is_one_line(source, monkeypatch, door, package):
+def test_a_missing_package_is_one_line(source, monkeypatch, adapter, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"needs {package}: pip install 'palimpsest\["):
-        door(source)
+        adapter(source)
 
 
 def test_what_does_not_fit_is_refused(text_cache, tmp_path):

@@ -23,9 +23,6 @@ from trainer.data.features import Batch, Converter
 from trainer.data.interleave import Schedule
 from trainer.data.order import BlockOrder, Order
 
-# Separates the noise of evaluation from that of training under the same seed.
-_EVALUATION_EPOCH = 0xFFFF_FFFF
-
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker:
@@ -53,7 +50,7 @@ class BatchMaker:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: what makes its rows, in which order; `seed` is its `noise.task_seed`.
+    """A task of a run: what makes its rows, and in which order; `seed` is the run's.
 
     Raises:
       UserError: at construction, if there is no window.
@@ -73,8 +70,8 @@ class Source:
             )
 
     def keys(self, epochs_W: np.ndarray, windows_W: np.ndarray) -> np.ndarray:
-        """Noise keys uint64 [W] of windows in epochs."""
-        return noise.fold_in(noise.fold_in(self.seed, epochs_W), windows_W)
+        """Returns the noise keys of windows in epochs, uint64 [W]."""
+        return noise.training_keys(self.seed, self.task, epochs_W, windows_W)
 
     def read_ahead(self, epoch: int, rank: int) -> None:
         """Has the shards of a remote cache copied before their block's turn comes."""
@@ -185,10 +182,7 @@ def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterato
     count = len(maker.windows)
     for first in range(0, count, batch_size):
         indices_W = np.arange(first, min(first + batch_size, count))
-        batch = maker.make(
-            indices_W, noise.fold_in(noise.fold_in(seed, _EVALUATION_EPOCH), indices_W)
-        )
-        yield pad_rows(batch, batch_size)
+        yield pad_rows(maker.make(indices_W, noise.evaluation_keys(seed, indices_W)), batch_size)
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:

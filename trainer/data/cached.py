@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from tasks import mixture, registry
-from tasks.cache.manifest import VOCABULARY, CacheManifest, find_cache
+from tasks.cache.cache import Cache, find_cache
+from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
@@ -88,12 +89,8 @@ def open_cache(config: Config, name: str) -> CachedTask:
         for other in registry.tasks(config.task_module).values()
         if other.corpus == task.corpus
     ]
-    cache = find_cache(config.cache_dir, task.name, relatives)
-    found = CacheManifest.load(cache)
-    vocabulary = found.plan.vocabulary
-    model = files.read_bytes(files.join(cache, VOCABULARY))
-    ids = TokenIds(vocabulary.size, vocabulary.sentinels, model)
-    return CachedTask(task, cache, found, ids)
+    cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
+    return CachedTask(task, cache.folder, cache.manifest, cache.ids)
 
 
 def with_settings(task: TaskSpec, settings: tuple[str, ...]) -> TaskSpec:
@@ -192,8 +189,9 @@ class CachedData:
         sources = []
         for each in self.tasks:
             maker = self.maker(each, "train", keep_tails=False)
-            seed = noise.task_seed(self._config.seed, each.task.name)
-            sources.append(Source(each.task.name, maker, self._order(maker.windows, seed), seed))
+            name, seed = each.task.name, self._config.seed
+            order = self._order(maker.windows, noise.task_seed(seed, name))
+            sources.append(Source(name, maker, order, seed))
         return sources
 
     def _order(self, windows: Windows, seed: int) -> Order:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.building.rows import framed
-from tasks.cache import records
+from tests import plain_records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=200)
 
@@ -19,7 +19,7 @@ def test_bytes_and_bounds(rows):
         np.array([len(starts) for _, starts in rows], np.int64),
     )
     plain = [
-        records.frame(records.encode_row(np.array(targets, int), np.array(starts, int)))
+        plain_records.frame(plain_records.encode_row(np.array(targets, int), np.array(starts, int)))
         for targets, starts in rows
     ]
     assert data.tobytes() == b"".join(plain)

@@ -6,13 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.cache import records
+from tests import plain_records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=60).map(lambda v: np.array(v, np.int64))
 
 
 @given(ids)
 def test_varints_round_trip(values):
-    np.testing.assert_array_equal(records.decode_varints(records.encode_varints(values)), values)
+    np.testing.assert_array_equal(
+        records.decode_varints(plain_records.encode_varints(values)), values
+    )
 
 
 @settings(deadline=None)  # the first example imports TensorFlow
@@ -28,9 +31,9 @@ def test_tensorflow_writes_the_same_bytes(targets, starts):
             feature={"targets": feature(targets), "document_starts": feature(starts)}
         )
     )
-    data = records.encode_row(targets, starts)
+    data = plain_records.encode_row(targets, starts)
     assert data == example.SerializeToString(deterministic=True)
-    row = records.decode_row(records.unframe(records.frame(data)))
+    row = records.decode_row(records.unframe(plain_records.frame(data)))
     np.testing.assert_array_equal(row.targets, targets)
     np.testing.assert_array_equal(row.document_starts, starts)
 
@@ -38,15 +41,17 @@ def test_tensorflow_writes_the_same_bytes(targets, starts):
 def test_tensorflow_reads_the_framing(tmp_path):
     import tensorflow as tf
 
-    rows = [records.encode_row(np.arange(n) + 3, np.array([0])) for n in (0, 1, 568)]
+    rows = [plain_records.encode_row(np.arange(n) + 3, np.array([0])) for n in (0, 1, 568)]
     path = tmp_path / "rows.tfrecord"
-    path.write_bytes(b"".join(map(records.frame, rows)))
+    path.write_bytes(b"".join(map(plain_records.frame, rows)))
     assert [bytes(data.numpy()) for data in tf.data.TFRecordDataset(str(path))] == rows
 
 
 @given(st.data())
 def test_a_changed_byte_is_noticed(data):
-    record = bytearray(records.frame(records.encode_row(np.arange(50) * 700, np.array([0, 20]))))
+    record = bytearray(
+        plain_records.frame(plain_records.encode_row(np.arange(50) * 700, np.array([0, 20])))
+    )
     place = data.draw(st.integers(0, len(record) - 1))
     record[place] ^= data.draw(st.integers(1, 255))
     with pytest.raises(records.CorruptRecord):
@@ -55,7 +60,7 @@ def test_a_changed_byte_is_noticed(data):
 
 @given(st.integers(0, 70))
 def test_a_record_cut_short_is_noticed(length):
-    record = records.frame(records.encode_row(np.arange(50) + 3, np.array([0])))
+    record = plain_records.frame(plain_records.encode_row(np.arange(50) + 3, np.array([0])))
     assert len(record) > 70
     with pytest.raises(records.CorruptRecord):
         records.unframe(record[:length])
@@ -69,11 +74,11 @@ def rows():
 
 
 def as_we_write(row):
-    return records.encode_row(row, np.arange(len(row) // 100))
+    return plain_records.encode_row(row, np.arange(len(row) // 100))
 
 
 def together(rows, encode=as_we_write):
-    framed = [records.frame(encode(row)) for row in rows]
+    framed = [plain_records.frame(encode(row)) for row in rows]
     bounds = np.cumsum([0, *map(len, framed)])
     return b"".join(framed), bounds, np.array([len(row) for row in rows], np.int64)
 

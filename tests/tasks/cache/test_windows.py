@@ -27,7 +27,6 @@ from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     CacheManifest,
     Plan,
-    VocabularyRecord,
     shard_file,
     shard_from_dict,
 )
@@ -35,6 +34,8 @@ from tasks.cache.pack import Documents
 from tasks.cache.windows import Windows
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VocabularyRecord
+from tests import plain_records
 
 SIZES = (3000, 700, 5, 0, 1800)
 COUNT = len(SIZES)
@@ -249,7 +250,7 @@ def test_a_row_with_other_tokens_than_it_should_have_is_refused(cache):
         data = file.read()
     begin, end = int(index["offset"][2]), int(index["offset"][3])
     row = records.decode_row(records.unframe(data[begin:end]))
-    other = records.frame(records.encode_row(row.targets[1:], np.zeros(0, np.int32)))
+    other = plain_records.frame(plain_records.encode_row(row.targets[1:], np.zeros(0, np.int32)))
     with open(path, "wb") as file:
         file.write(data[:begin] + other + data[end:])
     change = len(other) - (end - begin)

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from tasks.cache import manifest
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
@@ -134,37 +133,6 @@ def test_evaluation_reads_every_token_once_whatever_the_batch(text_cache):
     assert len(sums) == 1
 
 
-def test_encoder_decoder_features():
-    converter = FeatureConverter(Lengths(6, 5), encoder_decoder=True)
-    examples = {
-        "inputs": (np.array([[7, 8, 1, 0, 0, 0, 0]]), np.array([3])),
-        "targets": (np.array([[9, 10, 11, 1, 0]]), np.array([4])),
-    }
-    batch = converter(examples)
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        "encoder_input_tokens": [[7, 8, 1, 0, 0, 0]],
-        "decoder_target_tokens": [[9, 10, 11, 1, 0]],
-        "decoder_input_tokens": [[0, 9, 10, 11, 1]],
-        "decoder_loss_weights": [[1, 1, 1, 1, 0]],
-    }
-
-
-def test_prefix_features_of_a_decoder_only_model():
-    # Source: seqio's PrefixLMFeatureConverter: loss on targets, flag on inputs and one more.
-    converter = FeatureConverter(Lengths(4, 4), encoder_decoder=False)
-    examples = {
-        "inputs": (np.array([[7, 8, 1, 0, 0]]), np.array([3])),
-        "targets": (np.array([[9, 10, 1, 0]]), np.array([3])),
-    }
-    batch = converter(examples)
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        "decoder_target_tokens": [[7, 8, 1, 9, 10, 1, 0, 0]],
-        "decoder_input_tokens": [[0, 7, 8, 1, 9, 10, 1, 0]],
-        "decoder_loss_weights": [[0, 0, 0, 1, 1, 1, 0, 0]],
-        "decoder_causal_attention": [[1, 1, 1, 1, 0, 0, 0, 0]],
-    }
-
-
 @pytest.mark.parametrize("objective", [span_corruption(), prefix_lm()])
 @pytest.mark.parametrize("encoder_decoder", [True, False])
 def test_every_objective_feeds_both_kinds_of_model(text_cache, objective, encoder_decoder):
@@ -198,11 +166,3 @@ def test_batches_that_cannot_be_are_refused(maker, text_cache):
         training(huge, 8, seed=0)
     with pytest.raises(UserError, match="no split test"):
         make(text_cache, span_corruption(), LENGTHS, split="test")
-
-
-def test_a_cache_is_found_by_its_parent_or_itself(text_cache):
-    name = "python_docs_span_corruption"
-    assert manifest.find_cache(str(text_cache), name) == str(text_cache)
-    assert manifest.find_cache(str(text_cache.parent), name) == str(text_cache)
-    with pytest.raises(UserError, match=f"it holds {name}"):
-        manifest.find_cache(str(text_cache.parent), "rlm_prefix_lm")

@@ -82,3 +82,34 @@ def test_what_can_be_trained_on_what():
         assert convertible(bert, features) == encoder_alone
         assert convertible(t5, features) == (not encoder_alone)
         assert convertible(lm, features) == (not encoder_alone)
+
+
+def test_encoder_decoder_features():
+    converter = FeatureConverter(Lengths(6, 5), encoder_decoder=True)
+    examples = {
+        "inputs": (np.array([[7, 8, 1, 0, 0, 0, 0]]), np.array([3])),
+        "targets": (np.array([[9, 10, 11, 1, 0]]), np.array([4])),
+    }
+    batch = converter(examples)
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "encoder_input_tokens": [[7, 8, 1, 0, 0, 0]],
+        "decoder_target_tokens": [[9, 10, 11, 1, 0]],
+        "decoder_input_tokens": [[0, 9, 10, 11, 1]],
+        "decoder_loss_weights": [[1, 1, 1, 1, 0]],
+    }
+
+
+def test_prefix_features_of_a_decoder_only_model():
+    # Source: seqio's PrefixLMFeatureConverter: loss on targets, flag on inputs and one more.
+    converter = FeatureConverter(Lengths(4, 4), encoder_decoder=False)
+    examples = {
+        "inputs": (np.array([[7, 8, 1, 0, 0]]), np.array([3])),
+        "targets": (np.array([[9, 10, 1, 0]]), np.array([3])),
+    }
+    batch = converter(examples)
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "decoder_target_tokens": [[7, 8, 1, 9, 10, 1, 0, 0]],
+        "decoder_input_tokens": [[0, 7, 8, 1, 9, 10, 1, 0]],
+        "decoder_loss_weights": [[0, 0, 0, 1, 1, 1, 0, 0]],
+        "decoder_causal_attention": [[1, 1, 1, 1, 0, 0, 0, 0]],
+    }

@@ -1,0 +1,62 @@
+"""A finished cache, found and opened: its folder, its manifest and its vocabulary."""
+
+import dataclasses
+import functools
+from collections.abc import Collection
+
+from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY, TokenIds
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """An opened cache."""
+
+    folder: str
+    manifest: CacheManifest
+
+    @classmethod
+    def open(cls, folder: str) -> "Cache":
+        """Reads the manifest of the cache in `folder`.
+
+        Raises:
+          UserError: there is no finished cache in `folder`, or one of another format.
+        """
+        return cls(folder, CacheManifest.load(folder))
+
+    @functools.cached_property
+    def ids(self) -> TokenIds:
+        """The vocabulary of the cache's rows, read when first used."""
+        record = self.manifest.plan.vocabulary
+        model = files.read_bytes(files.join(self.folder, VOCABULARY))
+        return TokenIds(record.size, record.sentinels, model)
+
+
+def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str:
+    """Returns the folder of the cache that serves `task` under `cache_dir`.
+
+    That is `cache_dir` itself if it holds a manifest, else `cache_dir/task`, else the only cache
+    under `cache_dir` of a task in `relatives`, the tasks on the same corpus.
+
+    Raises:
+      UserError: there is no such cache; the message lists the caches under `cache_dir`.
+    """
+    if files.exists(files.join(cache_dir, MANIFEST)):
+        return cache_dir
+    folder = files.join(cache_dir, task)
+    if files.exists(folder) and files.list_names(folder):
+        return folder
+    others = [
+        name
+        for name in files.list_names(cache_dir)
+        if files.exists(files.join(cache_dir, name, MANIFEST))
+    ]
+    serving = [name for name in others if name in relatives]
+    if len(serving) == 1:
+        return files.join(cache_dir, serving[0])
+    found = "build it with pipeline.build"
+    if others:
+        found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
+    raise UserError(f"no cache for task {task} under {cache_dir}: {found}")
