@@ -1,4 +1,4 @@
-"""The command that pretrains.
+"""Pretrains a model.
 
     python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
         --cache_dir=DIR --model_dir=DIR [--train_steps=N] [--field.path=value]
@@ -6,22 +6,16 @@
         --cache_dir=DIR
 """
 
-import dataclasses
+import argparse
 import sys
-from typing import Any
 
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError, nearest
+from tasks.terminal.command_line import Parser, UserError
 from trainer.config import Config, fields
-from trainer.config.optimizer import OPTIMIZER_PRESETS
-from trainer.config.presets import MODEL_PRESETS, model_preset
-
-# What a recipe of OPTIMIZER_PRESETS means besides the optimizer: nanoT5 clips the gradient of the
-# mean loss, and would clip that of the sum at every step; Mesh TensorFlow divides by all positions.
-_LOSS_OF_RECIPE = {
-    "nanot5": {"loss.normalizer": "num_real_target_tokens"},
-    "primer": {"loss.normalizer": "num_total_target_tokens"},
-}
+from trainer.config.help import HelpAction
+from trainer.config.idle import refuse_idle
+from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
+from trainer.config.presets import model_preset
 
 
 def build_config(
@@ -30,7 +24,7 @@ def build_config(
     """Returns (the configuration, field path -> origin).
 
     Raises:
-      UserError: an unknown preset or field, a value of the wrong type or one that is refused.
+      UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
     """
     config = Config(preset=preset, model=model_preset(preset))
     origins = {
@@ -38,22 +32,10 @@ def build_config(
     }
     origins["preset"] = "command line"
     if optimizer_preset is not None:
-        values = _recipe(optimizer_preset)
+        values = recipe(optimizer_preset)
         config = fields.replace_all(config, values)
         origins |= dict.fromkeys(values, f"optimizer preset {optimizer_preset}")
     return fields.override(config, origins, overrides), origins
-
-
-def _recipe(name: str) -> dict[str, Any]:
-    """Field path -> value of a recipe of OPTIMIZER_PRESETS."""
-    if name not in OPTIMIZER_PRESETS:
-        raise UserError(
-            f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "
-            f"{', '.join(OPTIMIZER_PRESETS)}"
-        )
-    fields = dataclasses.asdict(OPTIMIZER_PRESETS[name])
-    of_optimizer = {f"optimizer.{field}": value for field, value in fields.items()}
-    return {**of_optimizer, **_LOSS_OF_RECIPE.get(name, {})}
 
 
 def build_from_gin(
@@ -66,7 +48,7 @@ def build_from_gin(
     """Returns (the configuration, field path -> origin, (subject, text) lines to print).
 
     Raises:
-      UserError: what `build_config` refuses, or a gin file; names file and line.
+      UserError: as `build_config` does, or because of a gin file; names file and line.
     """
     from trainer.gin import recipe
 
@@ -75,45 +57,96 @@ def build_from_gin(
 
 
 def main(argv: list[str]) -> int:
+    arguments, others = _parser().parse_known_args(argv)
+    config, origins = _configured(arguments, others)
+
+    from trainer.setup import prepare
+
+    if arguments.print_config:
+        if config.cache_dir:
+            config = prepare(config, origins).config
+        print(fields.describe(config, origins, words=arguments.print_config == "words"))
+        return 0
+
+    from trainer.engine import processes
+
+    with processes.joined(config.processes):
+        run = prepare(config, origins)
+
+        if config.engine == "t5x":
+            from trainer import t5x_engine
+
+            return t5x_engine.train(run, origins)
+
+        from trainer.loop import train
+
+        return train(run, origins)
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m trainer.pretrain",
-        description="Pretrains a model on a cache. Any field of the configuration is a flag: "
+        usage="%(prog)s --preset=NAME --task=TASK --cache_dir=DIR\n"
+        "           --model_dir=DIR [--FIELD=VALUE ...]",
+        description="Pretrains a model on a cache. Every field of the configuration is a flag: "
         "--train_steps=1000, --optimizer.learning_rate=0.5, --model.dropout_rate=0.1 …",
-        epilog=_fields(),
-        formatter_class=command_line.RawHelp,
+        add_help=False,
     )
-    parser.add_argument("--preset", help=", ".join(MODEL_PRESETS))
+    parser.add_argument(
+        *("--help", "-h"),
+        action=HelpAction,
+        nargs="?",
+        metavar="GROUP",
+        help="show this help, only one group of it, as --help=optimizer, or the models, "
+        "--help=presets",
+    )
+    parser.add_argument("--preset", metavar="NAME", help="the model; --help=presets lists them")
     parser.add_argument(
         "--optimizer_preset",
-        help=f"a whole recipe, of which any --optimizer field may differ: "
-        f"{', '.join(OPTIMIZER_PRESETS)}",
+        metavar="NAME",
+        help="a published recipe of optimizer, schedule and loss, any field of which may be "
+        f"overridden: {', '.join(OPTIMIZER_PRESETS)}",
     )
     parser.add_argument(
         "--print_config",
-        action="store_true",
-        help="print every field with its value and origin, and stop",
+        nargs="?",
+        const="values",
+        choices=("values", "words"),
+        help="print every field with its value and origin, and exit; words: with its help, too",
     )
     gin = parser.add_argument_group(
         "gin files of T5X and Mesh T5", "read, never executed; docs/migrating_from_t5x.md"
     )
     gin.add_argument(
-        "--gin_file", action="append", default=[], help="may be given again; the last holds"
+        "--gin_file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a gin file; may be repeated, and later files override earlier ones",
     )
     gin.add_argument(
         *("--gin_search_paths", "--gin_location_prefix"),
         action="append",
         default=[],
         metavar="DIR,DIR",
-        help="where gin files and what they include are sought",
+        help="folders in which to look for gin files and the files they include",
     )
     gin.add_argument(
         *("--gin_param", "--gin_bindings"),
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a binding after the files; as T5X has it: --gin.NAME=VALUE",
+        help="a binding that overrides the files; --gin.NAME=VALUE, as in T5X, does the same",
     )
-    arguments, others = parser.parse_known_args(argv)
+    return parser
+
+
+def _configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config, dict[str, str]]:
+    """Returns (the configuration, field path -> origin); prints what gin files have to report.
+
+    Raises:
+      UserError: flags are missing, contradict one another, or have no effect.
+    """
     flags = [flag.removeprefix("--gin.") for flag in others if flag.startswith("--gin.")]
     flags = [*arguments.gin_param, *flags]
     overrides = [flag for flag in others if not flag.startswith("--gin.")]
@@ -135,35 +168,8 @@ def main(argv: list[str]) -> int:
         raise UserError("--preset or --gin_file is missing")
     else:
         config, origins = build_config(arguments.preset, overrides, arguments.optimizer_preset)
-
-    from trainer.setup import prepare
-
-    if arguments.print_config and not config.cache_dir:
-        print(fields.describe(config, origins))
-        return 0
-    if arguments.print_config:
-        print(fields.describe(prepare(config, origins).config, origins))
-        return 0
-
-    from trainer.engine import processes
-
-    with processes.joined(config.processes):
-        run = prepare(config, origins)
-
-        if config.engine == "t5x":
-            from trainer import t5x_engine
-
-            return t5x_engine.train(run, origins)
-
-        from trainer.loop import train
-
-        return train(run, origins)
-
-
-def _fields() -> str:
-    config = Config(preset="t5_1_1_small", model=model_preset("t5_1_1_small"))
-    lines = [f"  --{path}={value}" for path, value in fields.leaves(config) if path != "preset"]
-    return "\n".join(["fields, with the values of t5_1_1_small:", *lines])
+    refuse_idle(config, origins)
+    return config, origins
 
 
 if __name__ == "__main__":

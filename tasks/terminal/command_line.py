@@ -24,6 +24,9 @@ _STORAGE_ERRORS = {
 }
 
 
+_NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
+
+
 class UserError(Exception):
     """A mistake that the person at the keyboard can mend; its text says what and how."""
 
@@ -34,15 +37,31 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-class RawHelp(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of a parser's description and epilog."""
+class Help(argparse.HelpFormatter):
+    """Help in which each flag's text ends with its default, as in "(default: 7)".
+
+    Nothing is added for None, False and empty defaults, for required flags, and where the text
+    states the default itself.
+    """
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if default is False or any(default == empty for empty in _NO_DEFAULTS):
+            return text
+        if action.required or not action.option_strings or "(default" in text.replace("%", ""):
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
+    """Help that keeps the line breaks of the parser's description and epilog."""
 
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line, and which suggests the flag that was meant."""
 
     def __init__(self, **kwargs):
-        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:

@@ -1,25 +1,47 @@
-"""Fields of configuration dataclasses: words for `--help`, and one way to reject a value."""
+"""Fields of configuration dataclasses: their help, their rules, and one way to reject a value."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 REQUIRED = dataclasses.MISSING
 
 
+class Rule(NamedTuple):
+    """What a value must be.
+
+    `words` completes "it must be …", as in "0 or more"; `holds` tells whether a value complies.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
 def field(
-    default: Any, words: str, *, choices: Iterable[str] = (), aliases: Iterable[str] = ()
+    default: Any,
+    words: str,
+    *,
+    rule: Rule | None = None,
+    choices: Collection[str] = (),
+    aliases: Iterable[str] = (),
 ) -> Any:
-    """Returns a dataclass field that carries its own sentence.
+    """Returns a dataclass field that carries its own help text.
 
     Args:
-      default: the value if none is given; REQUIRED if there is none. A callable that is a class
-        or function makes the default anew for each instance.
-      words: what the field does, with its unit; shown by --help and --print_config.
-      choices: the allowed values, where they are names.
-      aliases: former names of the field's flag that are still accepted.
+      default: the value if none is given; REQUIRED if there is none. A class or a function is
+        called for each instance.
+      words: what the field does, with its unit; shown by --help and --print_config=words.
+      rule: what a value other than None must be, enforced by `check`.
+      choices: the allowed values, where they are names; enforced by `check`. A table that grows
+        later is read as it is then.
+      aliases: former names of the field, which flags and stored configurations may still use.
     """
-    metadata = {"words": words, "choices": tuple(choices), "aliases": tuple(aliases)}
+    metadata = {
+        "words": words,
+        "rule": rule,
+        "choices": choices,
+        "aliases": tuple(aliases),
+    }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -29,14 +51,17 @@ class Rejected(ValueError):
     """A configuration rejects the value of a field.
 
     Attributes:
-      field: name of the field; a caller that knows where the dataclass sits puts the path before.
-      value: the value that was rejected.
+      field: path of the field within the dataclass that rejects it, without the class.
+      value: the rejected value.
       rule: what the value must be, as in "0 or more".
     """
 
     def __init__(self, field: str, value: object, rule: str):
+        """`field` may start with the name of its class: "LossConfig.z_loss"."""
         super().__init__(f"{field} is {value!r}; it must be {rule}")
-        self.field, self.value, self.rule = field, value, rule
+        owner, _, rest = field.partition(".")
+        self.field = rest if owner[:1].isupper() else field
+        self.value, self.rule = value, rule
 
 
 def require(holds: bool, field: str, value: object, rule: str) -> None:
@@ -45,6 +70,38 @@ def require(holds: bool, field: str, value: object, rule: str) -> None:
         raise Rejected(field, value, rule)
 
 
+def check(config: Any) -> None:
+    """Checks every field of a dataclass against its own rule and choices; None always passes.
+
+    Raises:
+      Rejected: names the class and the field.
+    """
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        rule, choices = each.metadata.get("rule"), each.metadata.get("choices")
+        if value is None:
+            continue
+        name = f"{type(config).__name__}.{each.name}"
+        if choices:
+            require(value in choices, name, value, one_of(choices))
+        if rule:
+            require(rule.holds(value), name, value, rule.words)
+
+
+def at_least(least: float) -> Rule:
+    """Returns the rule of numbers that have a smallest value."""
+    return Rule(f"{least} or more", lambda value: value >= least)
+
+
+def above(bound: float) -> Rule:
+    """Returns the rule of numbers greater than `bound`."""
+    return Rule(f"above {bound}", lambda value: value > bound)
+
+
+# A share that leaves something: dropout rates, decay rates of moments.
+BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
+
+
 def one_of(names: Iterable[str]) -> str:
-    """Returns the rule of a field that takes one of `names`."""
+    """Returns the words of a rule that allows one of `names`."""
     return "one of " + ", ".join(repr(name) for name in sorted(names))

@@ -2,17 +2,36 @@
 
 import dataclasses
 import json
+import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.fields import Rejected
+
+
+class RejectedField(UserError):
+    """A configuration rejects a field; the message names its flag.
+
+    Attributes:
+      path: the field's path in the whole configuration.
+      value: the rejected value.
+      rule: what the value must be, as in "0 or more".
+    """
+
+    def __init__(self, path: str, value: object, rule: str):
+        shown = "" if value is None else f"={as_flag(value)}"
+        super().__init__(f"--{path}{shown}: it must be {rule}")
+        self.path, self.value, self.rule = path, value, rule
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (field path, value) of every field that is not itself a dataclass or a tuple of
-    dataclasses, whose elements are numbered."""
+    """Yields (field path, value) of every field that holds a plain value.
+
+    Nested dataclasses and tuples of dataclasses are entered; elements of tuples are numbered.
+    """
     if isinstance(config, tuple):
         parts = [(str(place), value) for place, value in enumerate(config)]
     else:
@@ -30,38 +49,45 @@ def replace(config: Any, path: str, value: Any) -> Any:
     """Returns a copy of `config` with the field at `path` set.
 
     Raises:
-      UserError: the dataclass refuses the value.
+      UserError: a dataclass rejects the value.
     """
-    name, _, rest = path.partition(".")
-    try:
-        if isinstance(config, tuple):
-            place = int(name)
-            return (*config[:place], replace(config[place], rest, value), *config[place + 1 :])
-        new = replace(getattr(config, name), rest, value) if rest else value
-        return dataclasses.replace(config, **{name: new})
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return replace_all(config, {path: value})
 
 
-def replace_all(config: Any, values: dict[str, Any]) -> Any:
-    """Returns a copy of `config` with the fields at all paths set, those of a dataclass at once:
-    what it checks is the whole, in whatever order they are given.
+def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a copy of `config` with the fields at all paths set.
+
+    The fields of one dataclass are set at once, so its rules see them together, in any order.
 
     Raises:
-      UserError: a dataclass refuses the values.
+      UserError: a dataclass rejects the values; a `RejectedField` where it says which one.
     """
-    groups: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
-        name, _, rest = path.partition(".")
-        groups.setdefault(name, {})[rest] = value
-    new = {
-        name: group[""] if "" in group else replace_all(getattr(config, name), group)
-        for name, group in groups.items()
-    }
     try:
-        return dataclasses.replace(config, **new)
+        return _replaced(config, values, "")
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _replaced(config: Any, values: Mapping[str, Any], path: str) -> Any:
+    groups: dict[str, dict[str, Any]] = {}
+    for inner, value in values.items():
+        name, _, rest = inner.partition(".")
+        groups.setdefault(name, {})[rest] = value
+
+    def changed(name: str, old: Any) -> Any:
+        group = groups[name]
+        return group[""] if "" in group else _replaced(old, group, f"{path}{name}.")
+
+    if isinstance(config, tuple):
+        return tuple(
+            changed(str(place), old) if str(place) in groups else old
+            for place, old in enumerate(config)
+        )
+    new = {name: changed(name, getattr(config, name)) for name in groups}
+    try:
+        return dataclasses.replace(config, **new)
+    except Rejected as error:
+        raise RejectedField(path + error.field, error.value, error.rule) from error
 
 
 def field_type(config: Any, path: str) -> Any:
@@ -73,11 +99,29 @@ def field_type(config: Any, path: str) -> Any:
     return typing.get_type_hints(type(config))[name]
 
 
+def metadata(config: Any, path: str) -> Mapping[str, Any]:
+    """Returns what `tasks.terminal.fields.field` noted of the field at `path`."""
+    name, _, rest = path.partition(".")
+    if rest:
+        inner = config[int(name)] if isinstance(config, tuple) else getattr(config, name)
+        return metadata(inner, rest)
+    return next(field.metadata for field in dataclasses.fields(config) if field.name == name)
+
+
+def former_names(config: Any) -> dict[str, str]:
+    """Returns former path -> path, of all fields that were renamed."""
+    return {
+        path.removesuffix(path.rpartition(".")[2]) + alias: path
+        for path, _ in leaves(config)
+        for alias in metadata(config, path).get("aliases", ())
+    }
+
+
 def parse_value(text: str, declared: Any) -> Any:
     """Reads `text` as a value of a declared field type.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the text does not have that type.
     """
     choices = typing.get_args(declared)
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
@@ -94,59 +138,116 @@ def parse_value(text: str, declared: Any) -> Any:
 
 
 def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
-    """Applies `--field.path=value` (or `--field.path value`) and notes the origins.
+    """Applies `--field.path=value` (or `--field.path value`) and records the origins.
+
+    Former names of a field are accepted. The last of several values holds.
 
     Raises:
-      UserError: an unknown field, or a value of the wrong type.
+      UserError: an unknown field, a value of the wrong type, or one that a field rejects.
     """
-    known = {path for path, _ in leaves(config)}
+    known, former = {path for path, _ in leaves(config)}, former_names(config)
     values: dict[str, Any] = {}
+    typed: dict[str, tuple[str, str]] = {}
     pending = list(arguments)
     while pending:
         flag = pending.pop(0)
-        path, equals, text = flag.removeprefix("--").partition("=")
-        path = path.replace("-", "_")
+        name, equals, text = flag.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        path = former.get(name, name)
         if not flag.startswith("--") or path not in known:
             raise UserError(f"unknown flag {flag.split('=')[0]}{nearest(path, known)}")
         if not equals:
             if not pending:
-                raise UserError(f"--{path} needs a value")
+                raise UserError(f"--{name} needs a value")
             text = pending.pop(0)
+        if path in typed and typed[path][0] != name:
+            raise UserError(f"--{typed[path][0]} and --{name} are the same: set one of them")
         declared = field_type(config, path)
         try:
             values[path] = parse_value(text, declared)
         except ValueError as error:
-            name = getattr(declared, "__name__", str(declared))
-            raise UserError(f"--{path}={text}: not a value of type {name}") from error
+            raise UserError(
+                f"--{name}={text}: not a value of type {_type_name(declared)}"
+            ) from error
+        typed[path] = (name, text)
         origins[path] = "command line"
-    return replace_all(config, values)
+    try:
+        return replace_all(config, values)
+    except RejectedField as error:
+        if error.path not in typed:
+            raise
+        name, text = typed[error.path]
+        raise UserError(f"--{name}={text}: it must be {error.rule}") from error
 
 
-def describe(config: Any, origins: dict[str, str]) -> str:
-    """One line a field: its path, value and origin."""
+def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
+    """Returns one line per field, "path = value  # origin", the value as JSON.
+
+    With `words`, an indented comment below each line says what the field does.
+    """
     rows = [
         (path, json.dumps(value), origins.get(path, "default")) for path, value in leaves(config)
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(
-        f"{path:<{widths[0]}} = {value:<{widths[1]}}  # {origin}" for path, value, origin in rows
-    )
+    lines = []
+    for path, value, origin in rows:
+        lines.append(f"{path:<{widths[0]}} = {value:<{widths[1]}}  # {origin}")
+        text = metadata(config, path).get("words") if words else None
+        if text:
+            lines += textwrap.wrap(text, 96, initial_indent="    # ", subsequent_indent="    # ")
+    return "\n".join(lines)
 
 
-def from_dict(kind: type, value: dict[str, Any], path: str) -> Any:
-    """Inverse of dataclasses.asdict, tuples and nested dataclasses included."""
+def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
+    """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
+
+    Former names of fields are accepted.
+
+    Args:
+      kind: the dataclass.
+      value: field name -> value.
+      source: the file that holds them, named in errors.
+
+    Raises:
+      UserError: an unknown field, or a value that a field rejects.
+    """
+    return _from_dict(kind, value, source, "")
+
+
+def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> Any:
     hints = typing.get_type_hints(kind)
+    value = dict(value)
+    for field in dataclasses.fields(kind):
+        for alias in field.metadata.get("aliases", ()):
+            former = value.pop(alias, None)
+            if former is not None:
+                value[field.name] = former
     unknown = set(value) - set(hints)
     if unknown:
-        raise UserError(f"{path} has fields of another version: {', '.join(sorted(unknown))}")
+        names = ", ".join(path + name for name in sorted(unknown))
+        raise UserError(f"{source} has fields of another version: {names}")
     known = {}
     for name, item in value.items():
         if dataclasses.is_dataclass(hints[name]):
-            item = from_dict(hints[name], item, path)
+            item = _from_dict(hints[name], item, source, f"{path}{name}.")
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item
     try:
         return kind(**known)
+    except Rejected as error:
+        message = f"{path}{error.field} is {error.value!r}; it must be {error.rule}"
+        raise UserError(f"{source} is of another version: {message}") from error
     except ValueError as error:
-        raise UserError(f"{path} is of another version: {error}") from error
+        raise UserError(f"{source} is of another version: {error}") from error
+
+
+def as_flag(value: object) -> str:
+    """Returns a value as it is typed on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _type_name(declared: Any) -> str:
+    return getattr(declared, "__name__", str(declared))

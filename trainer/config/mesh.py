@@ -1,4 +1,4 @@
-"""How devices divide the work, in plain data that needs no JAX: the mesh and rules for arrays."""
+"""How devices divide the work: the mesh and the rules for arrays. Plain data, no JAX."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rule, check, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")
-# A batch's rows lie on these axes.
+# The axes that divide the rows of a batch.
 ROWS = ("data", "fsdp")
 
-# From the name of an array's axis to an axis of the mesh, in order of precedence: of a tensor, each
-# axis of the mesh divides one dimension. What no rule names is on every device.
+# Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides one
+# dimension of a tensor. Array axes that no rule names are whole on every device.
 # Sources: T5X, `partitioning.standard_logical_axis_rules`, whose "model" is our "tensor", whose
 # parameter_partitioning_dims=2 is fsdp above 1; mu-transformer, "2D finalized" (Xu et al. 2021,
 # arXiv:2105.04663, section 5.1), which differs from T5X's two 2s in that nothing divides the
@@ -43,65 +44,66 @@ RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
 )
 
 
+_SIZE = Rule("above 0, or -1", lambda value: value > 0 or value == -1)
+
+
 @dataclass(frozen=True)
 class MeshConfig:
     """The devices of a run as a mesh of `data` times `fsdp` times `tensor`.
 
-    One size may be -1: all devices that the others leave. Rows of a batch are divided over `data`
-    and `fsdp`; parameters and the optimizer's state over `fsdp` and, where a dimension has heads,
-    hidden units or (not under "2d") the vocabulary, over `tensor`, as `rules`, one of RULES, say.
-
-    `num_partitions` is T5X's: the devices among which a model is divided, another word for
-    `tensor`.
+    One size may be -1: all devices that the others leave.
 
     Raises:
-        ValueError: at construction, naming the field, if a value makes no sense.
+      Rejected: at construction, if a value is invalid.
     """
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
-    rules: str = "standard"
-    num_partitions: int | None = None
+    data: int = field(
+        -1,
+        "parts that divide the rows of a batch, each with a copy of the parameters; -1: all "
+        "remaining devices",
+        rule=_SIZE,
+    )
+    fsdp: int = field(
+        1,
+        "parts that divide the rows of a batch, the parameters and the optimizer state; -1: all "
+        "remaining devices",
+        rule=_SIZE,
+    )
+    tensor: int = field(
+        1,
+        "parts that divide the heads, the hidden units and, with rules standard, the vocabulary "
+        "(T5X's num_partitions); -1: all remaining devices",
+        rule=_SIZE,
+        aliases=("num_partitions",),
+    )
+    rules: str = field(
+        "standard",
+        "which axes of the mesh divide which dimensions of a tensor: standard: T5X's; 2d: also "
+        "the embedding dimension over tensor, and not the vocabulary",
+        choices=RULES,
+    )
 
     def __post_init__(self) -> None:
-        if self.rules not in RULES:
-            raise ValueError(
-                f"MeshConfig.rules is {self.rules!r}; it must be one of {', '.join(RULES)}"
-            )
-        for name in (*AXES, "num_partitions"):
-            size = getattr(self, name)
-            if size is not None and (size < -1 or size == 0):
-                raise ValueError(f"MeshConfig.{name} is {size}; it must be above 0, or -1")
-        if self.num_partitions is not None:
-            if self.num_partitions < 1:
-                raise ValueError(
-                    f"MeshConfig.num_partitions is {self.num_partitions}; it must be above 0"
-                )
-            if self.tensor != 1:
-                raise ValueError(
-                    f"MeshConfig.num_partitions is {self.num_partitions} and MeshConfig.tensor "
-                    f"{self.tensor}: they are two words for one thing, set one of them"
-                )
+        check(self)
 
     def planned(self) -> dict[str, int]:
-        """Sizes by axis, of which one may be -1.
+        """Returns the sizes by axis, of which one may be -1.
 
         Raises:
-          UserError: two are -1.
+          UserError: more than one is -1.
         """
-        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.num_partitions or self.tensor}
+        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
             flags = " and ".join(f"--mesh.{name}=-1" for name in open_axes)
             raise UserError(
-                f"{flags}: one axis alone can take the rest of the devices; set "
+                f"{flags}: only one axis can take the remaining devices; set "
                 f"--mesh.{open_axes[0]}=1"
             )
         return sizes
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """Sizes by axis, on so many devices.
+        """Returns the sizes by axis on `devices` devices.
 
         Raises:
           UserError: their product is not `devices`.
@@ -114,8 +116,8 @@ class MeshConfig:
             shape = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != -1)
             raise UserError(
                 f"a mesh of {shape} takes {'a multiple of ' * (-1 in sizes.values())}{fixed} "
-                f"devices, and there are {devices}: set --mesh.data=-1 and sizes of the others "
-                f"whose product divides {devices}"
+                f"devices, and there are {devices}: set --mesh.data=-1 and the other sizes "
+                f"so that their product divides {devices}"
             )
         return sizes
 
@@ -123,14 +125,14 @@ class MeshConfig:
 def check_dimensions(
     sizes: Mapping[str, int], rules: str, model: ModelConfig, batch_size: int, microbatches: int
 ) -> None:
-    """Refuses what a mesh of these sizes cannot divide evenly; sizes still open (-1) count as 1.
+    """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1.
 
     Raises:
       UserError: names the dimension, its size and the flag.
     """
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
-    # Heads are kept whole: half a head on a device would be fetched for every product.
+    # Heads are kept whole: a divided head would have to be gathered for every product.
     dimensions = {
         "heads": ("num_heads", model.num_heads),
         "mlp": ("mlp_dim", model.mlp_dim),

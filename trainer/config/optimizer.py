@@ -1,28 +1,65 @@
-"""What an optimizer is told, in plain data that needs no JAX, and published recipes."""
+"""Optimizers and learning-rate schedules as plain data, no JAX, and published recipes.
+
+To add an optimizer, write a module with its `Direction` and add an entry to OPTIMIZERS. A new
+hyperparameter is a field of `OptimizerConfig` besides.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-# Fields of several optimizers, at the same values.
+from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.fields import (
+    BELOW_ONE,
+    Rejected,
+    above,
+    at_least,
+    check,
+    field,
+    one_of,
+    require,
+)
+
+# Fields of several optimizers, with the same defaults.
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
     "no_weight_decay": ("bias$", "scale$", "embedding$", "tap_[0-9]+$", "learned_logits/table$"),
 }
 
-# The keys of `optimizer.OPTIMIZERS`: for each the fields it reads, at the values they have when
-# left at None. Sources: adafactor T5X, `adafactor.py`; adamw and lion optax 0.2.8; adamw_rms
-# nanoT5, `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer: its code, the fields it reads, and its defaults.
+
+    Attributes:
+      code: "module:function", the optimizer's `trainer.optim.optimizer.Direction`; imported only
+        when the optimizer is made, so that the configuration needs no JAX.
+      defaults: every field the optimizer reads -> the value it has when unset.
+      learning_rate: the learning rate when unset; None: it must be set.
+      schedule: the schedule when unset.
+    """
+
+    code: str
+    defaults: Mapping[str, Any]
+    learning_rate: float | None = None
+    schedule: str = "constant * linear_warmup * rsqrt_normalized_decay"
+
+
+# One entry per optimizer; code outside this repository may add its own.
+# Sources of the defaults: adafactor T5X, `adafactor.py`, and for learning rate and schedule
+# `configs/runs/pretrain.gin`; adamw and lion optax 0.2.8; adamw_rms nanoT5,
+# `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
 # (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
-OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "adafactor": {
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adafactor": Optimizer(
+        "trainer.optim.adafactor:direction",
+        {
             "beta1": 0.0,
             "epsilon": 1e-30,
             "weight_decay": 0.0,
@@ -35,7 +72,12 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "clipping_threshold": 1.0,
             "min_dim_size_to_factor": 128,
         },
-        "adamw": {
+        learning_rate=1.0,
+        schedule="constant * rsqrt_decay",
+    ),
+    "adamw": Optimizer(
+        "trainer.optim.adam:direction",
+        {
             "beta1": 0.9,
             "beta2": 0.999,
             "epsilon": 1e-8,
@@ -44,7 +86,10 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "multiply_by_parameter_scale": False,
             **_SCALE,
         },
-        "adamw_rms": {
+    ),
+    "adamw_rms": Optimizer(
+        "trainer.optim.adam:direction",
+        {
             "beta1": 0.9,
             "beta2": 0.999,
             "epsilon": 1e-6,
@@ -53,7 +98,10 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "multiply_by_parameter_scale": True,
             **_SCALE,
         },
-        "lion": {
+    ),
+    "lion": Optimizer(
+        "trainer.optim.lion:direction",
+        {
             "beta1": 0.9,
             "beta2": 0.99,
             "weight_decay": 1e-3,
@@ -61,7 +109,10 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "multiply_by_parameter_scale": False,
             **_SCALE,
         },
-        "muon": {
+    ),
+    "muon": Optimizer(
+        "trainer.optim.muon:direction",
+        {
             "momentum": 0.95,
             "beta1": 0.9,
             "beta2": 0.95,
@@ -71,12 +122,14 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "multiply_by_parameter_scale": True,
             **_SCALE,
         },
-    }
-)
+    ),
+}
 
-# The keys of `schedule.FACTORS`: for each the fields that it alone reads, at the values they have
-# when left at None; REQUIRED ones have none. Source: T5X, `utils.create_learning_rate_scheduler`.
+# The default of a field that must be set.
 REQUIRED = object()
+
+# The keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
+# Source: T5X, `utils.create_learning_rate_scheduler`.
 SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "constant": {"learning_rate": REQUIRED},
@@ -101,216 +154,245 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """An optimizer and its schedule. A field left at None has the optimizer's own default.
-
-    `name` is a key of OPTIMIZER_FIELDS, which lists what each optimizer reads; any other field
-    set is refused. OPTIMIZER_PRESETS holds whole recipes.
-
-    The schedule:
-    `learning_rate` is what the factor "constant" stands for, T5X's `base_learning_rate`. Only
-    adafactor has a default, 1.0; others must be given one. Where updates are multiplied by the
-    parameter scale it is relative to each tensor's root mean square.
-    `schedule` is a product of the factors in SCHEDULE_FACTORS, "constant * linear_warmup *
-    rsqrt_decay". None is T5X's "constant * rsqrt_decay" for adafactor, which has no ramp: it is
-    flat at `learning_rate / sqrt(warmup_steps)` for `warmup_steps`; for others it is "constant *
-    linear_warmup * rsqrt_normalized_decay", which peaks at `learning_rate`.
-    `warmup_start` is the share of the rate that "linear_warmup" begins with; `decay_factor`,
-    `steps_per_decay` and `steps_per_cycle` (steps) are T5X's.
-    `final_fraction` is the share of the rate that "cosine_decay" and the cooldowns end with;
-    cooldowns last `cooldown_steps` from `cooldown_start`, None: from the end of the warm-up.
-    The schedule never gives less than `minimum_learning_rate`.
-
-    Every optimizer:
-    `clip_norm` scales gradients down to this global norm before anything else; None: never. The
-    loss summed over tokens (T5X's) has large gradients: use it with
-    `LossConfig.normalizer="num_real_target_tokens"`.
-    `weight_decay` takes from a tensor, each step, this times rate ** `weight_decay_rate_exponent`
-    of itself: exponent 1 is optax's and PyTorch's AdamW, 0 T5X's `weight_decay_rate`. It spares
-    tensors whose path ("decoder/decoder_norm/scale") one of the regular expressions
-    `no_weight_decay` matches somewhere: by default biases, scales of norms, embedding tables, those
-    of relative positions among them, taps of Primer's convolutions and learned logits; nothing for
-    adafactor, as in T5X.
-    `multiply_by_parameter_scale` multiplies the update of each tensor by its root mean square,
-    kept between `minimum_parameter_scale` (T5X's `epsilon2`) and `maximum_parameter_scale`.
-
-    `beta1`, `beta2`, `epsilon` are Adam's, for muon those of the tensors that are no matrices;
-    for lion its two interpolations; adafactor's `beta1` is momentum of the update (0: none) and
-    its `epsilon` T5X's `epsilon1`. `momentum` is muon's own. `decay_rate`, `step_offset`,
-    `clipping_threshold` (inf: none) and `min_dim_size_to_factor` are adafactor's.
-
-    Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
-    `utils.create_learning_rate_scheduler`, whose defaults adafactor's are, but for the learning
-    rate and the schedule, which are those of its pretraining runs (`configs/runs/pretrain.gin`).
-    Differences: T5X's `skip_nan_updates`, which keeps single elements of a tensor, and rules by
-    path for factoring and scaling are not here.
-
-    Raises:
-        ValueError: at construction, naming the field or the factor, if a value makes no sense, is
-            missing, or is read by nothing.
-    """
-
-    name: str = "adafactor"
-    learning_rate: float | None = None
-    schedule: str | None = None
-    warmup_steps: int = 10_000
-    warmup_start: float | None = None
-    decay_factor: float | None = None
-    steps_per_decay: int | None = None
-    steps_per_cycle: int | None = None
-    cooldown_start: int | None = None
-    cooldown_steps: int | None = None
-    final_fraction: float | None = None
-    minimum_learning_rate: float = 1e-8
-    clip_norm: float | None = None
-    weight_decay: float | None = None
-    weight_decay_rate_exponent: float | None = None
-    no_weight_decay: tuple[str, ...] | None = None
-    multiply_by_parameter_scale: bool | None = None
-    minimum_parameter_scale: float | None = None
-    maximum_parameter_scale: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    epsilon: float | None = None
-    momentum: float | None = None
-    decay_rate: float | None = None
-    step_offset: int | None = None
-    clipping_threshold: float | None = None
-    min_dim_size_to_factor: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.name in OPTIMIZER_FIELDS, "name", self.name, _one_of(OPTIMIZER_FIELDS))
-        for factor in self.factors:
-            if factor not in SCHEDULE_FACTORS:
-                raise ValueError(
-                    f"OptimizerConfig.schedule {self.schedule!r} has the unknown factor "
-                    f"{factor!r}; known are {', '.join(sorted(SCHEDULE_FACTORS))}, joined by '*'"
-                )
-        self._refuse_unread()
-        self._ask_for_missing()
-        for field, rule, holds in _RULES:
-            value = getattr(self, field)
-            _require(value is None or holds(value), field, value, rule)
-        for pattern in self.no_weight_decay or ():
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(
-                    f"OptimizerConfig.no_weight_decay has {pattern!r}, "
-                    f"which is no regular expression: {error}"
-                ) from error
-
-    def _refuse_unread(self) -> None:
-        read_by_factors = {field for name in self.factors for field in SCHEDULE_FACTORS[name]}
-        for fields, reads, reader in (
-            (_FIELDS_OF_OPTIMIZERS, set(OPTIMIZER_FIELDS[self.name]), f"optimizer {self.name!r}"),
-            (_FIELDS_OF_FACTORS, read_by_factors, f"schedule {' * '.join(self.factors)!r}"),
-        ):
-            for field in fields:
-                if getattr(self, field) is not None and field not in reads:
-                    raise ValueError(
-                        f"OptimizerConfig.{field} is {getattr(self, field)!r}, and {reader} does "
-                        f"not read it; it reads {', '.join(sorted(reads)) or 'no such field'}"
-                    )
-        for switch, switched in _SWITCHES.items():
-            for field in switched:
-                if getattr(self, field) is not None and not self.value(switch):
-                    raise ValueError(
-                        f"OptimizerConfig.{field} is {getattr(self, field)!r}, which needs a "
-                        f"{switch}: it is {self.value(switch)!r}"
-                    )
-
-    def _ask_for_missing(self) -> None:
-        for factor in self.factors:
-            for field in SCHEDULE_FACTORS[factor]:
-                if self.value(field) is REQUIRED:
-                    recipes = ", ".join(OPTIMIZER_PRESETS)
-                    raise ValueError(
-                        f"OptimizerConfig.{field} must be set for {self.name!r} with schedule "
-                        f"{' * '.join(self.factors)!r}: it has no default; recipes: {recipes}"
-                    )
-
-    @property
-    def factors(self) -> tuple[str, ...]:
-        """The factors of the schedule, in order."""
-        default = "constant * linear_warmup * rsqrt_normalized_decay"
-        if self.name == "adafactor":
-            default = "constant * rsqrt_decay"
-        return factor_names(self.schedule or default)
-
-    def value(self, field: str) -> Any:
-        """Returns what `field` stands for: its value, or the default of what reads it."""
-        value = getattr(self, field)
-        if value is not None:
-            return value
-        if field == "learning_rate" and self.name == "adafactor":
-            return 1.0
-        if field in OPTIMIZER_FIELDS[self.name]:
-            return OPTIMIZER_FIELDS[self.name][field]
-        for factor in self.factors:
-            if field in SCHEDULE_FACTORS[factor]:
-                return SCHEDULE_FACTORS[factor][field]
-        return None
-
-
-def factor_names(schedule: str) -> tuple[str, ...]:
-    """The factors of a schedule, in order."""
-    return tuple(name.strip() for name in schedule.split("*"))
-
-
-def _require(holds: bool, field: str, value: object, rule: str) -> None:
-    if not holds:
-        raise ValueError(f"OptimizerConfig.{field} is {value!r}; it must be {rule}")
-
-
-def _one_of(names: Mapping[str, Any]) -> str:
-    return "one of " + ", ".join(repr(name) for name in sorted(names))
-
-
-_FIELDS_OF_OPTIMIZERS = sorted({field for read in OPTIMIZER_FIELDS.values() for field in read})
-# What matters only where another field is neither 0 nor False.
+# Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
     "weight_decay": ("weight_decay_rate_exponent", "no_weight_decay"),
     "multiply_by_parameter_scale": ("minimum_parameter_scale", "maximum_parameter_scale"),
 }
-_FIELDS_OF_FACTORS = sorted({field for read in SCHEDULE_FACTORS.values() for field in read})
-_RULES = (
-    *((name, "above 0", lambda value: value > 0) for name in ("learning_rate", "clip_norm")),
-    *(
-        (name, "1 or more", lambda value: value >= 1)
-        for name in (
-            "warmup_steps",
-            "steps_per_decay",
-            "steps_per_cycle",
-            "cooldown_steps",
-            "clipping_threshold",
-            "min_dim_size_to_factor",
-        )
-    ),
-    *(
-        (name, "0 or more", lambda value: value >= 0)
-        for name in (
-            "cooldown_start",
-            "minimum_learning_rate",
-            "weight_decay",
-            "weight_decay_rate_exponent",
-            "minimum_parameter_scale",
-            "epsilon",
-        )
-    ),
-    *(
-        (name, "in [0, 1)", lambda value: 0 <= value < 1)
-        for name in ("beta1", "beta2", "momentum", "warmup_start", "final_fraction")
-    ),
-    ("decay_rate", "above 0", lambda value: value > 0),
-    ("maximum_parameter_scale", "above 0", lambda value: value > 0),
-)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimizer and its schedule. An unset field has the optimizer's own default.
+
+    A field that neither the optimizer nor the schedule reads is rejected: OPTIMIZERS and
+    SCHEDULE_FACTORS list what each reads.
+
+    Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
+    `utils.create_learning_rate_scheduler`.
+    Differences: T5X's `skip_nan_updates`, which keeps single elements of a tensor, and its rules by
+    path for factoring and scaling are not supported.
+
+    Raises:
+      Rejected: at construction, if a value is invalid, missing, or read by nothing.
+    """
+
+    name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS)
+    learning_rate: float | None = field(
+        None,
+        "learning rate, the schedule's factor constant (T5X's base_learning_rate); "
+        "relative to each tensor's root mean square with multiply_by_parameter_scale; unset: 1.0 "
+        "for adafactor, required for others",
+        rule=above(0),
+    )
+    schedule: str | None = field(
+        None,
+        "product of factors, as 'constant * linear_warmup * rsqrt_decay'; the factors are "
+        f"{', '.join(SCHEDULE_FACTORS)}; unset: for adafactor 'constant * rsqrt_decay' as in T5X, "
+        "which is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant "
+        "* linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
+    )
+    warmup_steps: int = field(10_000, "updates of the warm-up; 1 or more", rule=at_least(1))
+    warmup_start: float | None = field(
+        None, "share of the rate that linear_warmup begins with, in [0, 1)", rule=BELOW_ONE
+    )
+    decay_factor: float | None = field(
+        None,
+        "linear_decay: share of the base rate lost per update after the warm-up; decay_every: "
+        "factor applied every steps_per_decay",
+    )
+    steps_per_decay: int | None = field(
+        None, "updates between steps of decay_every; 1 or more", rule=at_least(1)
+    )
+    steps_per_cycle: int | None = field(
+        None, "updates of one half cosine of cosine_decay; 1 or more", rule=at_least(1)
+    )
+    cooldown_start: int | None = field(
+        None,
+        "update at which linear_cooldown or sqrt_cooldown begins; unset: the end of the warm-up",
+        rule=at_least(0),
+    )
+    cooldown_steps: int | None = field(
+        None, "updates of linear_cooldown or sqrt_cooldown; 1 or more", rule=at_least(1)
+    )
+    final_fraction: float | None = field(
+        None,
+        "share of the rate that cosine_decay and the cooldowns end with, in [0, 1)",
+        rule=BELOW_ONE,
+    )
+    minimum_learning_rate: float = field(
+        1e-8, "lower bound of the schedule; 0 or more", rule=at_least(0)
+    )
+    clip_norm: float | None = field(
+        None,
+        "scale gradients down to this global norm, above 0; the loss summed over tokens has large "
+        "gradients: use it with loss.normalizer=num_real_target_tokens; unset: no clipping",
+        rule=above(0),
+    )
+    weight_decay: float | None = field(
+        None,
+        "share of a tensor subtracted per update, times rate ** weight_decay_rate_exponent; 0 or "
+        "more",
+        rule=at_least(0),
+    )
+    weight_decay_rate_exponent: float | None = field(
+        None,
+        "exponent of the learning rate in weight decay: 1: AdamW of optax and PyTorch; 0: T5X's "
+        "weight_decay_rate",
+        rule=at_least(0),
+    )
+    no_weight_decay: tuple[str, ...] | None = field(
+        None,
+        "regular expressions of the paths, as decoder/decoder_norm/scale, of tensors without "
+        "weight decay; unset: biases, scales of norms, embedding and position tables, taps of "
+        "Primer's convolutions and learned logits; none for adafactor, as in T5X",
+    )
+    multiply_by_parameter_scale: bool | None = field(
+        None, "multiply the update of each tensor by the tensor's root mean square"
+    )
+    minimum_parameter_scale: float | None = field(
+        None,
+        "lower bound of the root mean square in multiply_by_parameter_scale (T5X's epsilon2); 0 or "
+        "more",
+        rule=at_least(0),
+    )
+    maximum_parameter_scale: float | None = field(
+        None,
+        "upper bound of the root mean square in multiply_by_parameter_scale; above 0",
+        rule=above(0),
+    )
+    beta1: float | None = field(
+        None,
+        "decay of Adam's first moment, in [0, 1); muon: of the tensors it leaves to Adam; lion: "
+        "its first interpolation; adafactor: momentum of the update, 0: none",
+        rule=BELOW_ONE,
+    )
+    beta2: float | None = field(
+        None,
+        "decay of Adam's second moment, in [0, 1); muon: of the tensors it leaves to Adam; lion: "
+        "its second interpolation",
+        rule=BELOW_ONE,
+    )
+    epsilon: float | None = field(
+        None,
+        "term added to Adam's denominator, or adafactor's epsilon1, added to squared gradients; 0 "
+        "or more",
+        rule=at_least(0),
+    )
+    momentum: float | None = field(None, "muon's momentum, in [0, 1)", rule=BELOW_ONE)
+    decay_rate: float | None = field(
+        None,
+        "adafactor: exponent of the decay of second moments, 1 - step ** -decay_rate; above 0",
+        rule=above(0),
+    )
+    step_offset: int | None = field(
+        None, "adafactor: updates not counted in the decay of second moments"
+    )
+    clipping_threshold: float | None = field(
+        None,
+        "adafactor: largest root mean square of a tensor's update, 1 or more; inf: no clipping",
+        rule=at_least(1),
+    )
+    min_dim_size_to_factor: int | None = field(
+        None,
+        "adafactor: second moments are factored in tensors whose two largest dimensions both have "
+        "at least this size; 1 or more",
+        rule=at_least(1),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for factor in self.factors:
+            require(
+                factor in SCHEDULE_FACTORS,
+                "OptimizerConfig.schedule",
+                self.schedule,
+                f"factors joined by '*', and {factor!r} is none; a factor is "
+                f"{one_of(SCHEDULE_FACTORS)}",
+            )
+        self._check_read()
+        self._check_switches()
+        self._check_complete()
+        for pattern in self.no_weight_decay or ():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                rule = f"regular expressions, and {pattern!r} is none: {error}"
+                raise Rejected(
+                    "OptimizerConfig.no_weight_decay", self.no_weight_decay, rule
+                ) from error
+
+    def _check_read(self) -> None:
+        """Rejects fields that are set and that the optimizer or the schedule does not read."""
+        by_optimizers = _fields_in(each.defaults for each in OPTIMIZERS.values())
+        by_factors = _fields_in(SCHEDULE_FACTORS.values())
+        for fields, reads, reader in (
+            (by_optimizers, set(OPTIMIZERS[self.name].defaults), f"optimizer {self.name!r}"),
+            (
+                by_factors,
+                set(_fields_in(SCHEDULE_FACTORS[name] for name in self.factors)),
+                f"schedule {' * '.join(self.factors)!r}",
+            ),
+        ):
+            for name in fields:
+                require(
+                    getattr(self, name) is None or name in reads,
+                    f"OptimizerConfig.{name}",
+                    getattr(self, name),
+                    f"unset: {reader} does not read it; it reads "
+                    f"{', '.join(sorted(reads)) or 'no such field'}",
+                )
+
+    def _check_switches(self) -> None:
+        for switch, switched in _SWITCHES.items():
+            for name in switched:
+                require(
+                    getattr(self, name) is None or bool(self.value(switch)),
+                    f"OptimizerConfig.{name}",
+                    getattr(self, name),
+                    f"unset: it needs {switch}, which is {self.value(switch)!r}",
+                )
+
+    def _check_complete(self) -> None:
+        for factor in self.factors:
+            for name in SCHEDULE_FACTORS[factor]:
+                if self.value(name) is REQUIRED:
+                    rule = (
+                        f"set for {self.name!r} with schedule {' * '.join(self.factors)!r}: it has "
+                        f"no default; recipes: {', '.join(OPTIMIZER_PRESETS)}"
+                    )
+                    raise Rejected(f"OptimizerConfig.{name}", None, rule)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The factors of the schedule, in order."""
+        return factor_names(self.schedule or OPTIMIZERS[self.name].schedule)
+
+    def value(self, name: str) -> Any:
+        """Returns the value of a field or, if it is unset, the default of what reads it."""
+        value = getattr(self, name)
+        if value is not None:
+            return value
+        optimizer = OPTIMIZERS[self.name]
+        if name == "learning_rate" and optimizer.learning_rate is not None:
+            return optimizer.learning_rate
+        tables = (optimizer.defaults, *(SCHEDULE_FACTORS[factor] for factor in self.factors))
+        return next((table[name] for table in tables if name in table), None)
+
+
+def factor_names(schedule: str) -> tuple[str, ...]:
+    """Returns the factors of a schedule, in order."""
+    return tuple(name.strip() for name in schedule.split("*"))
+
+
+def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the names in any of the tables, sorted."""
+    return sorted({name for table in tables for name in table})
+
 
 # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
-# rows, 1.953 nats on held-out C4 against 1.995 of its Adafactor (README). It means the loss over
-# tokens (`LossConfig.normalizer="num_real_target_tokens"`). `steps_per_cycle` is the number of
-# steps less the warm-up: set both for a run of another length.
+# rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
+# number of updates less the warm-up: set both for a run of another length.
 # Differences: AdamWScale's epsilon is added before the bias correction, optax's after it.
 _NANOT5 = OptimizerConfig(
     name="adamw_rms",
@@ -332,3 +414,29 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
         "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
     }
 )
+
+# The loss of a preset, where it is not the default. nanoT5 clips the gradient of the mean loss; the
+# gradient of the summed loss would be clipped at every update. Mesh TensorFlow divides by all
+# positions.
+_LOSS_OF_PRESETS = {
+    "nanot5": {"loss.normalizer": "num_real_target_tokens"},
+    "primer": {"loss.normalizer": "num_total_target_tokens"},
+}
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """Returns field path -> value of a preset: its optimizer, and the loss that goes with it.
+
+    Raises:
+      UserError: there is no such preset.
+    """
+    if name not in OPTIMIZER_PRESETS:
+        raise UserError(
+            f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "
+            f"{', '.join(OPTIMIZER_PRESETS)}"
+        )
+    values = asdict(OPTIMIZER_PRESETS[name])
+    return {
+        **{f"optimizer.{field}": value for field, value in values.items()},
+        **_LOSS_OF_PRESETS.get(name, {}),
+    }

@@ -1,48 +1,60 @@
-"""How the processes of a run find one another, in plain data that needs no JAX."""
+"""How the processes of a run find one another: plain data, no JAX."""
 
 import dataclasses
 import re
 
+from tasks.terminal.fields import Rule, at_least, check, field, require
+
 AUTO = "auto"
+
+_COORDINATOR = Rule(
+    "HOST:PORT of process 0, or auto",
+    lambda value: value == AUTO or re.fullmatch(r".+:\d+", value) is not None,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
     """How the processes of a run find one another.
 
-    `coordinator` None: this process is the only one. "auto": the TPU pod, SLURM, Open MPI or
-    Kubernetes that started them knows, and the command is the same everywhere. HOST:PORT: an
-    address of process 0 that all can reach; there are `count` of them and this is number `index`.
-
-    A process that is not heard of for `timeout_seconds` ends all others.
-
     Raises:
-        ValueError: at construction, naming the field, if a value makes no sense.
+      Rejected: at construction, if a value is invalid.
     """
 
-    coordinator: str | None = None
-    count: int | None = None
-    index: int | None = None
-    timeout_seconds: int = 60
+    coordinator: str | None = field(
+        None,
+        "HOST:PORT of process 0, reachable from all processes; auto: ask the TPU pod, SLURM, Open "
+        "MPI or Kubernetes that started them, so that the command is the same everywhere; unset: "
+        "a single process",
+        rule=_COORDINATOR,
+    )
+    count: int | None = field(None, "number of processes, with a coordinator HOST:PORT")
+    index: int | None = field(
+        None, "index of this process, from 0, with a coordinator HOST:PORT", rule=at_least(0)
+    )
+    timeout_seconds: int = field(
+        60,
+        "seconds of silence after which a process counts as lost and all others end; 5 or more",
+        rule=at_least(5),
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         named = self.coordinator not in (None, AUTO)
-        if named and not re.fullmatch(r".+:\d+", str(self.coordinator)):
-            raise ValueError(
-                f"ProcessesConfig.coordinator is {self.coordinator!r}; it must be HOST:PORT of "
-                "process 0, or auto"
-            )
         for name in ("count", "index"):
-            if (getattr(self, name) is not None) != named:
-                raise ValueError(
-                    f"ProcessesConfig.{name} is {getattr(self, name)}; it goes with a coordinator "
-                    f"HOST:PORT, and coordinator is {self.coordinator!r}"
-                )
-        if self.count is not None and self.index is not None and not 0 <= self.index < self.count:
-            raise ValueError(
-                f"ProcessesConfig.index is {self.index}; it must be from 0 to {self.count - 1}"
+            value = getattr(self, name)
+            rule = "set" if named else "unset"
+            require(
+                (value is not None) == named,
+                f"ProcessesConfig.{name}",
+                value,
+                f"{rule} where coordinator is {self.coordinator!r}; it goes with a coordinator "
+                "HOST:PORT",
             )
-        if self.timeout_seconds < 5:
-            raise ValueError(
-                f"ProcessesConfig.timeout_seconds is {self.timeout_seconds}; it must be 5 or more"
+        if self.count is not None and self.index is not None:
+            require(
+                self.index < self.count,
+                "ProcessesConfig.index",
+                self.index,
+                f"from 0 to {self.count - 1}",
             )

@@ -1,17 +1,26 @@
-"""The configuration of a run: frozen typed dataclasses, and where each value came from.
+"""The configuration of a run: frozen typed dataclasses whose fields carry their own help.
 
-A preset < gin files < what the task and the cache imply < `--field.path=value`. Every field keeps
-its origin.
-No heavy import: `python -m trainer.pretrain --help` needs none.
+Values come from, in rising precedence: defaults, a preset, gin files, what the task and the cache
+imply, and `--field.path=value`. The origin of each field is recorded beside the configuration.
+No heavy import: `python -m trainer.pretrain --help` reads this module.
 """
 
 import dataclasses
 import re
-from typing import Any
 
 from tasks import mixture
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import (
+    BELOW_ONE,
+    REQUIRED,
+    Rule,
+    above,
+    at_least,
+    check,
+    field,
+    require,
+)
 from trainer.config import fields
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
@@ -23,7 +32,7 @@ CONFIG_FILE = "config.json"
 SHUFFLES = ("global", "block", "none")
 ENGINES = ("palimpsest", "t5x")
 ON_NAN = ("stop", "skip")
-# Of `Evaluator`'s metrics those that can say which checkpoint is best; accuracy is best high.
+# The metrics of `Evaluator` that can rank checkpoints; for accuracy, higher is better.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
 NORMALIZERS = (
@@ -36,277 +45,376 @@ NORMALIZERS = (
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """The loss in T5X's words.
+    """The loss, in T5X's terms.
 
-    `z_loss` is the weight of log(Z)^2, which keeps the normalisers of the softmax near 1.
-    `label_smoothing` is the probability spread over the wrong tokens.
-
-    `normalizer` says what the sum over tokens is divided by: "sum" nothing (T5X's
-    `loss_normalizing_factor = None`), "num_real_target_tokens" the sum of weights,
-    "num_total_target_tokens" batch times length, "average_per_sequence" the number of sequences,
-    each one's tokens weighing 1 together. `normalizing_constant` is a divisor of one's own, with
-    "sum". Adafactor divides by the size of the gradient, so for it the choice among the first
-    three changes nothing but the loss that is printed; "average_per_sequence" weighs tokens anew.
+    Adafactor divides by the size of the gradient. With it, the choice among "sum",
+    "num_real_target_tokens" and "num_total_target_tokens" changes only the printed loss;
+    "average_per_sequence" changes the weights of tokens.
 
     Raises:
-        ValueError: at construction, naming the field, if a value makes no sense.
+      Rejected: at construction, if a value is invalid.
     """
 
-    z_loss: float = 1e-4
-    label_smoothing: float = 0.0
-    normalizer: str = "sum"
-    normalizing_constant: float | None = None
+    z_loss: float = field(
+        1e-4,
+        "weight of log(Z)^2 in the loss, which keeps the softmax's normalizer near 1; 0: none",
+        rule=at_least(0),
+    )
+    label_smoothing: float = field(
+        0.0, "probability spread over the wrong tokens, in [0, 1)", rule=BELOW_ONE
+    )
+    normalizer: str = field(
+        "sum",
+        "what the sum over tokens is divided by: sum: nothing (T5X's loss_normalizing_factor = "
+        "None); num_real_target_tokens: the sum of weights; num_total_target_tokens: batch times "
+        "length; average_per_sequence: the number of sequences, with the tokens of each sequence "
+        "weighing 1 in total",
+        choices=NORMALIZERS,
+    )
+    normalizing_constant: float | None = field(
+        None, "a constant to divide the sum by, above 0; only with normalizer sum", rule=above(0)
+    )
 
     def __post_init__(self) -> None:
-        if self.normalizer not in NORMALIZERS:
-            known = ", ".join(repr(name) for name in NORMALIZERS)
-            raise ValueError(
-                f"LossConfig.normalizer is {self.normalizer!r}; it must be one of {known}"
-            )
-        if self.z_loss < 0:
-            raise ValueError(f"LossConfig.z_loss is {self.z_loss}; it must be 0 or more")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"LossConfig.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
-            )
-        if self.normalizing_constant is not None:
-            if self.normalizer != "sum":
-                raise ValueError(
-                    "LossConfig.normalizing_constant goes with normalizer 'sum', "
-                    f"not with {self.normalizer!r}"
-                )
-            if self.normalizing_constant <= 0:
-                raise ValueError(
-                    f"LossConfig.normalizing_constant is {self.normalizing_constant}; "
-                    "it must be above 0"
-                )
+        check(self)
+        require(
+            self.normalizing_constant is None or self.normalizer == "sum",
+            "LossConfig.normalizing_constant",
+            self.normalizing_constant,
+            f"unset unless normalizer is 'sum', and it is {self.normalizer!r}",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class LengthsConfig:
-    """Positions of an example's features, EOS included. None: the task's own."""
+    """Lengths of an example's features, in tokens, EOS included."""
 
-    inputs: int | None = None
-    targets: int | None = None
+    inputs: int | None = field(
+        None, "tokens of the inputs, EOS included; unset: the task's own length", rule=at_least(0)
+    )
+    targets: int | None = field(
+        None, "tokens of the targets, EOS included; unset: the task's own length", rule=at_least(0)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class MixingConfig:
-    """How a run mixes tasks; see tasks.mixture for what rates are.
+    """How a run mixes tasks; `tasks.mixture` explains rates.
 
-    `maximum` and `temperature` replace the mixture's own. `schedule`, "20000: a=0.5,b=0.5; …", has
-    other rates, or further tasks, from a number of updates on; on resume, only what lies ahead may
-    differ. No task repeats a window because rates change.
+    No task repeats a window because its rate changes.
     """
 
-    maximum: int | None = None
-    temperature: float | None = None
-    schedule: str = ""
+    maximum: int | None = field(
+        None,
+        "most examples that count for a task's rate, 1 or more; unset: the mixture's own",
+        rule=at_least(1),
+    )
+    temperature: float | None = field(
+        None,
+        "power of 1 / temperature to which rates are raised, above 0; unset: the mixture's own",
+        rule=above(0),
+    )
+    schedule: str = field(
+        "",
+        "other rates or further tasks from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; on "
+        "resume, only entries that lie ahead may differ",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """How the cache is read.
 
-    `shuffle` "global" permutes all windows of an epoch; "block", for a remote cache larger than the
-    disk, permutes blocks of whole shards of at most `block_bytes` and the windows inside each;
-    "none" reads windows in the cache's order. Shards of a remote cache are copied to `local_dir`,
-    where they stay for the next start (None: to a temporary folder), at most `local_bytes` of them
-    at a time. `threads` make up to `prefetch` batches ahead; one is fastest where batches are
-    small, by benchmarks/input_pipeline.py.
-
-    A task of seqio's is read from a cache if it has one; `use_cached` False: never; True says so
-    where it has none. `pack` False leaves its examples one a row.
+    Raises:
+      Rejected: at construction, if a value is invalid.
     """
 
-    shuffle: str = "global"
-    block_bytes: int = 16 << 30
-    local_bytes: int = 50 << 30
-    local_dir: str | None = None
-    threads: int = 1
-    prefetch: int = 4
-    use_cached: bool | None = None
-    pack: bool = True
+    shuffle: str = field(
+        "global",
+        "order of an epoch's windows: global: one permutation of all; block: blocks of whole "
+        "shards are permuted, and the windows within each, for a remote cache larger than the "
+        "disk; none: the cache's order",
+        choices=SHUFFLES,
+    )
+    block_bytes: int = field(
+        16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
+    )
+    local_bytes: int = field(
+        50 << 30,
+        "most bytes of a remote cache's shards kept on the local disk at a time; 1 or more",
+        rule=at_least(1),
+    )
+    local_dir: str | None = field(
+        None,
+        "folder for local copies of a remote cache's shards, kept for the next start; unset: a "
+        "temporary folder",
+    )
+    # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
+    threads: int = field(
+        1, "threads that make batches; 1 is fastest for small batches", rule=at_least(1)
+    )
+    prefetch: int = field(4, "most batches made ahead; 1 or more", rule=at_least(1))
+    use_cached: bool | None = field(
+        None,
+        "whether a seqio task is read from its seqio cache: true: warn if it has none; false: "
+        "never; unset: if it has one",
+    )
+    pack: bool = field(
+        True, "pack several examples of a seqio task into one row; false: one example per row"
+    )
 
     def __post_init__(self) -> None:
-        if self.shuffle not in SHUFFLES:
-            raise ValueError(
-                f"DataConfig.shuffle is {self.shuffle!r}; it must be one of {', '.join(SHUFFLES)}"
-            )
-        for name in ("block_bytes", "local_bytes", "threads", "prefetch"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"DataConfig.{name} is {getattr(self, name)}; it must be 1 or more"
-                )
-
-
-def _at_least(config: Any, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ValueError(
-                f"{type(config).__name__}.{name} is {value}; it must be {least} or more"
-            )
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """A checkpoint every so many steps (0: only where the run ends), and at the last.
-
-    The newest `keep` stay (None: all), those of multiples of `keep_every_steps` for ever, and, with
-    `best_metric`, one of BEST_METRICS, the one that was best on the validation split: every
-    evaluation better than all before it is followed by a checkpoint.
+    """When checkpoints are saved, and which are kept. The last update is always saved.
 
     Raises:
-        ValueError: at construction, naming the field, if a value makes no sense.
+      Rejected: at construction, if a value is invalid.
     """
 
-    every_steps: int = 1000
-    keep: int | None = 3
-    keep_every_steps: int | None = None
-    best_metric: str | None = None
+    every_steps: int = field(
+        1000, "updates between checkpoints; 0: only at the end of the run", rule=at_least(0)
+    )
+    keep: int | None = field(
+        3, "number of newest checkpoints to keep, 1 or more; None: all", rule=at_least(1)
+    )
+    keep_every_steps: int | None = field(
+        None,
+        "also keep the checkpoints of multiples of this many updates, permanently",
+        rule=at_least(1),
+    )
+    best_metric: str | None = field(
+        None,
+        "also keep the checkpoint with the best validation value of this metric; an evaluation "
+        "that improves on all before it is followed by a checkpoint",
+        choices=BEST_METRICS,
+    )
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "every_steps")
-        _at_least(self, 1, "keep", "keep_every_steps")
-        if self.best_metric is not None and self.best_metric not in BEST_METRICS:
-            raise ValueError(
-                f"CheckpointConfig.best_metric is {self.best_metric!r}; it must be one of "
-                f"{', '.join(BEST_METRICS)}"
-            )
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """Evaluation on the whole validation split every so many steps, and at the last; 0: never.
+    """Evaluation on the validation split during training.
 
-    `batch_size` None is the training batch's; the result does not depend on it, save of Switch
-    layers, where rows of up to 1,024 tokens together share the room at each expert. `batches` of a
-    task are evaluated on, from its first, in place of all: T5X's `eval_steps`.
+    The result does not depend on the batch size, except with Switch layers, where groups of rows
+    (up to 1,024 tokens together) share the capacity of each expert.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
     """
 
-    every_steps: int = 1000
-    batch_size: int | None = None
-    batches: int | None = None
+    every_steps: int = field(
+        1000,
+        "updates between evaluations on the validation split, with one after the last update; 0: "
+        "never",
+        rule=at_least(0),
+    )
+    batch_size: int | None = field(
+        None, "rows of an evaluation batch; unset: the training batch's", rule=at_least(1)
+    )
+    batches: int | None = field(
+        None,
+        "number of batches of each task to evaluate, from the first (T5X's eval_steps); unset: "
+        "the whole split",
+        rule=at_least(1),
+    )
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "every_steps")
-        _at_least(self, 1, "batch_size", "batches")
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyConfig:
-    """The vocabulary that tasks and caches must have; None: whichever they have.
+    """The vocabulary that tasks and caches must have.
 
-    `model_file` is a SentencePiece model, `extra_ids` the sentinels that come on top of its pieces.
+    Raises:
+      Rejected: at construction, if a value is invalid.
     """
 
-    model_file: str | None = None
-    extra_ids: int | None = None
+    model_file: str | None = field(
+        None, "SentencePiece model that the cache must have been built with; unset: any"
+    )
+    extra_ids: int | None = field(
+        None,
+        "number of sentinels that the vocabulary must have beyond its pieces; unset: any",
+        rule=at_least(0),
+    )
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "extra_ids")
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Training metrics, summed over so many steps, go to JSON lines and TensorBoard.
+    """Training metrics, always written to metrics.jsonl in model_dir.
 
-    `wandb` is a project of Weights & Biases that they go to besides.
+    Raises:
+      Rejected: at construction, if a value is invalid.
     """
 
-    every_steps: int = 100
-    tensorboard: bool = True
-    wandb: str | None = None
+    every_steps: int = field(
+        100, "updates that each line of training metrics sums over; 1 or more", rule=at_least(1)
+    )
+    tensorboard: bool = field(True, "also write TensorBoard files")
+    wandb: str | None = field(None, "project of Weights & Biases to log to as well")
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "every_steps")
+        check(self)
+
+
+_PROFILED = Rule(
+    "the first and the last update to trace, as 10:20", lambda value: bool(_updates(value))
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run. `model_dir` is where it writes; `cache_dir` what pipeline.build wrote.
+    """A run.
 
-    `task` is a task, a mixture, tasks with rates as "a=0.7,b=0.3", or "seqio:NAME" for any task or
-    mixture registered with seqio. `objective` sets fields of the task's objective, as
-    "mask.noise_density=0.5,mask.mean_noise_span_length=8". `batch_size` counts rows of the global
-    batch; gradients are summed over `microbatches` equal parts of it, one after the other, which
-    takes less memory. Both may be given in positions of the longer feature, as in Mesh TensorFlow:
-    `tokens_per_batch` / length are the rows, and a microbatch has on each device of the rows at
-    most `tokens_per_microbatch_per_replica`, or one row. `seed` determines initial parameters,
-    dropout, the order of windows and their
-    noise.
+    The rows of a batch may also be given in tokens, as in Mesh TensorFlow: `tokens_per_batch` and
+    `tokens_per_microbatch_per_replica` count positions of the longer feature, and `prepare` derives
+    `batch_size` and `microbatches` from them.
 
-    `on_nan` says what becomes of an update whose loss or gradients are no finite numbers, or whose
-    loss is above `spike_factor` times the mean loss of about the last hundred steps: "stop" saves
-    the state before it and ends the run, "skip" leaves the update out and counts it.
-    `engine` makes the updates: this trainer, or an installed T5X (docs/t5x_checkpoints.md).
-    `init_from` is a checkpoint, or a folder with several, with which a run begins that has none of
-    its own: ours, T5X's, or "hf:DIR" of Hugging Face transformers (docs/t5x_checkpoints.md).
-    `init_from_state`: its optimizer state comes along, and its step, which is the place in schedule
-    and data.
-    `profile_steps`, "10:20", has the updates 10 to 20 of a run traced into `model_dir/profile`.
+    Raises:
+      Rejected: at construction, if a value is invalid.
     """
 
-    preset: str
-    model: ModelConfig
-    task: str = ""
-    task_module: str | None = None
-    objective: tuple[str, ...] = ()
-    cache_dir: str = ""
-    model_dir: str = ""
-    train_steps: int = 10_000
-    batch_size: int = 128
-    microbatches: int = 1
-    tokens_per_batch: int | None = None
-    tokens_per_microbatch_per_replica: int | None = None
-    seed: int = 0
-    engine: str = "palimpsest"
-    init_from: str | None = None
-    init_from_state: bool = True
-    on_nan: str = "stop"
-    spike_factor: float | None = None
-    profile_steps: str | None = None
-    lengths: LengthsConfig = LengthsConfig()
-    mixing: MixingConfig = MixingConfig()
-    data: DataConfig = DataConfig()
-    vocabulary: VocabularyConfig = VocabularyConfig()
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    loss: LossConfig = LossConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    metrics: MetricsConfig = MetricsConfig()
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
+    preset: str = field(REQUIRED, "name of the model's preset, or of the gin files")
+    model: ModelConfig = field(REQUIRED, "The model")
+    task: str = field(
+        "",
+        "what to train on: a task, a mixture, tasks with rates as a=0.7,b=0.3, or seqio:NAME for a "
+        "task or mixture registered with seqio",
+    )
+    task_module: str | None = field(
+        None, "Python module to import that has further tasks in a tuple TASKS"
+    )
+    objective: tuple[str, ...] = field(
+        (),
+        "settings of the task's objective, as mask.noise_density=0.5,mask.mean_noise_span_length=8",
+    )
+    cache_dir: str = field("", "folder or URL with the caches that pipeline.build wrote")
+    model_dir: str = field("", "folder or URL that the run writes to and resumes from")
+    train_steps: int = field(10_000, "updates to train for, in all; 1 or more", rule=at_least(1))
+    batch_size: int = field(128, "rows of the global batch; 1 or more", rule=at_least(1))
+    microbatches: int = field(
+        1,
+        "equal parts of the batch whose gradients are summed one after the other, to save memory; "
+        "1 or more",
+        rule=at_least(1),
+    )
+    tokens_per_batch: int | None = field(
+        None,
+        "tokens of the global batch, instead of batch_size: a multiple of the longer feature's "
+        "length",
+        rule=at_least(1),
+    )
+    tokens_per_microbatch_per_replica: int | None = field(
+        None,
+        "most tokens of a microbatch on each data-parallel replica, instead of microbatches; one "
+        "row at least",
+        rule=at_least(1),
+    )
+    seed: int = field(
+        0, "seed of initial parameters, dropout, the order of windows and their noise"
+    )
+    engine: str = field(
+        "palimpsest",
+        "what makes the updates: this trainer, or an installed T5X (docs/t5x_checkpoints.md)",
+        choices=ENGINES,
+    )
+    init_from: str | None = field(
+        None,
+        "checkpoint, or folder of checkpoints, to start from when model_dir has none: of this "
+        "trainer, of T5X, or hf:DIR of Hugging Face transformers (docs/t5x_checkpoints.md)",
+    )
+    init_from_state: bool = field(
+        True,
+        "take the optimizer state and the step of init_from as well, and with them the place in "
+        "the schedule and in the data; false: parameters only",
+    )
+    on_nan: str = field(
+        "stop",
+        "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
+        "spike_factor: stop: save the state before it and end the run; skip: leave it out and "
+        "count it",
+        choices=ON_NAN,
+    )
+    spike_factor: float | None = field(
+        None,
+        "treat a loss above this multiple of the mean loss of about the last hundred updates as "
+        "not finite; above 1",
+        rule=above(1),
+    )
+    profile_steps: str | None = field(
+        None,
+        "first and last update to trace into model_dir/profile, counted from 1, as 10:20",
+        rule=_PROFILED,
+    )
+    lengths: LengthsConfig = field(LengthsConfig, "Lengths of an example's features")
+    mixing: MixingConfig = field(MixingConfig, "Rates of the tasks of a mixture")
+    data: DataConfig = field(DataConfig, "How the cache is read")
+    vocabulary: VocabularyConfig = field(
+        VocabularyConfig, "The vocabulary that tasks and caches must have"
+    )
+    optimizer: OptimizerConfig = field(
+        OptimizerConfig, "The optimizer and its learning-rate schedule"
+    )
+    loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
+    checkpoint: CheckpointConfig = field(
+        CheckpointConfig, "When checkpoints are saved, and which are kept"
+    )
+    evaluation: EvaluationConfig = field(
+        EvaluationConfig, "Evaluation on the validation split during training"
+    )
+    metrics: MetricsConfig = field(MetricsConfig, "Training metrics")
+    mesh: MeshConfig = field(MeshConfig, "How devices divide the work")
+    processes: ProcessesConfig = field(
+        ProcessesConfig, "How the processes of a run on several machines find one another"
+    )
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise ValueError(f"--engine={self.engine}: it must be {' or '.join(ENGINES)}")
-        if self.on_nan not in ON_NAN:
-            raise ValueError(f"--on_nan={self.on_nan}: it must be {' or '.join(ON_NAN)}")
-        if self.init_from is None and not self.init_from_state:
-            raise ValueError("--init_from_state=false has no effect without --init_from")
-        if self.spike_factor is not None and not self.spike_factor > 1:
-            raise ValueError(f"--spike_factor={self.spike_factor}: it must be above 1")
-        if self.profile_steps is not None and not self.profiled:
-            raise ValueError(
-                f"--profile_steps={self.profile_steps}: give the first and the last update to "
-                "trace, as 10:20"
-            )
-        if self.checkpoint.best_metric and not self.evaluation.every_steps:
-            raise ValueError("--checkpoint.best_metric needs evaluations: set every_steps of them")
+        check(self)
+        require(
+            self.init_from_state or self.init_from is not None,
+            "Config.init_from_state",
+            self.init_from_state,
+            "true without init_from",
+        )
+        require(
+            not self.checkpoint.best_metric or self.evaluation.every_steps > 0,
+            "Config.checkpoint.best_metric",
+            self.checkpoint.best_metric,
+            "unset without evaluations: set evaluation.every_steps above 0",
+        )
 
     @property
     def profiled(self) -> range:
         """The updates to trace, counted from 1; empty if there are none."""
-        found = re.fullmatch(r"(\d+):(\d+)", self.profile_steps or "")
-        return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
+        return _updates(self.profile_steps or "")
 
 
-# What may differ between a checkpoint's run and the one that resumes it: nothing that changes a
-# parameter of an earlier step. The schedule of rates is compared up to the checkpoint. `on_nan` and
-# `spike_factor` may, so that a run that stopped can go on: updates already skipped stay skipped.
-# Another mesh, number of microbatches or attention takes the same sums in another order.
+def _updates(text: str) -> range:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
+
+
+# Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
+# change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.
+# `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
+# skipped stay skipped. Another mesh, number of microbatches or attention changes only the order of
+# summation.
 RESUMABLE_CHANGES = (
     "preset",
     "cache_dir",
@@ -340,10 +448,10 @@ def save_config(config: Config, origins: dict[str, str]) -> None:
 
 
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
-    """Reads the configuration of the run in `model_dir`, and the origins of its fields.
+    """Returns (the configuration of the run in `model_dir`, field path -> origin).
 
     Raises:
-      UserError: there is no run, or one of another version.
+      UserError: there is no run, or it is one of another version.
     """
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
@@ -355,8 +463,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
 
 
 def config_changes(before: Config, now: Config, step: int) -> list[str]:
-    """The fields, of those that determine the parameters up to `step`, in which two configurations
-    differ."""
+    """Returns one message per field that differs and determines the parameters up to `step`."""
     old = dict(fields.leaves(before))
     found = [
         f"{path} was {old.get(path)}, is {value}"

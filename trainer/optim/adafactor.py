@@ -1,6 +1,6 @@
-"""Adafactor's own steps as T5X has them, for tensors and stacks of tensors.
+"""Adafactor as in T5X, for tensors and stacks of tensors.
 
-optax has the same formulas, without stacks: it would factor over layers.
+optax has the same formulas without stacks: it would factor over layers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.config.optimizer import OptimizerConfig
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor
 
 Tree = Any
+
+
+def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
+    """Returns Adafactor's direction, clipped to a root mean square."""
+    moments = scale_by_factored_rms(
+        config.value("decay_rate"),
+        config.value("step_offset"),
+        config.value("min_dim_size_to_factor"),
+        config.value("epsilon"),
+        stacked,
+    )
+    return [moments, clip_by_tensor_rms(config.value("clipping_threshold"), stacked)]
 
 
 def scale_by_factored_rms(
@@ -27,11 +40,11 @@ def scale_by_factored_rms(
 
     The state is optax's `FactoredState`: float32 `v_row` and `v_col`, the moments averaged over
     the largest and the second largest axis of a tensor, or `v` where either is shorter than
-    `min_dim_size_to_factor`; what is not used is [1]. Axes of a stack stay where they are.
+    `min_dim_size_to_factor`; unused ones are [1]. Axes of a stack stay where they are.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235), algorithms 4 and 5; T5X, `adafactor.py`.
     Differences: T5X factors stacks by rules for logical axes, which ignore
-    `min_dim_size_to_factor`, and single tensors by size; here both go by size.
+    `min_dim_size_to_factor`, and single tensors by size; here both are factored by size.
     """
 
     def init(params: Tree) -> optax.FactoredState:
@@ -100,9 +113,9 @@ def clip_by_tensor_rms(
 def _factored_axes(
     shape: tuple[int, ...], stack: tuple[int, ...], min_dim_size: int
 ) -> tuple[int, int] | None:
-    """The second largest and the largest axis of a tensor, the later of equals counting as larger.
+    """Returns (second largest axis, largest axis) of a tensor; None if it is not factored.
 
-    None: not factored.
+    Of axes of equal size, the later counts as larger.
     """
     own = sorted((axis for axis in range(len(shape)) if axis not in stack), key=shape.__getitem__)
     if len(own) < 2 or shape[own[-2]] < min_dim_size:

@@ -1,58 +1,50 @@
-"""Optimizers, by the name in their configuration; optax's where T5X or stacked layers allow.
+"""Makes the optimizer of a configuration; optax's parts, except for T5X and stacked layers.
 
 A tensor may be a stack: a scan over layers keeps the kernels of all layers as one array [D, layers,
-F]. Whatever is taken over a tensor (root mean squares, factored moments, orthogonalisation) is then
-taken over each layer's, so that scanned and unscanned models make the same updates.
+F]. Reductions over a tensor (root mean squares, factored moments, orthogonalisation) are then taken
+over each layer separately, so that scanned and unscanned models make the same updates.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from optax import contrib
 
-from trainer.config.optimizer import OptimizerConfig
-from trainer.optim.adafactor import clip_by_tensor_rms, scale_by_factored_rms
+from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
 from trainer.optim.schedule import FACTORS as FACTORS
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, path_name, stack_axes
 
 Tree = Any
+# The transformations of an optimizer that turn gradients into a direction, before the learning
+# rate, the parameter scale and weight decay, which all optimizers share.
 Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransformation]]
-
-# The size of Adam's updates where Muon's are made as large. Source: Liu et al. 2025
-# (arXiv:2502.16982), section 2.2.
-_ADAM_RMS = 0.2
-# Newton-Schulz steps. Source: Jordan 2024, github.com/KellerJordan/Muon.
-_ORTHOGONALISATION_STEPS = 5
-# What Muon leaves to Adam besides vectors: tables that are read by row, and the logits.
-_NO_MATRIX = re.compile("embedding$|logits_dense/kernel$")
 
 
 def make_optimizer(
     config: OptimizerConfig, logical_axes: Tree | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer with the schedule inside; its state is a plain pytree of arrays.
+    """Returns the optimizer, its schedule included; its state is a plain pytree of arrays.
 
-    Update k, from 0, has the learning rate of step k. `logical_axes` is the tree of
-    `trainer.model.transformer.logical_axes`; only axes called as in `stacked.STACK_AXES` matter,
-    so a model without such axes needs none.
+    Update k, counted from 0, has the learning rate of step k. `logical_axes` is the tree of
+    `trainer.model.transformer.logical_axes`; only axes named in `stacked.STACK_AXES` matter, so a
+    model without such axes needs none.
 
-    Adafactor's second moments of a tensor whose two largest dimensions both reach
-    `min_dim_size_to_factor` are kept as `v_row` and `v_col`, of others as `v`; what a tensor does
-    not use is a float32 [1]. All state is float32, counts are int32 scalars.
+    Adafactor's second moments are `v_row` and `v_col` for tensors whose two largest dimensions both
+    reach `min_dim_size_to_factor`, and `v` for others; unused ones are a float32 [1]. All state is
+    float32; counts are int32 scalars.
     """
     stacked = no_stack if logical_axes is None else stack_axes(logical_axes)
     schedule = learning_rate_schedule(config)
     parts = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
-    parts += OPTIMIZERS[config.name](config, stacked)
+    parts += _direction(config.name)(config, stacked)
     parts.append(optax.scale_by_schedule(schedule))
     if config.value("multiply_by_parameter_scale"):
         minimum = config.value("minimum_parameter_scale")
@@ -69,13 +61,18 @@ def make_optimizer(
     return optax.chain(*parts, optax.scale(-1.0))
 
 
-def weight_decay_mask(spared: tuple[str, ...]) -> Callable[[Tree], Tree]:
-    """Returns tree -> the same tree of bools: whether weight decay applies to a tensor.
+def _direction(name: str) -> Direction:
+    module, _, function = OPTIMIZERS[name].code.partition(":")
+    return getattr(importlib.import_module(module), function)
 
-    It does unless one of the regular expressions `spared` matches somewhere in the tensor's path,
-    "decoder/layers_0/mlp/wo/kernel".
+
+def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
+    """Returns tree -> a tree of the same structure of bools: True where weight decay applies.
+
+    It applies unless one of the regular expressions `excluded` matches anywhere in the tensor's
+    path, as in "decoder/layers_0/mlp/wo/kernel".
     """
-    patterns = [re.compile(pattern) for pattern in spared]
+    patterns = [re.compile(pattern) for pattern in excluded]
 
     def mask(params: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(
@@ -102,73 +99,3 @@ def scale_by_parameter_rms(
         return jax.tree_util.tree_map_with_path(scale, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _adafactor(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    moments = scale_by_factored_rms(
-        config.value("decay_rate"),
-        config.value("step_offset"),
-        config.value("min_dim_size_to_factor"),
-        config.value("epsilon"),
-        stacked,
-    )
-    threshold = config.value("clipping_threshold")
-    return [moments, clip_by_tensor_rms(threshold, stacked)]
-
-
-def _adam(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    beta1, beta2 = config.value("beta1"), config.value("beta2")
-    return [optax.scale_by_adam(beta1, beta2, config.value("epsilon"))]
-
-
-def _lion(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_lion(config.value("beta1"), config.value("beta2"))]
-
-
-def _muon(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    """Orthogonalised momentum for matrices, Adam for the rest, both of Adam's size.
-
-    Source: Jordan 2024, github.com/KellerJordan/Muon; Liu et al. 2025 (arXiv:2502.16982).
-    """
-
-    def matrix(path: tuple, tensor: jax.Array) -> contrib.MuonDimensionNumbers | None:
-        own = [axis for axis in range(tensor.ndim) if axis not in stacked(path)]
-        if len(own) != 2 or _NO_MATRIX.search(path_name(path)):
-            return None
-        return contrib.MuonDimensionNumbers((own[0],), (own[1],))
-
-    def matrices(params: Tree) -> Tree:
-        return jax.tree_util.tree_map_with_path(matrix, params)
-
-    def resize(path: tuple, update: jax.Array) -> jax.Array:
-        dimensions = matrix(path, update)
-        assert dimensions is not None
-        (rows,), (columns,) = dimensions
-        return update * _ADAM_RMS * math.sqrt(max(update.shape[rows], update.shape[columns]))
-
-    def labels(params: Tree) -> Tree:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, tensor: "adam" if matrix(path, tensor) is None else "muon", params
-        )
-
-    muon = optax.chain(
-        contrib.scale_by_muon(
-            ns_steps=_ORTHOGONALISATION_STEPS,
-            beta=config.value("momentum"),
-            weight_dimension_numbers=matrices,
-        ),
-        optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(resize, updates)),
-    )
-    adam = optax.chain(*_adam(config, stacked))
-    return [optax.partition({"muon": muon, "adam": adam}, labels)]
-
-
-OPTIMIZERS: Mapping[str, Direction] = MappingProxyType(
-    {
-        "adafactor": _adafactor,
-        "adamw": _adam,
-        "adamw_rms": _adam,
-        "lion": _lion,
-        "muon": _muon,
-    }
-)

@@ -1,0 +1,14 @@
+"""Adam, without and with T5's parameter scale: optax's formulas."""
+
+from __future__ import annotations
+
+import optax
+
+from trainer.config.optimizer import OptimizerConfig
+from trainer.optim.stacked import StackAxes
+
+
+def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
+    """Returns Adam's direction; every element is treated alone, so stacks need no care."""
+    beta1, beta2 = config.value("beta1"), config.value("beta2")
+    return [optax.scale_by_adam(beta1, beta2, config.value("epsilon"))]

@@ -1,0 +1,66 @@
+"""Muon: orthogonalised momentum for matrices, Adam for all other tensors.
+
+Source: Jordan 2024, github.com/KellerJordan/Muon; Liu et al. 2025 (arXiv:2502.16982).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+import optax
+from optax import contrib
+
+from trainer.config.optimizer import OptimizerConfig
+from trainer.optim import adam
+from trainer.optim.stacked import StackAxes, path_name
+
+Tree = Any
+
+# Root mean square of Adam's updates, to which Muon's are scaled. Source: Liu et al. 2025
+# (arXiv:2502.16982), section 2.2.
+_ADAM_RMS = 0.2
+# Newton-Schulz steps. Source: Jordan 2024, github.com/KellerJordan/Muon.
+_ORTHOGONALISATION_STEPS = 5
+# Matrices that Muon leaves to Adam: tables that are read by row, and the logits.
+_LEFT_TO_ADAM = re.compile("embedding$|logits_dense/kernel$")
+
+
+def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
+    """Returns Muon's direction for matrices and Adam's for all other tensors.
+
+    Muon's updates are scaled to the size of Adam's, so that both share a learning rate.
+    """
+
+    def matrix(path: tuple, tensor: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        own = [axis for axis in range(tensor.ndim) if axis not in stacked(path)]
+        if len(own) != 2 or _LEFT_TO_ADAM.search(path_name(path)):
+            return None
+        return contrib.MuonDimensionNumbers((own[0],), (own[1],))
+
+    def matrices(params: Tree) -> Tree:
+        return jax.tree_util.tree_map_with_path(matrix, params)
+
+    def resize(path: tuple, update: jax.Array) -> jax.Array:
+        dimensions = matrix(path, update)
+        assert dimensions is not None
+        (rows,), (columns,) = dimensions
+        return update * _ADAM_RMS * math.sqrt(max(update.shape[rows], update.shape[columns]))
+
+    def labels(params: Tree) -> Tree:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, tensor: "adam" if matrix(path, tensor) is None else "muon", params
+        )
+
+    muon = optax.chain(
+        contrib.scale_by_muon(
+            ns_steps=_ORTHOGONALISATION_STEPS,
+            beta=config.value("momentum"),
+            weight_dimension_numbers=matrices,
+        ),
+        optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(resize, updates)),
+    )
+    others = optax.chain(*adam.direction(config, stacked))
+    return [optax.partition({"muon": muon, "adam": others}, labels)]
