@@ -1,8 +1,8 @@
-"""Checkpoints by Orbax: `model_dir/checkpoint_STEP`, written asynchronously, whole or not at all.
+"""Checkpoints with Orbax: `model_dir/checkpoint_STEP`, written asynchronously and atomically.
 
-Each holds `state` (step, parameters, optimizer state, metrics not yet written; the step is also
-the place in the data) and `run` (the configuration, the caches' fingerprints, the vocabulary's
-sha256, the best checkpoint so far), against which a resuming run is checked.
+Each holds `state` (step, parameters, optimizer state and metrics not yet written; the step is also
+the position in the data) and `run` (configuration, fingerprints of the caches, SHA-256 of the
+vocabulary and the best checkpoint so far), which a resumed run is checked against.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ from trainer.engine.step import TrainState
 from trainer.setup import Run, vocabulary_sha256
 
 _PREFIX = "checkpoint"
-# The only metric of config.BEST_METRICS that is best high.
-_BEST_HIGH = "accuracy"
+# The only one of config.BEST_METRICS of which higher values are better.
+_HIGHER_IS_BETTER = "accuracy"
 
 
-class Best(NamedTuple):
+class _Best(NamedTuple):
     """The best evaluation so far."""
 
     metric: str
@@ -44,15 +44,21 @@ class Best(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one model directory; `policy` says which stay, all if there is none."""
+    """The checkpoints of one model directory.
+
+    Args:
+      model_dir: local or remote folder.
+      policy: which checkpoints to keep; None keeps all.
+      writable: False to only read.
+    """
 
     def __init__(
         self, model_dir: str, policy: CheckpointConfig | None = None, writable: bool = True
     ):
         self._model_dir = model_dir
         self._policy = policy or CheckpointConfig(keep=None)
-        self._best: Best | None = None
-        # Orbax logs a traceback, in a thread of its own, of every error that it then raises.
+        self._best: _Best | None = None
+        # For every error that it raises, Orbax also logs a traceback from another thread.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         if files.is_remote(model_dir):
             stores.prepare(model_dir)
@@ -73,48 +79,50 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints, ascending."""
+        """Returns the steps of the finished checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def improved(self, step: int, result: dict[str, float]) -> bool:
-        """Whether this evaluation is better than all before it, which makes it the best.
+        """Returns whether an evaluation is better than all before; if so, records it as the best.
 
         Raises:
-          UserError: it lacks the metric.
+          UserError: the evaluation lacks `policy.best_metric`.
         """
         metric, best = self._policy.best_metric, self._best
         if metric is None:
             return False
         if metric not in result:
             raise UserError(
-                f"--checkpoint.best_metric={metric}: these tasks have no such metric, but "
-                f"{', '.join(name for name in result if name in BEST_METRICS)}"
+                f"--checkpoint.best_metric={metric}: these tasks do not have this metric; choose "
+                f"one of {', '.join(name for name in result if name in BEST_METRICS)}"
             )
         value = result[metric]
         if best and best.metric == metric:
-            better = value > best.value if metric == _BEST_HIGH else value < best.value
+            better = value > best.value if metric == _HIGHER_IS_BETTER else value < best.value
             if not better:
                 return False
-        self._best = Best(metric, value, step)
+        self._best = _Best(metric, value, step)
         return True
 
     def kept(self, steps: Sequence[int]) -> list[bool]:
-        """Which of the checkpoints of these ascending steps stay."""
+        """Returns for each of the checkpoints with these ascending steps whether it is kept."""
         keep, every = self._policy.keep, self._policy.keep_every_steps
         return [
             keep is None
-            or place >= len(steps) - keep
+            or number >= len(steps) - keep
             or bool(every and step % every == 0)
             or bool(self._best and step == self._best.step)
-            for place, step in enumerate(steps)
+            for number, step in enumerate(steps)
         ]
 
     def save(self, step: int, state: TrainState, run: Run) -> None:
-        """Begins to write a checkpoint; returns once the state may be changed.
+        """Starts to write a checkpoint; returns as soon as the state may be changed.
+
+        Earlier checkpoints stay intact whatever happens.
 
         Raises:
-          UserError: the disk has no room for it; the checkpoints before it are whole.
-          OSError: the disk filled up while it was written, likewise.
+          UserError: the disk does not have enough free space.
+          OSError: the disk filled up while a checkpoint was written.
         """
         self._check_room(state)
         description = {
@@ -123,7 +131,7 @@ class Checkpoints:
             "vocabulary_sha256": vocabulary_sha256(run.data),
             "best": self._best and self._best._asdict(),
         }
-        with self._full_disk_named():
+        with self._naming_full_disk():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -132,10 +140,10 @@ class Checkpoints:
             )
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """Returns the state at `step`, laid out as `abstract` (shapes, dtypes and shardings).
+        """Returns the state at `step` with the shapes, dtypes and shardings of `abstract`.
 
         Raises:
-          UserError: it cannot be read.
+          UserError: the checkpoint cannot be read.
         """
         try:
             return self._manager.restore(
@@ -144,15 +152,15 @@ class Checkpoints:
         except (ValueError, KeyError, FileNotFoundError) as error:
             path = files.join(self._model_dir, f"{_PREFIX}_{step}")
             raise UserError(
-                f"checkpoint {path} cannot be read: {error}; delete it to go on from the one before"
+                f"checkpoint {path} cannot be read: {error}; delete it to resume from the one "
+                "before"
             ) from error
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Refuses to resume with settings under which the run would not be the same; knows the best
-        checkpoint from then on.
+        """Checks that `run` continues the run that wrote the checkpoint, and recalls its best one.
 
         Raises:
-          UserError: names the settings that differ.
+          UserError: settings, caches or vocabulary differ; names the differences.
         """
         try:
             stored: dict[str, Any] = self._manager.restore(
@@ -160,50 +168,54 @@ class Checkpoints:
             )["run"]
         except KeyError as error:
             raise UserError(
-                f"the checkpoints in {self._model_dir} are not ours, but perhaps T5X's: go on with "
-                f"--engine=t5x, or begin with --init_from={self._model_dir} in another --model_dir"
+                f"the checkpoints in {self._model_dir} were not written by this trainer, but "
+                "perhaps by T5X: resume with --engine=t5x, or start with "
+                f"--init_from={self._model_dir} in another --model_dir"
             ) from error
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         now = run.data.fingerprints
         differences += [
-            f"the cache of {task} is another one"
+            f"the cache of {task} has changed"
             for task, fingerprint in stored["cache_fingerprints"].items()
             if now.get(task, fingerprint) != fingerprint
         ]
         vocabulary = stored.get("vocabulary_sha256")
         if vocabulary and vocabulary != vocabulary_sha256(run.data):
-            differences.append("the vocabulary is another one")
+            differences.append("the vocabulary has changed")
         if differences:
             raise UserError(
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
-                "use the same ones, or another --model_dir"
+                "use the same settings or another --model_dir"
             )
         best = stored.get("best")
         if best and best["metric"] == self._policy.best_metric:
-            self._best = Best(**best)
+            self._best = _Best(**best)
 
     def close(self) -> None:
-        """Returns when every checkpoint begun is on disk; frees what the manager holds."""
-        with self._full_disk_named():
+        """Waits until every checkpoint that was started is written, and frees resources."""
+        with self._naming_full_disk():
             self._manager.close()
 
     def _check_room(self, state: TrainState) -> None:
-        """Asks before writing: TensorStore's threads litter the terminal when a disk fills up."""
+        """Rejects a checkpoint larger than the free disk space.
+
+        It is checked before writing because TensorStore's threads print pages when a disk fills up.
+        """
         if files.is_remote(self._model_dir) or not processes.is_first():
             return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(files.local_path(self._model_dir)).free
         if free < needed:
             raise UserError(
-                f"{self._model_dir}: the disk is full: a checkpoint takes {needed / 1e6:,.1f} MB "
+                f"{self._model_dir}: the disk is full: a checkpoint needs {needed / 1e6:,.1f} MB "
                 f"and {free / 1e6:,.1f} MB are free; free some space and run the same command "
-                "again, which goes on from the newest checkpoint"
+                "again to resume from the newest checkpoint"
             )
 
     @contextlib.contextmanager
-    def _full_disk_named(self) -> Iterator[None]:
-        """Turns what TensorStore says of a full disk into the OSError that it is."""
+    def _naming_full_disk(self) -> Iterator[None]:
+        """Turns TensorStore's error for a full disk into the matching OSError."""
         try:
             yield
         except Exception as error:
@@ -213,8 +225,33 @@ class Checkpoints:
             raise
 
 
+def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
+    """Returns the steps that "all", "latest" or "1000,2000" selects among a run's checkpoints.
+
+    Raises:
+      UserError: there is no checkpoint, or not of every step named.
+    """
+    if not steps:
+        raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")
+    if text == "all":
+        return steps
+    if text == "latest":
+        return steps[-1:]
+    try:
+        wanted = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--steps={text}: give all, latest, or steps such as 1000,2000") from error
+    missing = [step for step in wanted if step not in steps]
+    if missing:
+        raise UserError(
+            f"{model_dir} has no checkpoint of step {missing[0]}; it has "
+            f"{', '.join(map(str, steps))}"
+        )
+    return wanted
+
+
 class _Kept(PreservationPolicy):
-    """Tells Orbax which checkpoints stay."""
+    """The policy by which Orbax deletes checkpoints."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints

@@ -68,9 +68,8 @@ def export(
     target = _target(output)
 
     from trainer.config import fields, load_config
-    from trainer.evaluate import chosen_steps, on_this_machine
     from trainer.huggingface import configs
-    from trainer.setup import prepare
+    from trainer.setup import on_this_machine, prepare
 
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
@@ -87,7 +86,7 @@ def export(
             "sees what lies before alone"
         )
 
-    from trainer.checkpoint import Checkpoints
+    from trainer.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
 
     checkpoints = Checkpoints(model_dir, writable=False)

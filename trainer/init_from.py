@@ -1,11 +1,11 @@
-"""The beginning of a run from parameters that there are: `--init_from`.
+"""Starts a run from existing parameters: `--init_from`.
 
-    --init_from=MODEL_DIR       one of ours: its newest checkpoint; or MODEL_DIR/checkpoint_N
-    --init_from=DIR             one of T5X, likewise
+    --init_from=MODEL_DIR       one of our runs: its newest checkpoint; or MODEL_DIR/checkpoint_N
+    --init_from=DIR             a run of T5X, likewise
     --init_from=hf:DIR          a model of Hugging Face transformers
 
-Names and shapes are held against the model before an array is made; then each process reads of each
-array what its devices hold.
+Names and shapes are checked against the model before any array is created. Each process then reads
+only the parts of arrays that its devices hold.
 """
 
 from __future__ import annotations
@@ -34,48 +34,52 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint, load
 from trainer.t5x.tensors import Tensor, held
 
-HUGGING_FACE = "hf:"
+_HUGGING_FACE = "hf:"
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
+_NONE_STORED = "none is stored"
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins with: checked, nothing of it read.
+    """Parameters and optimizer state to start from: checked, but not read yet.
 
-    `step` updates were made before. `state` has leaves of the optimizer's state by name; one that
-    it lacks begins at 0. `afresh` says why moments do, None if they come along.
+    Attributes:
+      path: where they come from, for messages.
+      step: number of updates made before.
+      parameters: parameters by name.
+      optimizer_state: leaves of the optimizer's state by name; a leaf that is absent starts at 0.
+      reset: why the optimizer's moments start at 0; None if they are taken over.
+      vocabulary_checked: True if the checkpoint records its vocabulary, which is then this run's.
     """
 
     path: str
     step: int
     parameters: dict[str, Tensor]
-    state: dict[str, Tensor]
-    afresh: str | None
-    same_vocabulary: bool
+    optimizer_state: dict[str, Tensor]
+    reset: str | None
+    vocabulary_checked: bool
 
     def describe(self) -> str:
-        """Where the run begins and with what of an optimizer's state."""
-        state = "with the optimizer state"
-        if self.afresh:
-            state = f"with an optimizer state begun afresh ({self.afresh})"
-        vocabulary = ""
-        if not self.same_vocabulary:
-            vocabulary = "; it does not say of what vocabulary it is: that has to be this one"
-        return f"starts from {self.path}, after step {self.step}, {state}{vocabulary}"
+        """Returns where the run starts, and with what optimizer state."""
+        state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
+        text = f"starts from {self.path}, after step {self.step}, with {state}"
+        if not self.vocabulary_checked:
+            text += "; the checkpoint does not record its vocabulary: make sure it is this run's"
+        return text
 
-    def train_state(self, program: Program) -> TrainState:
-        """Reads the arrays, each to where the program wants it."""
+    def state(self, program: Program) -> TrainState:
+        """Reads the arrays onto the program's devices."""
         params = _placed(self.parameters, program.abstract_state().params)
         state = program.state_of(params, self.step)
-        return replace(state, opt_state=_placed(self.state, state.opt_state))
+        return replace(state, opt_state=_placed(self.optimizer_state, state.opt_state))
 
 
 def start(run: Run) -> Start:
-    """Opens `config.init_from` and holds it against the run's model and vocabulary.
+    """Opens `config.init_from` and checks it against the run's model and vocabulary.
 
     Raises:
-      UserError: it cannot be read, or is another model's; names the tensor or what differs.
+      UserError: it cannot be read or does not fit the model; names the tensor or the difference.
     """
     config = run.config
     flag = f"--init_from={config.init_from}"
@@ -83,7 +87,7 @@ def start(run: Run) -> Start:
     if checkpoint and checkpoint.run:
         stored = checkpoint.run.get("vocabulary_sha256")
         if stored and stored != (vocabulary_sha256(run.data) or stored):
-            raise UserError(f"{flag}: it was trained with another vocabulary than this run's")
+            raise UserError(f"{flag} was trained with another vocabulary than this run's")
     expected = _shapes(replace(config.model, scan_layers=False))
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
     _check_names(flag, found, expected, scanned)
@@ -92,35 +96,38 @@ def start(run: Run) -> Start:
     step = checkpoint.step if checkpoint and config.init_from_state else 0
     if step >= config.train_steps:
         raise UserError(
-            f"{flag} has made {step} steps and --train_steps={config.train_steps} counts them: set "
-            "it higher, or begin at step 0 with --init_from_state=false"
+            f"{flag} has already made {step} steps, which count towards "
+            f"--train_steps={config.train_steps}: raise it, or start at step 0 with "
+            "--init_from_state=false"
         )
     parameters = layout.stack(found) if config.model.scan_layers else found
-    state, afresh = _state(config, checkpoint, found)
+    optimizer_state, reset = _optimizer_state(config, checkpoint, found)
     return Start(
         path=checkpoint.path if checkpoint else str(config.init_from),
         step=step,
         parameters={name: parts["value"] for name, parts in parameters.items()},
-        state=state,
-        afresh=afresh,
-        same_vocabulary=bool(checkpoint and checkpoint.run),
+        optimizer_state=optimizer_state,
+        reset=reset,
+        vocabulary_checked=bool(checkpoint and checkpoint.run),
     )
 
 
 def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
+    """Returns the parameters by name, unscanned; and their checkpoint, None for Hugging Face."""
     path = str(config.init_from)
-    if not path.startswith(HUGGING_FACE):
+    if not path.startswith(_HUGGING_FACE):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
-    # It needs what the trainer otherwise does without.
+    # Imported here because it needs packages that the trainer does not depend on otherwise.
     from trainer import huggingface
 
-    tree = huggingface.load(path.removeprefix(HUGGING_FACE), config.model)
+    tree = huggingface.load(path.removeprefix(_HUGGING_FACE), config.model)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {path_name(path): {"value": held(leaf)} for path, leaf in leaves}, None
 
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each of the model's parameters."""
     shapes = jax.eval_shape(lambda key: init_params(model_spec(model), key), jax.random.key(0))
     return {
         path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
@@ -130,6 +137,8 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _check_names(
     flag: str, found: dict[str, Parts], expected: dict[str, Any], scanned: bool
 ) -> None:
+    """Rejects missing and unexpected parameters; names a scanned checkpoint's as it does."""
+
     def shown(names: Iterable[str]) -> list[str]:
         stack = (lambda name: re.sub(r"(\w+)/layers_\d+/", r"\1/\1/", name)) if scanned else str
         return list(dict.fromkeys(map(stack, names)))
@@ -140,43 +149,45 @@ def _check_names(
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(
             f"{flag} lacks {missing[0]}{nearest(missing[0], extra)}{more}, which the model has: "
-            "choose the preset that it was made with"
+            "choose the preset it was trained with"
         )
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise UserError(
-            f"{flag} has {extra[0]}{nearest(extra[0], expected)}{more}, which the model has not: "
-            "choose the preset that it was made with"
+            f"{flag} has {extra[0]}{nearest(extra[0], expected)}{more}, which the model does not "
+            "have: choose the preset it was trained with"
         )
 
 
 def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
+    """Rejects parameters of another shape or kind; `ids` is the size of the run's vocabulary."""
+    # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
     embeddings = [name for name in expected if name.endswith("token_embedder/embedding")]
     for name in dict.fromkeys([*embeddings, *expected]):
         shape = expected[name]
         value = found[name]["value"]
         if not jnp.issubdtype(value.dtype, jnp.floating):
-            raise UserError(f"{flag}: {name} is of {value.dtype}, and no floating-point numbers")
+            raise UserError(f"{flag}: {name} has dtype {value.dtype}, expected floating point")
         if value.shape == shape:
             continue
         if name in embeddings and value.shape[1:] == shape[1:]:
             rows = value.shape[0]
-            what = f"set --model.vocab_size={rows}: rows above the {ids} ids are padding"
+            advice = f"set --model.vocab_size={rows}: rows above the {ids} ids are padding"
             if rows < ids:
-                what = f"the vocabulary has {ids} ids, so it is not the one that it was made with"
-            raise UserError(f"{flag}: {name} has {rows} rows and the model {shape[0]}; {what}")
+                advice = f"it was trained with another vocabulary: this run's has {ids} ids"
+            raise UserError(f"{flag}: {name} has {rows} rows, the model has {shape[0]}; {advice}")
         raise UserError(
-            f"{flag}: {name} has the shape {value.shape} and in the model {shape}: choose the "
-            "preset that it was made with, or set its --model fields"
+            f"{flag}: {name} has shape {value.shape}, in the model {shape}: choose the preset it "
+            "was trained with, or set its --model fields"
         )
 
 
-def _state(
+def _optimizer_state(
     config: Config, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Leaves of the optimizer's state, and why moments begin afresh if they do."""
+    """Returns the leaves of the optimizer's state by name, and why moments start at 0, if so."""
     abstract = _abstract_state(config)
     shapes = {
         path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
@@ -184,7 +195,7 @@ def _state(
     counts = [name for name in shapes if _COUNT.fullmatch(name)]
     if not checkpoint or not config.init_from_state:
         step, leaves = 0, None
-        reason: str | None = "--init_from_state=false" if checkpoint else "it has none"
+        reason: str | None = "--init_from_state=false" if checkpoint else _NONE_STORED
     else:
         step, stored = checkpoint.step, checkpoint.state
         if {name: tensor.shape for name, tensor in stored.items()} == shapes:
@@ -196,21 +207,25 @@ def _state(
         places = {name: leaves[name.partition("/")[2]] for name in shapes if name not in counts}
         return places | dict.fromkeys(counts, held(np.int32(step))), None
     of_schedules = _schedule_counts(abstract)
-    # As `step_offset` means it: Adafactor's decay begins with the run.
-    begun = config.optimizer.value("step_offset") or 0
-    values = {name: step if name in of_schedules else begun for name in counts}
+    # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
+    offset = config.optimizer.value("step_offset") or 0
+    values = {name: step if name in of_schedules else offset for name in counts}
     return {name: held(np.int32(value)) for name, value in values.items()}, reason
 
 
 def _adafactor_leaves(
     config: Config, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor] | None, str | None]:
-    """Moments under the names of the leaves of our Adafactor, without the place in its chain."""
+    """Returns the checkpoint's Adafactor moments, or None and why they cannot be used.
+
+    Names are those of our Adafactor's leaves without the leading index in optax's chain.
+    """
     if all(set(parts) == {"value"} for parts in found.values()):
-        return None, "it has none"
+        return None, _NONE_STORED
     if config.optimizer.name != "adafactor":
-        return None, f"it is Adafactor's, and --optimizer.name={config.optimizer.name}"
-    momentum, least = bool(config.optimizer.value("beta1")), _least(config)
+        return None, f"the stored one is Adafactor's, --optimizer.name={config.optimizer.name}"
+    momentum = bool(config.optimizer.value("beta1"))
+    least = config.optimizer.value("min_dim_size_to_factor")
     kept: dict[str, Parts] = {}
     for name, parts in found.items():
         factors = layout.by_size(parts["value"].shape, least)
@@ -228,28 +243,28 @@ def _adafactor_leaves(
     return leaves, None
 
 
-def _least(config: Config) -> int:
-    return config.optimizer.value("min_dim_size_to_factor")
-
-
 def _abstract_state(config: Config) -> Any:
+    """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
     optimizer = make_optimizer(config.optimizer, logical_axes(spec))
     return jax.eval_shape(lambda key: optimizer.init(init_params(spec, key)), jax.random.key(0))
 
 
 def _schedule_counts(state: Any) -> set[str]:
-    """Names of counts beside which nothing is kept: what a schedule reads."""
+    """Returns the names of counts that learning rate schedules read.
 
-    def alone(node: Any) -> bool:
+    They are the only field of their state; a count of moments has the moments beside it.
+    """
+
+    def is_schedule(node: Any) -> bool:
         return getattr(node, "_fields", None) == ("count",)
 
-    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=alone)
-    return {f"{path_name(path)}/count" for path, node in nodes if alone(node)}
+    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_schedule)
+    return {f"{path_name(path)}/count" for path, node in nodes if is_schedule(node)}
 
 
 def _placed(tensors: dict[str, Tensor], tree: Any) -> Any:
-    """`tree` with the leaves that `tensors` has read, in their dtypes and shardings."""
+    """Returns `tree` with the leaves in `tensors` read, in the tree's dtypes and shardings."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [path_name(path) for path, _ in leaves]
 
@@ -261,7 +276,7 @@ def _placed(tensors: dict[str, Tensor], tree: Any) -> Any:
             lambda index: np.asarray(tensor.read(index or ()), like.dtype),
         )
 
-    # All layers of one stacked array one after the other, while its chunks are remembered.
+    # Sorted so that all layers of one stacked array are read in a row, while its chunks are cached.
     placed = {
         name: read(name, leaf) if name in tensors else leaf
         for name, (_, leaf) in sorted(

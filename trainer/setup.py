@@ -1,22 +1,26 @@
-"""From a configuration to the parts of a run: every check that needs no device is made here."""
+"""Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
 import dataclasses
+from typing import NamedTuple
 
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
-from trainer.config.mesh import check_dimensions
+from trainer.config.mesh import MeshConfig, check_dimensions
+from trainer.config.processes import ProcessesConfig
 from trainer.data import features
 from trainer.data.cached import CachedData, Data, mixtures_of, open_cache
 from trainer.data.features import Converter
 
 SEQIO = "seqio:"
 
-# Rows of the embedding are a multiple of this, as T5's 32,128 for 32,100 ids: accelerators like it,
-# and tensor parallelism divides it. Source: T5X `examples/t5/t5_1_1/base.gin`.
+# The embedding's rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such
+# sizes are fast on accelerators and divide among devices.
+# Source: T5X `examples/t5/t5_1_1/base.gin`.
 _VOCABULARY_MULTIPLE = 128
+# Fields in tokens, and the fields in rows or parts that they determine.
 _IMPLIED_BY_TOKENS = {
     "tokens_per_batch": "batch_size",
     "tokens_per_microbatch_per_replica": "microbatches",
@@ -25,7 +29,7 @@ _IMPLIED_BY_TOKENS = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A checked configuration and what it refers to."""
+    """A checked configuration and the data it refers to."""
 
     config: Config
     data: Data
@@ -33,61 +37,78 @@ class Run:
 
     @property
     def lengths(self) -> Lengths:
-        """Of the features."""
+        """Lengths of the features."""
         return self.data.lengths
 
 
 def prepare(config: Config, origins: dict[str, str]) -> Run:
-    """Fills in what tasks and caches imply, and refuses what cannot work.
+    """Opens the data of a run, fills in the fields that it implies and checks all of them.
+
+    Args:
+      config: the configuration as given.
+      origins: origin of each field by path; those of implied fields are added.
 
     Raises:
-      UserError: something is missing or does not fit; says which flag to set to what.
+      UserError: a setting is missing or does not fit; names the flag to change.
     """
-    for name in ("task", "model_dir"):
-        if not getattr(config, name):
-            raise UserError(f"--{name} is missing")
-    for name, least in (("train_steps", 1), ("batch_size", 1), ("microbatches", 1)):
-        if getattr(config, name) < least:
-            raise UserError(f"--{name}={getattr(config, name)}: must be at least {least}")
-    for name in ("tokens_per_batch", "tokens_per_microbatch_per_replica"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name}={value}: must be at least 1")
-    data = _seqio_data if config.task.startswith(SEQIO) else _cached_data
-    return data(config, origins)
+    _check_flags(config)
+    if config.task.startswith(SEQIO):
+        return _prepare_seqio(config, origins)
+    return _prepare_caches(config, origins)
+
+
+def on_this_machine(config: Config) -> Config:
+    """Returns the configuration of a run for this process alone.
+
+    The run's mesh is kept if the local devices can form it; otherwise all devices divide the rows.
+    """
+    import jax
+
+    config = dataclasses.replace(config, processes=ProcessesConfig())
+    try:
+        config.mesh.sizes(jax.device_count())
+    except UserError:
+        config = dataclasses.replace(config, mesh=MeshConfig(), microbatches=1)
+    return config
 
 
 def vocabulary_sha256(data: Data) -> str | None:
-    """That of the caches' vocabulary; None of a task of seqio's, whose files only it knows."""
+    """Returns the SHA-256 of the caches' vocabulary; None for seqio tasks, which do not expose it.
+
+    The value is a hex string.
+    """
     if not isinstance(data, CachedData):
         return None
     return data.tasks[0].manifest.plan.vocabulary.sha256
 
 
 def batch_of_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
-    """`batch_size` and `microbatches` of what is given in tokens.
+    """Returns `config` with `batch_size` and `microbatches` computed where given in tokens.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
+
+    Raises:
+      UserError: both of a pair are set, or the tokens do not divide into rows.
     """
     length = max(lengths.inputs, lengths.targets)
     for tokens, implied in _IMPLIED_BY_TOKENS.items():
         if getattr(config, tokens) is not None and origins.get(implied) == "command line":
-            raise UserError(f"--{tokens} and --{implied} are two words for one thing: set one")
-    tokens_per_batch = config.tokens_per_batch
-    if tokens_per_batch is not None:
-        if tokens_per_batch % length:
+            raise UserError(f"--{tokens} and --{implied} are alternatives: set only one")
+    if config.tokens_per_batch is not None:
+        rows, rest = divmod(config.tokens_per_batch, length)
+        if rest:
             raise UserError(
-                f"--tokens_per_batch={tokens_per_batch} does not divide into rows of {length}: "
-                f"{tokens_per_batch // length * length or length} does"
+                f"--tokens_per_batch={config.tokens_per_batch} does not divide into rows of "
+                f"{length}: {rows * length or length} does"
             )
-        config = dataclasses.replace(config, batch_size=tokens_per_batch // length)
+        config = dataclasses.replace(config, batch_size=rows)
         origins["batch_size"] = "tokens_per_batch"
     if config.tokens_per_microbatch_per_replica is not None:
         import jax
 
         sizes = config.mesh.sizes(jax.device_count())
         replicas = sizes["data"] * sizes["fsdp"]
-        # What does not divide is refused where every batch is.
+        # A batch that does not divide is rejected later, as any batch is.
         if config.batch_size % replicas == 0:
             rows = config.batch_size // replicas
             most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))
@@ -97,97 +118,146 @@ def batch_of_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -
     return config
 
 
-def _cached_data(config: Config, origins: dict[str, str]) -> Run:
+class _Vocabulary(NamedTuple):
+    """The vocabulary of a run's data.
+
+    Attributes:
+      origin: origin of `model.vocab_size` where the data determine it.
+      place: where the vocabulary is, for messages.
+      size: number of ids.
+      sha256: of the SentencePiece model; None if unknown.
+      extra_ids: sentinels on top of the model's pieces.
+    """
+
+    origin: str
+    place: str
+    size: int
+    sha256: str | None
+    extra_ids: int
+
+
+def _check_flags(config: Config) -> None:
+    for name in ("task", "model_dir"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is missing")
+    for name in ("train_steps", "batch_size", "microbatches", *_IMPLIED_BY_TOKENS):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name}={value}: must be at least 1")
+    if config.profiled and files.is_remote(config.model_dir):
+        raise UserError("--profile_steps needs a local --model_dir")
+
+
+def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
+    """Prepares a run on caches of pipeline.build."""
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
-    _refuse_idle(config, ("data.use_cached", "data.pack"))
+    _reject_unused(config, ("data.use_cached", "data.pack"))
     names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
     tasks = [open_cache(config, name) for name in names]
     for each in tasks:
         _check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
-    where = f"the vocabulary of {tasks[0].cache}"
-    config = _imply_vocabulary(config, origins, tasks[0].ids.size, "vocabulary of the cache", where)
     record = tasks[0].manifest.plan.vocabulary
-    _check_vocabulary(config, where, record.sha256, record.extra_ids)
+    vocabulary = _Vocabulary(
+        "vocabulary of the cache",
+        f"the vocabulary of {tasks[0].cache}",
+        tasks[0].ids.size,
+        record.sha256,
+        record.extra_ids,
+    )
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    converter = features.converter(config.model, lengths)
-    _check_positions(config, converter)
-    config = batch_of_tokens(config, origins, lengths)
-    _check_mesh(config)
+    config, converter = _fit(config, origins, vocabulary, lengths)
     return Run(config, CachedData(config, tasks, converter), converter)
 
 
-def _seqio_data(config: Config, origins: dict[str, str]) -> Run:
+def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
+    """Prepares a run on a task or mixture registered with seqio."""
     from trainer.data.seqio_data import SeqioData
 
-    idle = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
-    _refuse_idle(config, idle)
+    _reject_unused(config, ("mixing.", "objective", "data.local_", "data.block_", "data.threads"))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":
         raise UserError(
-            f"--task={config.task}: an encoder alone trains on caches of pipeline.build; choose "
-            "one of the masked_lm tasks"
+            f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
+            "choose one of the masked_lm tasks"
         )
-    data = SeqioData(config, config.task.removeprefix(SEQIO))
-    where = f"the vocabulary of {config.task}"
-    config = _imply_vocabulary(config, origins, data.vocab_size, "vocabulary of the task", where)
-    _check_vocabulary(config, where, data.vocabulary_sha256, data.extra_ids)
-    converter = features.converter(config.model, data.lengths)
+    name = config.task.removeprefix(SEQIO)
+    data = SeqioData(config, name)
+    vocabulary = _Vocabulary(
+        "vocabulary of the task",
+        f"the vocabulary of {config.task}",
+        data.vocab_size,
+        data.vocabulary_sha256,
+        data.extra_ids,
+    )
+    config, converter = _fit(config, origins, vocabulary, data.lengths)
+    # Opened again because the data depend on the batch size, which may have been implied just now.
+    return Run(config, SeqioData(config, name), converter)
+
+
+def _fit(
+    config: Config, origins: dict[str, str], vocabulary: _Vocabulary, lengths: Lengths
+) -> tuple[Config, Converter]:
+    """Fits model and batch to the data; returns the completed configuration and the converter."""
+    config = _imply_vocab_size(config, origins, vocabulary)
+    _check_vocabulary(config, vocabulary)
+    converter = features.converter(config.model, lengths)
     _check_positions(config, converter)
-    config = batch_of_tokens(config, origins, data.lengths)
-    _check_mesh(config)
-    # It reads as many rows as the batch has.
-    return Run(config, SeqioData(config, data.name), converter)
+    config = batch_of_tokens(config, origins, lengths)
+    # Sizes of the mesh that depend on the number of devices are checked by Program.
+    sizes, rules = config.mesh.planned(), config.mesh.rules
+    check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
+    return config, converter
 
 
-def _refuse_idle(config: Config, idle: tuple[str, ...]) -> None:
+def _reject_unused(config: Config, unused: tuple[str, ...]) -> None:
+    """Rejects fields that the run's data ignore but that differ from their defaults.
+
+    `unused` are beginnings of field paths.
+    """
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     for path, value in fields.leaves(config):
-        if path.startswith(idle) and value != defaults[path]:
+        if path.startswith(unused) and value != defaults[path]:
             raise UserError(f"--{path} has no effect on --task={config.task}")
 
 
 def _check_task(task: TaskSpec, config: Config) -> None:
-    wanted = {*task.objective.features}
+    """Rejects a task whose examples the model cannot read."""
+    made_of = task.objective.features
     fills_encoder = config.model.architecture != "encoder_decoder" or task.lengths.inputs
-    if fills_encoder and features.convertible(config.model, task.objective.features):
+    if fills_encoder and features.convertible(config.model, made_of):
         return
-    if "order" in wanted:
+    if "order" in made_of:
         fitting = "an encoder-only preset (bert_base, …)"
-    elif task.lengths.inputs and "prefix" not in wanted:
+    elif task.lengths.inputs and "prefix" not in made_of:
         fitting = "an encoder-decoder or decoder-only preset (t5_1_1_small, lm_small, …)"
     else:
         fitting = "a decoder-only preset (lm_small, …)"
-    made_of = ", ".join(task.objective.features)
     raise UserError(
-        f"preset {config.preset} cannot train on task {task.name}, whose examples are {made_of}: "
-        f"choose {fitting} or another task"
+        f"preset {config.preset} cannot train on task {task.name}, whose examples consist of "
+        f"{', '.join(made_of)}: choose {fitting} or another task"
     )
 
 
-def _check_mesh(config: Config) -> None:
-    """What can be known without counting devices."""
-    sizes, rules = config.mesh.planned(), config.mesh.rules
-    check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
-
-
 def _check_positions(config: Config, converter: Converter) -> None:
+    """Rejects rows that are longer than the model's table of positions."""
     model = config.model
-    counted = model.architecture == "encoder" and model.position in (None, "absolute")
-    for side, length in (
-        ("inputs", converter.encoder_length),
-        ("targets", converter.decoder_length),
-    ):
-        if (counted or model.synthesizes) and length > model.max_positions:
+    has_table = model.architecture == "encoder" and model.position in (None, "absolute")
+    if not (has_table or model.synthesizes):
+        return
+    lengths = {"inputs": converter.encoder_length, "targets": converter.decoder_length}
+    for side, length in lengths.items():
+        if length > model.max_positions:
             raise UserError(
-                f"--lengths.{side}={length}: the model knows {model.max_positions} positions; set "
-                f"--model.max_positions={length}, or fewer {side}"
+                f"--lengths.{side}={length}: the model has {model.max_positions} positions; set "
+                f"--model.max_positions={length} or shorten the {side}"
             )
 
 
 def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> Config:
+    """Sets lengths that are not set to the task's own; all tasks must agree on them."""
     for side in ("inputs", "targets"):
         field = f"lengths.{side}"
         value, set_already = getattr(task.lengths, side), getattr(config.lengths, side)
@@ -196,43 +266,41 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
             origins[field] = f"task {task.name}"
         elif origins.get(field, "").startswith("task ") and set_already != value:
             raise UserError(
-                f"{origins[field]} has {side} of {set_already} and {task.name} of {value}: set "
-                f"--{field}"
+                f"{origins[field]} has {side} of length {set_already} and {task.name} of length "
+                f"{value}: set --{field}"
             )
     return config
 
 
-def _imply_vocabulary(
-    config: Config, origins: dict[str, str], size: int, origin: str, where: str
-) -> Config:
-    """Sets the number of embeddings, if nobody did, to what `size` ids need."""
+def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
+    """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set."""
     if origins.get("model.vocab_size", "preset").startswith("preset"):
-        rounded = -(-size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+        rounded = -(-vocabulary.size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
         config = fields.replace(config, "model.vocab_size", rounded)
-        origins["model.vocab_size"] = origin
-    if config.model.vocab_size < size:
+        origins["model.vocab_size"] = vocabulary.origin
+    if config.model.vocab_size < vocabulary.size:
         raise UserError(
-            f"--model.vocab_size={config.model.vocab_size} is smaller than {where}, {size} ids"
+            f"--model.vocab_size={config.model.vocab_size} is smaller than {vocabulary.place}, "
+            f"which has {vocabulary.size} ids"
         )
     return config
 
 
-def _check_vocabulary(config: Config, where: str, sha256: str | None, extra_ids: int) -> None:
-    """Holds the vocabulary that a run expects against the one that it has; a remote file is not
-    fetched for it."""
+def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:
+    """Checks the data's vocabulary against --vocabulary; a remote model file is not downloaded."""
     expected = config.vocabulary
-    if expected.extra_ids not in (None, extra_ids):
+    if expected.extra_ids not in (None, vocabulary.extra_ids):
         raise UserError(
-            f"--vocabulary.extra_ids={expected.extra_ids}: {where} has {extra_ids} on top of its "
-            "pieces"
+            f"--vocabulary.extra_ids={expected.extra_ids}: {vocabulary.place} has "
+            f"{vocabulary.extra_ids} on top of its pieces"
         )
     path = expected.model_file
     if path is None or files.is_remote(path):
         return
     if not files.exists(path):
-        raise UserError(f"--vocabulary.model_file={path}: there is no such file")
-    if files.sha256(path) != sha256:
+        raise UserError(f"--vocabulary.model_file={path}: no such file")
+    if files.sha256(path) != vocabulary.sha256:
         raise UserError(
-            f"--vocabulary.model_file={path} is another vocabulary than {where}: name the one that "
+            f"--vocabulary.model_file={path} differs from {vocabulary.place}: name the file that "
             "the cache was built with, or build a cache with this one"
         )

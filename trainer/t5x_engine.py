@@ -20,7 +20,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import init_from
+from trainer.beginning import start
 from trainer.config import CONFIG_FILE, Config, config_changes, fields, load_config, save_config
 from trainer.data.cached import EvaluationSet
 from trainer.data.features import Batch
@@ -208,13 +208,12 @@ def _begin(run: Run, origins: dict[str, str]) -> int:
             )
         if steps:
             return steps[-1]
-    begun = init_from.start(run) if config.init_from else None
-    program = Program(run)
-    state = begun.train_state(program) if begun else program.initial_state()
+    beginning = start(run)
+    state = beginning.state(Program(run))
     files.make_folder(folder)
     save_config(config, origins)
     write.write(_as_checkpoint(state), config, folder)
-    print(begun.describe() if begun else "starts from initial parameters", flush=True)
+    print(beginning.describe(), flush=True)
     return int(state.step)
 
 

@@ -90,6 +90,6 @@ def test_another_vocabulary_is_refused(text_cache, tmp_path):
     known = run.data.tasks[0].manifest.plan.vocabulary.sha256
     assert held["vocabulary_sha256"] == known
     file.write_text(json.dumps({**held, "vocabulary_sha256": "0" * 64}))
-    with pytest.raises(UserError, match="the vocabulary is another one"):
+    with pytest.raises(UserError, match="the vocabulary has changed"):
         checkpoints.check_resumable(1, run)
     checkpoints.close()

@@ -198,7 +198,7 @@ def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
 def test_a_run_of_no_numbers_stops_with_the_state_before(text_cache, tmp_path):
     model_dir = tmp_path / "model"
     result = run(pretrain(text_cache, model_dir, "--optimizer.learning_rate=1e36"))
-    assert_one_line(result, "update 2 was not made", "gradients/", "checkpoint_1", "--on_nan=skip")
+    assert_one_line(result, "update 2 was rejected", "gradients/", "checkpoint_1", "--on_nan=skip")
     assert (model_dir / "checkpoint_1").exists()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state(model_dir, 1)["params"]))
 
@@ -270,7 +270,7 @@ def test_a_mistake_is_one_clear_line(case, text_cache, finished, tmp_path):
 
 def test_evaluating_nothing_is_one_clear_line(finished, tmp_path):
     assert_one_line(run(command("trainer.evaluate", f"--model_dir={tmp_path}")), "trainer.pretrain")
-    result = run(command("trainer.evaluate", f"--model_dir={finished}", "--checkpoints=7"))
+    result = run(command("trainer.evaluate", f"--model_dir={finished}", "--steps=7"))
     assert_one_line(result, "no checkpoint of step 7", "60")
     result = run(command("trainer.evaluate", f"--model_dir={finished}", "--split=test"))
     assert_one_line(result, "no split test")

@@ -103,9 +103,9 @@ def test_parameters_and_state_come_to_the_devices(stored, model, tmp_path):
         t5x_files.write(tmp_path, "legacy", PARAMETERS, moments)
     run = run_of(tmp_path, *flags)
     start = init_from.start(run)
-    assert start.afresh is None
+    assert start.reset is None
     assert "with the optimizer state" in start.describe()
-    state = start.train_state(Program(run))
+    state = start.state(Program(run))
     params = unstack_layers(state.params) if model == "scanned" else state.params
     assert_equal(named(params), PARAMETERS)
     assert int(state.step) == STEP
@@ -164,8 +164,10 @@ def test_moments_of_another_shape_begin_afresh_and_the_step_stays(tmp_path):
     run = run_of(tmp_path, "--optimizer.step_offset=7")
     start = init_from.start(run)
     assert start.step == STEP
-    assert re.search(r"no second moments of \S+/query/kernel|begun afresh", start.describe())
-    state = start.train_state(Program(run))
+    assert re.search(
+        r"no second moments of \S+/query/kernel|a new optimizer state", start.describe()
+    )
+    state = start.state(Program(run))
     assert_equal(named(state.params), PARAMETERS)
     assert (int(state.opt_state[0].count), int(state.opt_state[2].count)) == (7, STEP)
     assert not any(array.any() for array in named(state.opt_state[0].v).values())
@@ -182,10 +184,10 @@ def test_moments_of_another_shape_begin_afresh_and_the_step_stays(tmp_path):
 def test_why_a_state_begins_afresh(flags, reason, tmp_path):
     t5x_files.write(tmp_path, "orbax", PARAMETERS, t5x_files.moments(PARAMETERS, 128))
     start = init_from.start(run_of(tmp_path, *flags))
-    assert start.afresh
+    assert start.reset
     assert reason in start.describe()
     assert start.step == (0 if "state=false" in reason else STEP)
-    assert "has to be this one" in start.describe()
+    assert "make sure it is this run's" in start.describe()
 
 
 @pytest.mark.parametrize("kind", t5x_files.LAYOUTS)
@@ -200,7 +202,8 @@ def test_tensors_that_are_lacking_or_too_many_are_named(kind, tmp_path):
         ),
         "more": (
             {**PARAMETERS, other: PARAMETERS[name]},
-            f"has {other} (did you mean encoder/layers_1/mlp/wi_1/kernel?), which the model has",
+            f"has {other} (did you mean encoder/layers_1/mlp/wi_1/kernel?), which the model does "
+            "not have",
         ),
     }
     for case, (parameters, says) in cases.items():
@@ -223,21 +226,21 @@ def test_what_does_not_fit_is_named(tmp_path):
         return str(error.value)
 
     assert refused(f"--model.vocab_size={V + 128}") == (
-        f"--init_from={path}: token_embedder/embedding has {V} rows and the model {V + 128}; set "
+        f"--init_from={path}: token_embedder/embedding has {V} rows, the model has {V + 128}; set "
         f"--model.vocab_size={V}: rows above the {V - 20} ids are padding"
     )
     small = {**PARAMETERS, "token_embedder/embedding": np.zeros((V - 28, D), "f4")}
     other = t5x_files.write(tmp_path / "small", "orbax", small)
-    with pytest.raises(UserError, match="has 108 ids, so it is not the one"):
+    with pytest.raises(UserError, match="another vocabulary: this run's has 108 ids"):
         init_from.start(run_of(other))
-    assert "wi_0/kernel has the shape (8, 16) and in the model (8, 32)" in refused(
-        "--model.mlp_dim=32"
-    )
+    assert "wi_0/kernel has shape (8, 16), in the model (8, 32)" in refused("--model.mlp_dim=32")
     assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in refused(preset="t5_1_0_tiny")
-    assert "has made 10 steps and --train_steps=10" in refused("--train_steps=10")
+    assert "has already made 10 steps, which count towards --train_steps=10" in refused(
+        "--train_steps=10"
+    )
     whole = {**PARAMETERS, "decoder/decoder_norm/scale": np.ones(D, "i4")}
     other = t5x_files.write(tmp_path / "whole", "legacy", whole, dtype="int32")
-    with pytest.raises(UserError, match=r"is of int32, and no floating"):
+    with pytest.raises(UserError, match=r"has dtype int32, expected floating point"):
         init_from.start(run_of(other))
     apart = {**SCANNED}
     apart["decoder/decoder/relpos_bias/rel_embedding"] = np.random.default_rng(0).normal(
@@ -306,7 +309,7 @@ def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
     t5x_files.write(start, "legacy", wide, t5x_files.moments(wide, 128), step=20_000)
     begin = [*flags, f"--init_from={start}"]
     config, lines = train(begin, tmp_path / "one", "--train_steps=20002")
-    with pytest.raises(UserError, match=f"in {start} are not ours"):
+    with pytest.raises(UserError, match=f"in {start} were not written by this trainer"):
         train(flags, start, "--train_steps=20002")
     assert f"starts from {start}/checkpoint_20000, after step 20000" in capsys.readouterr().out
     assert [line["step"] for line in lines] == [20_001, 20_002]
@@ -316,7 +319,7 @@ def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
     # Its own checkpoint wins: the beginning is not even looked at.
     shutil.rmtree(start)
     _, lines = train(begin, tmp_path / "one", "--train_steps=20003")
-    assert "goes on from checkpoint 20002" in capsys.readouterr().out
+    assert "resumes from checkpoint 20002" in capsys.readouterr().out
     assert [line["step"] for line in lines] == [20_001, 20_002, 20_003]
 
     # Another run begins from a checkpoint of that one with every bit of its state.
@@ -327,7 +330,7 @@ def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
     )
     run = prepare(config, origins)
     program = Program(run)
-    begun = init_from.start(run).train_state(program)
+    begun = init_from.start(run).state(program)
     checkpoints = Checkpoints(str(tmp_path / "one"), writable=False)
     before = checkpoints.restore(20_002, program.abstract_state())
     checkpoints.close()
@@ -360,7 +363,7 @@ def test_a_model_of_hugging_face_is_asked_for(monkeypatch, tmp_path):
     run = run_of("hf:some/folder", "--model.scan_layers=true")
     start = init_from.start(run)
     assert asked == [("some/folder", V)]
-    assert (start.step, start.afresh) == (0, "it has none")
+    assert (start.step, start.reset) == (0, "none is stored")
     kernel = start.parameters["encoder/encoder/mlp/wo/kernel"]
     assert kernel.shape == (16, 2, D)
     np.testing.assert_array_equal(

@@ -12,10 +12,11 @@ from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from trainer.config.fields import override
 from trainer.data.features import target_side
-from trainer.engine.step import put_batch
-from trainer.loop import Program
+from trainer.engine.metrics import means
+from trainer.engine.program import Program
+from trainer.engine.sharding import put_batch
 from trainer.pretrain import build_config
-from trainer.reporting.metrics import means, read_metrics
+from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
 TASKS = [name for name in registry.tasks() if name.startswith("python_docs_")]

@@ -1,4 +1,4 @@
-"""Updates that must not be made: no finite numbers, or a spike of the loss."""
+"""The guard against bad updates: non-finite gradients or loss, and spikes of the loss."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from trainer.config import Config
-from trainer.engine.nonfinite import first_nonfinite, leaf_name
+from trainer.optim.stacked import path_name
 
-# What `Guard.cause` is besides the index of a gradient.
+# Values of `Guard.cause` that are not the index of a gradient.
 NONE, SPIKE = -1, -2
 
-# Steps that the running mean of the loss looks back on, about; before as many no loss is a spike.
+# Steps over which the running mean of the loss averages, roughly. Until that many steps have been
+# made, no loss counts as a spike.
 _MEMORY_STEPS = 100
 
 State = TypeVar("State")
@@ -24,12 +25,15 @@ State = TypeVar("State")
 
 @flax.struct.dataclass
 class Guard:
-    """What is remembered of refused updates, a part of the state; scalars.
+    """The guard's part of the training state.
 
-    `cause` int32: why the run stands still: SPIKE or the index of the first gradient that is not
-    finite (one more than the last: the loss alone is not); NONE where it does not. `skipped` int32:
-    updates left out since step 0. `mean_loss` float32: of the updates made, in nats a token, all of
-    the first `_MEMORY_STEPS`, exponentially forgotten from then on.
+    Attributes:
+      cause: int32 scalar, why updates are rejected: SPIKE, or the index of the first gradient that
+        is not finite (one past the last gradient: only the loss is not finite); NONE while updates
+        are applied.
+      skipped: int32 scalar, number of updates skipped since step 0.
+      mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
+        for the first `_MEMORY_STEPS`, an exponential moving average from then on.
     """
 
     cause: jax.Array
@@ -38,7 +42,7 @@ class Guard:
 
 
 def new_guard() -> Guard:
-    """The guard of step 0."""
+    """Returns the guard of step 0."""
     return Guard(jnp.int32(NONE), jnp.int32(0), jnp.float32(0))
 
 
@@ -49,20 +53,26 @@ def checked(
     loss: tuple[jax.Array, jax.Array],
     config: Config,
 ) -> State:
-    """Returns the state `after` an update, or the one that stays where it must not be made.
+    """Returns the state `after` an update if the update is good, otherwise the state to keep.
 
-    Under "stop" that is the state `before`, and so it is for every update that follows, until
-    someone reads `guard.cause`: the device works ahead of the one who reads. Under "skip" it is
-    the state before but for `step` and `guard.skipped`, each one more; counts inside the optimizer,
-    and with them the schedule, stay. Both states have `step` and `guard`; `loss` is (sum, weight)
-    of the batch.
+    With `on_nan` "stop" that is the state `before`, and it stays so for all later updates until
+    the host reads `guard.cause`: the device runs ahead of the host. With "skip" it is the state
+    `before` with `step` and `guard.skipped` increased by one; the optimizer's own counts, and with
+    them the learning rate schedule, do not advance.
 
-    A gradient whose sum of squares overflows float32 counts as not finite: no second moment could
-    hold it.
+    A gradient whose sum of squares overflows float32 counts as non-finite: its second moment would
+    overflow too.
+
+    Args:
+      before: state before the update, with `step` and `guard`.
+      after: state after the update, with `step` and `guard`.
+      gradients: tree of the update's gradients.
+      loss: (sum, weight) of the batch's loss.
+      config: read for `on_nan` and `spike_factor`.
     """
     guard, step = before.guard, before.step  # type: ignore[attr-defined]
     mean_loss = loss[0] / jnp.maximum(loss[1], 1e-30)
-    # Norms, which the step takes anyway, so that no gradient is read once more.
+    # Norms of the gradients, which the step computes anyway: no gradient is read a second time.
     bad = first_nonfinite(
         {"gradients": jax.tree.map(optax.global_norm, gradients), "loss": loss[0]}
     )
@@ -73,7 +83,7 @@ def checked(
     stops = config.on_nan == "stop"
     if stops:
         cause = jnp.where(guard.cause != NONE, guard.cause, cause)
-    refused = cause != NONE
+    rejected = cause != NONE
     weight = 1.0 / jnp.minimum(step + 1, _MEMORY_STEPS)
     kept = dataclasses.replace(
         after,  # type: ignore[type-var]
@@ -81,30 +91,52 @@ def checked(
             guard, mean_loss=guard.mean_loss + weight * (mean_loss - guard.mean_loss)
         ),
     )
-    kept = jax.tree.map(lambda old, new: jnp.where(refused, old, new), before, kept)
+    kept = jax.tree.map(lambda old, new: jnp.where(rejected, old, new), before, kept)
     if stops:
         return dataclasses.replace(kept, guard=dataclasses.replace(kept.guard, cause=cause))
     return dataclasses.replace(
         kept,
         step=step + 1,
-        guard=dataclasses.replace(kept.guard, skipped=guard.skipped + refused),
+        guard=dataclasses.replace(kept.guard, skipped=guard.skipped + rejected),
     )
 
 
-def explained(guard: Guard, params: Any, factor: float | None) -> str:
-    """Says why the next update of these parameters was refused: "gradients/… is not finite"."""
+def explain(guard: Guard, params: Any, factor: float | None) -> str:
+    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite"."""
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:
-        return f"parameters/{name} is not finite before it"
+        return f"parameters/{name} was not finite before it"
     if int(guard.cause) == SPIKE:
-        return (
-            f"its loss is above {factor:g} times the mean before it, {float(guard.mean_loss):.3f}"
-        )
+        return f"its loss is above {factor:g} times the recent mean, {float(guard.mean_loss):.3f}"
     named = leaf_name({"gradients": params, "loss": 0}, int(guard.cause))
     return f"{named} is not finite"
 
 
-def released(guard: Guard) -> Guard:
-    """The guard without its cause: that of a state which goes on."""
-    # As an array of the same devices, which may be those of several processes.
+def cleared(guard: Guard) -> Guard:
+    """Returns the guard with its cause cleared, so that training can continue from the state."""
+    # `full_like` keeps the sharding, which may span several processes.
     return dataclasses.replace(guard, cause=jnp.full_like(guard.cause, NONE))
+
+
+def first_nonfinite(tree: Any) -> jax.Array:
+    """Returns the index of the first leaf with a NaN or an infinity, int32; -1 if there is none.
+
+    Leaves are in the order of `jax.tree.leaves`. The function can be traced; `leaf_name` turns the
+    index into a name on the host.
+    """
+    leaves = jax.tree.leaves(tree)
+    if not leaves:
+        return jnp.int32(-1)
+    bad = jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in leaves])
+    return jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32)
+
+
+def leaf_name(tree: Any, index: int) -> str | None:
+    """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1.
+
+    Only the structure of `tree` is read; its leaves may be anything.
+    """
+    if index < 0:
+        return None
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return path_name(paths[index][0])

@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from trainer.config import LossConfig
+from trainer.engine.metrics import Metrics
 from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
-
-# Metric name to (sum, weight), float32 scalars: add them over batches, divide when printed.
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Scale(NamedTuple):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.config.mesh import check_dimensions
+from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import (
     describe,
     host_part,
@@ -17,7 +18,6 @@ from trainer.engine.sharding import (
     replicated,
 )
 from trainer.engine.step import (
-    Metrics,
     TrainState,
     make_evaluation_step,
     make_train_step,

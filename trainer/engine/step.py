@@ -14,11 +14,10 @@ from trainer.config import Config
 from trainer.data.features import FILLING
 from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
-from trainer.engine.sharding import put_batch as put_batch
+from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import replicated, rows, tracing_on
 from trainer.model.transformer import Encoder, Transformer, run_model
 
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
 Batch = dict[str, Any]
 
 

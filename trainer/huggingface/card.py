@@ -10,10 +10,9 @@ from tasks.cache.manifest import MANIFEST
 from tasks.storage import files
 from trainer.config import Config, fields
 from trainer.data.cached import CachedData, CachedTask
-from trainer.evaluate import EVALUATION_FILE
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
-from trainer.reporting.metrics import read_metrics
+from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
 from trainer.setup import Run
 
 _USE = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import uuid
 from typing import Any
 
@@ -12,6 +11,7 @@ from trainer.config import Config
 from trainer.stores import Mirror
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATION_FILE = "evaluation.json"
 WANDB_FILE = "wandb.json"
 
 
@@ -140,15 +140,3 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return lines
-
-
-def means(metrics: dict[str, tuple[Any, Any]]) -> dict[str, float]:
-    """(sum, weight) -> sum / weight, as Python floats; waits for the device."""
-    return {
-        name: float(total) / max(float(weight), 1e-30) for name, (total, weight) in metrics.items()
-    }
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), infinity where that overflows."""
-    return math.exp(loss) if loss < 700 else math.inf

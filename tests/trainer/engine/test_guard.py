@@ -73,8 +73,8 @@ def test_stop_holds_the_state_before_the_bad_update(case):
     good = [(1.0, 5.0), (2.0, 4.0)]
     held = after(config, [*good, batch, (1.0, 3.0), (np.nan, 3.0)])
     expected = after(config, good)
-    assert guard.explained(held.guard, held.params, None) == says
-    held = dataclasses.replace(held, guard=guard.released(held.guard))
+    assert guard.explain(held.guard, held.params, None) == says
+    held = dataclasses.replace(held, guard=guard.cleared(held.guard))
     for one, other in zip(jax.tree.leaves(held), jax.tree.leaves(expected), strict=True):
         assert np.array_equal(one, other)
 
@@ -94,9 +94,7 @@ def test_skip_leaves_out_the_bad_update_alone(case):
 def test_parameters_that_were_bad_before_are_named():
     state = start()
     state = dataclasses.replace(state, params={**state.params, "b": jnp.array([0, np.inf, 0])})
-    assert (
-        guard.explained(state.guard, state.params, None) == "parameters/b is not finite before it"
-    )
+    assert guard.explain(state.guard, state.params, None) == "parameters/b was not finite before it"
 
 
 def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
@@ -106,8 +104,8 @@ def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
     assert int(after(config, [*calm, (1.0, 9.9)]).guard.cause) == guard.NONE
     held = after(config, [*calm, (1.0, 10.1), (1.0, 5.0)])
     assert int(held.step) == 100
-    says = "its loss is above 2 times the mean before it, 5.000"
-    assert guard.explained(held.guard, held.params, 2.0) == says
+    says = "its loss is above 2 times the recent mean, 5.000"
+    assert guard.explain(held.guard, held.params, 2.0) == says
     assert int(after(config_of(), [*calm, (1.0, 10.1)]).guard.cause) == guard.NONE
     skipped = after(config_of("--spike_factor=2", "--on_nan=skip"), [*calm, (1.0, 10.1)])
     assert int(skipped.guard.skipped) == 1
@@ -158,7 +156,7 @@ def test_a_run_that_stopped_goes_on_as_if_nothing_had_been(text_cache, tmp_path,
     good, stopped = tmp_path / "good", tmp_path / "stopped"
     assert train(*run_of(text_cache, good, ())) == 0
     for _ in range(2):  # the same command stops there again
-        with pytest.raises(UserError, match=r"update 7 was not made: gradients/\S+ is not finite"):
+        with pytest.raises(UserError, match=r"update 7 was rejected: gradients/\S+ is not finite"):
             train(*run_of(text_cache, stopped, {7}))
         assert [path.name for path in stopped.glob("checkpoint_*")] == ["checkpoint_6"]
     assert [line["step"] for line in read_metrics(str(stopped))] == [5]
@@ -182,5 +180,32 @@ def test_what_is_skipped_is_the_same_after_a_restart(text_cache, tmp_path, capsy
 
 def test_skipping_everything_is_no_training(text_cache, tmp_path, capsys):
     bad = set(range(6, 30))
-    with pytest.raises(UserError, match="left out every update since the last metrics, up to 10"):
+    with pytest.raises(UserError, match="skipped every update since the last report, up to 10"):
         train(*run_of(text_cache, tmp_path / "model", bad, "--on_nan=skip"))
+
+
+TREE = {
+    "decoder": {"layers_0": {"kernel": jnp.ones((2, 3)), "scale": jnp.ones(2)}},
+    "encoder": {"kernel": jnp.ones((2, 2), jnp.bfloat16)},
+    "step": jnp.int32(7),
+}
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    [
+        ({}, None),
+        ({"encoder": {"kernel": jnp.array([1, jnp.nan])}}, "encoder/kernel"),
+        ({"encoder": {"kernel": jnp.array([-jnp.inf])}, "z": jnp.nan}, "encoder/kernel"),
+        ({"decoder": {"layers_0": {"scale": jnp.array(jnp.nan)}}}, "decoder/layers_0/scale"),
+    ],
+)
+def test_the_first_nonfinite_leaf_is_named(bad, name):
+    tree = {**TREE, **bad}
+    index = jax.jit(guard.first_nonfinite)(tree)
+    assert index.dtype == jnp.int32
+    assert guard.leaf_name(tree, int(index)) == name
+
+
+def test_a_tree_without_leaves_is_finite():
+    assert int(guard.first_nonfinite({})) == -1

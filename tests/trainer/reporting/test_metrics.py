@@ -5,18 +5,21 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import loop
+from trainer.engine.evaluator import Evaluator
 from trainer.engine.hardware import peak_flops
+from trainer.engine.metrics import means, perplexity
 from trainer.engine.program import Program
-from trainer.evaluate import Evaluator
 from trainer.pretrain import build_config
-from trainer.reporting.metrics import MetricsWriter, means, perplexity, read_metrics
+from trainer.reporting.metrics import MetricsWriter, read_metrics
+from trainer.reporting.profile import Profile
+from trainer.reporting.speed import Speed, shown
 from trainer.setup import prepare
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -125,8 +128,8 @@ def test_peaks_are_those_of_the_device(kind, teraflops):
 
 def test_speed_is_of_the_steps_since_the_last_report(monkeypatch):
     now = iter([100.0, 110.0, 115.0])
-    monkeypatch.setattr(loop.time, "monotonic", lambda: next(now))
-    speed = loop.Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    speed = Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
     assert speed.since_last(5) == {}
     speed.blocked += 0.25
     rates = speed.since_last(10)
@@ -136,7 +139,7 @@ def test_speed_is_of_the_steps_since_the_last_report(monkeypatch):
         "tokens_per_second": 500.0,
         "mfu": 0.15,
     }
-    assert loop._shown(rates) == ["500 tokens/s", "MFU 15.0%"]
+    assert shown(rates) == ["500 tokens/s", "MFU 15.0%"]
     speed.peak_flops = None
     assert speed.since_last(20) == {"steps_per_second": 2.0, "tokens_per_second": 2000.0}
 
@@ -214,7 +217,7 @@ def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: calls.append("start"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
-    with loop.Profile(config_of(tmp_path, "--profile_steps=3:4")) as profile:
+    with Profile(config_of(tmp_path, "--profile_steps=3:4")) as profile:
         for step in range(1, 7):
             profile.before(step)
             calls.append(step)
@@ -222,12 +225,12 @@ def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
     assert calls == [1, 2, "start", 3, 4, "stop", 5, 6]
     calls.clear()
     # A run that ends inside still writes its trace.
-    with loop.Profile(config_of(tmp_path, "--profile_steps=3:9")) as profile:
+    with Profile(config_of(tmp_path, "--profile_steps=3:9")) as profile:
         profile.before(4)
         profile.after(4, {})
     assert calls == ["start", "stop"]
     with pytest.raises(UserError, match="local"):
-        loop.Profile(config_of("gs://bucket/model", "--profile_steps=3:4"))
+        prepare(config_of("gs://bucket/model", "--profile_steps=3:4", "--task=any"), {})
 
 
 def test_a_speed_line_is_json(tmp_path):

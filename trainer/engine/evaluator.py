@@ -1,0 +1,238 @@
+"""Evaluation of a whole split: sums over its rows, and the metrics computed from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from tasks.objectives import AutoregressiveLM, DecoderPrefixLM, Denoising, RandomPrefix
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from trainer.data.cached import CachedData, EvaluationSet
+from trainer.data.features import Batch, target_side
+from trainer.data.words import WordCounter
+from trainer.engine.metrics import Metrics, means, perplexity
+from trainer.engine.sharding import put_batch
+from trainer.setup import Run
+
+# Metrics of the evaluation step that are reported as their means, under their own names.
+_REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
+
+
+class Evaluator:
+    """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.
+
+    Raises:
+      UserError: at construction, if the split is empty or a batch does not divide among devices.
+    """
+
+    def __init__(self, run: Run, split: str, evaluation_step: Callable, mesh: Mesh):
+        self._split, self._step, self._mesh = split, evaluation_step, mesh
+        self._vocab_size = run.data.vocab_size
+        self._texts = _texts(run, split)
+        batch_size = run.config.evaluation.batch_size or run.config.batch_size
+        parts = mesh.shape["data"] * mesh.shape["fsdp"]
+        if batch_size % parts:
+            raise UserError(
+                f"--evaluation.batch_size={batch_size} does not divide among the {parts} devices "
+                "of data and fsdp"
+            )
+        self._sets = run.data.evaluation(split, batch_size)
+        self._batches = run.config.evaluation.batches
+
+    def __call__(self, params: Any) -> dict[str, dict[str, float]]:
+        """Evaluates `params` on the same rows, with the same noise, at every call.
+
+        Returns:
+          Metrics by split: over all rows under the split's name and, for a mixture, over each
+          task's rows under SPLIT/TASK.
+
+          Always: `loss` and `unigram_entropy` in nats per target token, `perplexity`, `accuracy`
+          and `tokens`. `unigram_entropy` is the loss of a model that knows only how often each
+          target id occurs in the split. `mean_label` and `max_targets_length` are statistics of
+          the target ids that identify the data. `training_loss` is averaged over all positions,
+          padding included, and includes the auxiliary loss.
+
+          Encoder-only models: `order_loss` in nats per row and `order_accuracy`. Other models:
+          `sequence_accuracy`, the fraction of rows whose targets are all ranked first. Models with
+          Switch layers: `auxiliary_loss` and `dropped_tokens`, the fraction of tokens dropped.
+
+          Language models: `bits_per_byte`, the cost of coding the split's documents per byte of
+          their UTF-8, and `word_perplexity`, exp of that cost in nats per word, where words are
+          separated by white space. Both are independent of how the vocabulary splits text. The
+          EOS after windows or documents is coded too, but has no bytes. A prefix LM predicts only
+          part of each window; its bytes are estimated as the same fraction of the split's bytes.
+          Unknown tokens (`<unk>`) are coded as such, so compare vocabularies with unknown tokens
+          by their unknown rate too. Other objectives do not code text and lack both metrics.
+        """
+        by_task = {rows.name: self._sums(params, rows) for rows in self._sets}
+        overall = _Sums(np.zeros(self._vocab_size, np.int64), text_bytes=0.0, word_count=0)
+        for sums in by_task.values():
+            overall.add(sums)
+        results = {self._split: overall.result()}
+        if len(by_task) > 1:
+            results |= {f"{self._split}/{name}": sums.result() for name, sums in by_task.items()}
+        return results
+
+    def _sums(self, params: Any, rows: EvaluationSet) -> _Sums:
+        text = self._texts.get(rows.name)
+        sums = _Sums(np.zeros(self._vocab_size, np.int64), words=text.words if text else None)
+        # Metrics are read one batch late, so that the device always has work.
+        pending: Metrics = {}
+        total = min(filter(None, (rows.batches, self._batches)), default=None)
+        with progress.shown(f"evaluating {self._split} of {rows.name}", total) as bar:
+            for number, batch in enumerate(itertools.islice(rows.iterate(), self._batches)):
+                sums.add_targets(batch)
+                ready, pending = pending, self._step(params, put_batch(batch, self._mesh))
+                sums.add_metrics(ready)
+                bar.update(number + 1)
+        sums.add_metrics(pending)
+        if text:
+            sums.text_bytes = text.bytes_of(sums)
+        return sums
+
+
+@dataclasses.dataclass(frozen=True)
+class _Text:
+    """The text behind a task's targets, for tasks whose targets are tokens of the corpus.
+
+    Attributes:
+      bytes_per_token: mean UTF-8 bytes of a token of the split.
+      eos: True if every window's targets end with an EOS that is not in the corpus.
+      words: counts the words of target ids.
+    """
+
+    bytes_per_token: float
+    eos: bool
+    words: WordCounter
+
+    def bytes_of(self, sums: _Sums) -> float:
+        """Returns the UTF-8 bytes of text that the targets in `sums` code."""
+        return (sums.tokens - self.eos * sums.rows) * self.bytes_per_token
+
+
+def _texts(run: Run, split: str) -> dict[str, _Text]:
+    """Returns the text of the split by task, for tasks whose targets are tokens of the corpus."""
+    texts: dict[str, _Text] = {}
+    for each in run.data.tasks if isinstance(run.data, CachedData) else ():
+        objective, manifest = each.task.objective, each.manifest
+        if isinstance(objective, AutoregressiveLM):
+            eos = objective.eos == "window"
+        elif isinstance(objective, DecoderPrefixLM):
+            eos = False
+        elif (
+            isinstance(objective, Denoising)
+            and isinstance(objective.mask, RandomPrefix)
+            and objective.targets == "drop_noise_tokens"
+        ):
+            eos = True
+        else:
+            continue
+        tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
+        if tokens:
+            weight = manifest.total(split, "text_bytes") / tokens
+            texts[each.task.name] = _Text(weight, eos, WordCounter(each.ids))
+    return texts
+
+
+@dataclasses.dataclass
+class _Sums:
+    """Sums over rows of metrics and target tokens.
+
+    Attributes:
+      counts: how often each id is a target, int64 [V].
+      tokens: number of target tokens.
+      rows: number of rows with targets.
+      text_bytes: UTF-8 bytes of the corpus that the targets code; None if they do not code text.
+      words: counts words in the targets; None to leave them uncounted.
+      word_count: words of the corpus that the targets code; None if they do not code text.
+      positions: number of target positions of those rows, padding included.
+      longest: largest number of targets in a row.
+      metrics: (sum, weight) by name.
+    """
+
+    counts: np.ndarray
+    tokens: float = 0.0
+    rows: int = 0
+    text_bytes: float | None = None
+    words: WordCounter | None = None
+    word_count: int | None = None
+    positions: int = 0
+    longest: int = 0
+    metrics: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+    def add_targets(self, batch: Batch) -> None:
+        """Adds the targets of a batch."""
+        side = target_side(batch)
+        weights = batch[f"{side}_loss_weights"]
+        targets = batch[f"{side}_target_tokens"][weights > 0]
+        self.counts += np.bincount(targets, minlength=len(self.counts))
+        self.tokens += float(weights.sum())
+        lengths = np.count_nonzero(weights, axis=1)
+        rows = int(np.count_nonzero(lengths))
+        self.rows += rows
+        self.positions += rows * weights.shape[1]
+        self.longest = max(self.longest, int(lengths.max()))
+        if self.words:
+            ids = np.where(weights > 0, batch[f"{side}_target_tokens"], 0)
+            self.word_count = (self.word_count or 0) + self.words(ids)
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Adds the metrics of a batch; waits for the device."""
+        for name, (total, weight) in metrics.items():
+            self._add(name, float(total), float(weight))
+
+    def add(self, other: _Sums) -> None:
+        """Adds the sums of another task."""
+        self.counts += other.counts
+        self.tokens += other.tokens
+        self.rows += other.rows
+        self.positions += other.positions
+        self.longest = max(self.longest, other.longest)
+        if self.word_count is not None and other.word_count is not None:
+            self.word_count += other.word_count
+        else:
+            self.word_count = None
+        if self.text_bytes is not None and other.text_bytes is not None:
+            self.text_bytes += other.text_bytes
+        else:
+            self.text_bytes = None
+        for name, (total, weight) in other.metrics.items():
+            self._add(name, total, weight)
+
+    def _add(self, name: str, total: float, weight: float) -> None:
+        before = self.metrics.get(name, (0.0, 0.0))
+        self.metrics[name] = before[0] + total, before[1] + weight
+
+    def result(self) -> dict[str, float]:
+        """Returns the metrics that `Evaluator` documents."""
+        values = means(self.metrics)
+        loss = values["loss"]
+        share = self.counts[self.counts > 0] / self.counts.sum()
+        per_position = self.tokens / self.positions
+        auxiliary = values.get("auxiliary_loss", 0.0)
+        coded = {}
+        if self.text_bytes:
+            coded["bits_per_byte"] = loss * self.tokens / math.log(2) / self.text_bytes
+        if self.word_count:
+            coded["word_perplexity"] = perplexity(loss * self.tokens / self.word_count)
+        return {
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "accuracy": values["accuracy"],
+            "unigram_entropy": float(-(share * np.log(share)).sum()),
+            **coded,
+            "tokens": self.tokens,
+            "training_loss": (loss + auxiliary) * per_position,
+            "mean_label": float(self.counts @ np.arange(len(self.counts)) / self.counts.sum()),
+            "max_targets_length": self.longest,
+            **{
+                name: value for name, value in values.items() if name.startswith(_REPORTED_AS_MEANS)
+            },
+        }

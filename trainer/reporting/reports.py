@@ -1,0 +1,132 @@
+"""Reports during training: metrics are read one step late, and bad updates end the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tasks.terminal.command_line import UserError
+from trainer.checkpoint import Checkpoints
+from trainer.engine import guard
+from trainer.engine.guard import Guard
+from trainer.engine.metrics import Metrics, means
+from trainer.engine.program import Program
+from trainer.engine.step import TrainState
+from trainer.optim.optimizer import learning_rate_schedule
+from trainer.reporting.metrics import MetricsWriter
+from trainer.reporting.speed import Speed, shown
+from trainer.setup import Run
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Returns whether something done every `every` steps (0: never) is done after `step`."""
+    return bool(every) and (step % every == 0 or step == last)
+
+
+class _Pending(NamedTuple):
+    """Metrics and guard copied from the state after `step`, to be read later."""
+
+    step: int
+    metrics: Metrics
+    guard: Guard
+
+
+class Reports:
+    """Writes the metrics of a run, and stops the run where the guard rejects an update.
+
+    Metrics are read one step after they were taken: by then the device is at work on the next step
+    and does not wait for the host.
+
+    Attributes:
+      speed: speed of training since the last report.
+      note: the last report in a few words, for a progress bar.
+    """
+
+    def __init__(self, run: Run, program: Program, checkpoints: Checkpoints, writer: MetricsWriter):
+        self._run, self._program = run, program
+        self._checkpoints, self._writer = checkpoints, writer
+        self._learning_rate = learning_rate_schedule(run.config.optimizer)
+        self._pending: _Pending | None = None
+        self.speed = Speed.of(run)
+        self.note = ""
+
+    def after(self, step: int, state: TrainState) -> TrainState:
+        """Reports the metrics taken earlier, and takes those of `step` if they are due.
+
+        Returns:
+          The state to continue with: `state`, or `state` with its metrics set to zero.
+
+        Raises:
+          UserError: the guard rejected an update; the state before it is saved.
+        """
+        self._report_pending(state)
+        config = self._run.config
+        if not due(step, config.metrics.every_steps, config.train_steps):
+            return state
+        self._pending = _Pending(step, state.metrics, jax.tree.map(jnp.copy, state.guard))
+        return dataclasses.replace(state, metrics=self._program.zero_metrics())
+
+    def settle(self, step: int, state: TrainState) -> None:
+        """Reports all metrics taken so far and checks the state after `step`, before it is used.
+
+        Raises:
+          UserError: the guard rejected an update; the state before it is saved.
+        """
+        self._report_pending(state)
+        self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)
+
+    def evaluation(self, step: int, split: str, result: dict[str, float]) -> None:
+        """Writes and prints the evaluation of a split after `step`."""
+        self._writer.write(step, split, result)
+        print(
+            f"step {step}: {self.note.split('  ')[0]}, {split} loss {result['loss']:.3f} "
+            f"(unigram {result['unigram_entropy']:.3f})",
+            flush=True,
+        )
+
+    def _report_pending(self, state: TrainState) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        self._stop_if_rejected(pending, state)
+        config, values = self._run.config, means(pending.metrics)
+        skipped = int(pending.guard.skipped)
+        if skipped and not float(pending.metrics["loss"][1]):
+            raise UserError(
+                f"--on_nan=skip skipped every update since the last report, up to {pending.step}; "
+                f"the newest checkpoint in {config.model_dir} is from before them, and "
+                "--on_nan=stop names the cause"
+            )
+        if config.on_nan == "skip":
+            values["skipped_updates"] = skipped
+        # Skipped updates do not advance the schedule.
+        values["learning_rate"] = float(self._learning_rate(max(0, pending.step - 1 - skipped)))
+        rates = self.speed.since_last(pending.step)
+        self._writer.write(pending.step, "train", values, rates)
+        self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
+
+    def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
+        """Ends the run if the guard rejected an update; the state then stands still before it.
+
+        `pending` has the metrics and the guard that belong to `state`.
+        """
+        if int(pending.guard.cause) == guard.NONE:
+            return
+        config, checkpoints = self._run.config, self._checkpoints
+        good = dataclasses.replace(
+            state, metrics=pending.metrics, guard=guard.cleared(pending.guard)
+        )
+        step = int(good.step)
+        if step and step not in checkpoints.steps():
+            self._writer.flush()
+            checkpoints.save(step, good, self._run)
+        checkpoints.close()
+        cause = guard.explain(pending.guard, good.params, config.spike_factor)
+        saved = f"checkpoint_{step} in {config.model_dir} is" if step else "nothing is saved of"
+        raise UserError(
+            f"update {step + 1} was rejected: {cause}; {saved} the state before it. Lower "
+            "--optimizer.learning_rate, train in float32, or skip such updates with --on_nan=skip"
+        )

@@ -1,0 +1,84 @@
+"""The speed of training: rates, MFU and the time that checkpoints block it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import jax
+
+from trainer.engine.cost import flops_per_step
+from trainer.engine.hardware import peak_flops
+from trainer.setup import Run
+
+
+@dataclasses.dataclass
+class Speed:
+    """Measures speed between reports; compilation and evaluation are not counted.
+
+    Attributes:
+      tokens_per_step: positions per step, of both sides.
+      flops_per_step: by `cost.flops_per_step`.
+      peak_flops: of all devices together, per second; None if unknown.
+      blocked: seconds since the last report during which training waited for checkpoints.
+    """
+
+    tokens_per_step: int
+    flops_per_step: int
+    peak_flops: float | None
+    blocked: float = 0.0
+    _time: float | None = None
+    _step: int = 0
+
+    @classmethod
+    def of(cls, run: Run) -> Speed:
+        """Returns the speed of a run on all devices of all processes."""
+        lengths = run.converter.encoder_length, run.converter.decoder_length
+        peak = peak_flops(jax.devices()[0].device_kind)
+        return cls(
+            run.config.batch_size * sum(lengths),
+            flops_per_step(run.config.model, run.config.batch_size, *lengths),
+            peak and peak * jax.device_count(),
+        )
+
+    def restart(self, step: int) -> None:
+        """Starts measuring at `step`, so that the time before it is not counted."""
+        self._time, self._step = time.monotonic(), step
+
+    @contextlib.contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Counts the time inside as blocked by a checkpoint."""
+        begin = time.monotonic()
+        yield
+        self.blocked += time.monotonic() - begin
+
+    def since_last(self, step: int) -> dict[str, float]:
+        """Returns the rates since the last call or `restart`; at the first call there are none.
+
+        Rates are `steps_per_second`, `tokens_per_second` (positions, of both sides) and `mfu`, the
+        fraction of peak FLOPs that `cost.flops_per_step` makes up. `checkpoint_blocking_seconds`
+        is added if a checkpoint was written.
+        """
+        blocked, self.blocked = self.blocked, 0.0
+        rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}
+        before, self._time = self._time, time.monotonic()
+        steps, self._step = step - self._step, step
+        if before is None or not steps:
+            return rates
+        rate = steps / (self._time - before)
+        rates |= {"steps_per_second": rate, "tokens_per_second": rate * self.tokens_per_step}
+        if self.peak_flops:
+            rates["mfu"] = rate * self.flops_per_step / self.peak_flops
+        return rates
+
+
+def shown(rates: dict[str, float]) -> list[str]:
+    """Returns the rates to show on a progress bar."""
+    texts = []
+    if "tokens_per_second" in rates:
+        texts.append(f"{rates['tokens_per_second']:,.0f} tokens/s")
+    if "mfu" in rates:
+        texts.append(f"MFU {rates['mfu']:.1%}")
+    return texts

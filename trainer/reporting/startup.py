@@ -1,0 +1,52 @@
+"""The text that a run prints before its first step: what its configuration means."""
+
+from trainer.beginning import Beginning
+from trainer.config import CheckpointConfig, Config
+from trainer.engine.cost import flops_per_step, parameter_count
+from trainer.engine.program import Program
+from trainer.setup import Run
+
+
+def startup_text(run: Run, program: Program, beginning: Beginning) -> str:
+    """Returns a line each on data, model, mesh and what the run will do."""
+    config = run.config
+    lengths = run.converter.encoder_length, run.converter.decoder_length
+    flops = flops_per_step(config.model, config.batch_size, *lengths)
+    lines = [
+        *run.data.consequences(beginning.step, *program.host_part),
+        (
+            "model",
+            f"{config.preset}: {parameter_count(config.model):,} parameters, "
+            f"{flops / 1e9:,.1f} GFLOP per step, {config.model.dtype}",
+        ),
+        program.describe(),
+        (
+            "this run",
+            f"{beginning.describe()}, up to step {config.train_steps}; "
+            f"{_checkpoint_policy(config.checkpoint)}; after an interruption, the same command "
+            "resumes from the newest checkpoint with identical results",
+        ),
+        ("", _bad_update_policy(config)),
+    ]
+    return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
+
+
+def _checkpoint_policy(policy: CheckpointConfig) -> str:
+    when = f"every {policy.every_steps} steps" if policy.every_steps else "at the end"
+    kept = []
+    if policy.keep:
+        kept.append(f"the newest {policy.keep}")
+    if policy.keep and policy.keep_every_steps:
+        kept.append(f"one every {policy.keep_every_steps} steps")
+    if policy.keep and policy.best_metric:
+        kept.append(f"the one with the best {policy.best_metric}")
+    return f"a checkpoint {when}, keeping {' and '.join(kept) or 'all'}"
+
+
+def _bad_update_policy(config: Config) -> str:
+    what = "a non-finite update"
+    if config.spike_factor:
+        what += f", or one whose loss is above {config.spike_factor:g} times the mean,"
+    if config.on_nan == "skip":
+        return f"{what} is skipped and counted"
+    return f"{what} is not applied: the run saves the state before it and stops"
