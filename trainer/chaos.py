@@ -1,18 +1,16 @@
-"""Kills a run again and again and audits what becomes of it: `python -m trainer.chaos`.
+"""Kills a training run at random moments and checks that the result is the same, bit for bit.
 
     python -m trainer.chaos --model_dir=DIR --kills=10 --steps=200 --seed=7
 
-One run trains undisturbed. Another of the same configuration is killed with SIGKILL at random
-moments, while it starts, makes updates, evaluates or writes a checkpoint, and started again by the
-same command each time. Its final state and its whole loss curve must be the undisturbed run's, bit
-for bit. Prints a table in Markdown; exits with 1 when anything differs. Any flag of
-`trainer.pretrain` is handed on.
+One run trains undisturbed. Another run of the same configuration is killed with SIGKILL at random
+moments, while it starts, makes updates, evaluates or writes a checkpoint, and restarted each time
+by the same command. Its final state and its loss curve must equal the undisturbed run's, bit for
+bit. Prints a Markdown table of the kills; exits with 1 if anything differs. Flags of
+`trainer.pretrain` are passed on to both runs.
 """
 
 import argparse
-import contextlib
 import json
-import os
 import pathlib
 import random
 import shutil
@@ -20,17 +18,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.process_group import ProcessGroup
+from tasks.terminal.table import table
 
 _DEADLINE_SECONDS = 600
-# Where kills are aimed at, in these proportions; where they fall is seen afterwards.
-_AIMS = {"start": 2, "update": 4, "evaluation": 2, "checkpoint": 2}
-# What the runs have besides the command's own flags: short, with dropout, all that a run does.
+# Phases that kills are aimed at, with their weights. A kill may still land in another phase; the
+# table shows the actual one.
+_PHASE_WEIGHTS = {"start": 2, "update": 4, "evaluation": 2, "checkpoint": 2}
+# Settings of the runs besides the command's own flags: short rows, dropout, every kind of output.
 _SETTINGS = (
     "--batch_size=4",
     "--lengths.inputs=64",
@@ -42,16 +42,23 @@ _SETTINGS = (
 
 
 class Kill(NamedTuple):
-    """A SIGKILL: what the run was doing, its last step with metrics, its newest checkpoint."""
+    """A SIGKILL.
 
-    doing: str
+    Attributes:
+      activity: what the run was doing.
+      seconds: time since the run was started.
+      step: its last step with metrics.
+      checkpoint: step of its newest checkpoint, 0 if there was none.
+    """
+
+    activity: str
     seconds: float
     step: int
     checkpoint: int
 
 
 class Subject:
-    """A run that is started again and again by the same command in `folder`."""
+    """A run in `folder` that can be started repeatedly by the same command."""
 
     def __init__(self, flags: argparse.Namespace, settings: list[str], folder: pathlib.Path):
         self.folder = folder
@@ -63,37 +70,32 @@ class Subject:
             f"--evaluation.every_steps={max(1, flags.steps // 8)}",
             *settings,
         ]
-        self._log = folder.with_suffix(".log")
-        self._left: set[pathlib.Path] = set()
+        self._leftovers: set[pathlib.Path] = set()
 
-    def start(self) -> subprocess.Popen:
-        """Starts it, in a process group of its own."""
-        self._left = set(self._unfinished())
-        with open(self._log, "wb") as log:
-            return subprocess.Popen(
-                self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+    def start(self) -> None:
+        """Starts the run; `process` is its process group."""
+        self._leftovers = set(self._partial_checkpoints())
+        self.process = ProcessGroup(self.command, self.folder.with_suffix(".log"))
 
-    def finish(self, process: subprocess.Popen) -> None:
-        """Waits for its end.
+    def finish(self) -> None:
+        """Waits for the run to end.
 
         Raises:
-          UserError: it failed or hung; says what it said.
+          UserError: it failed or hung; quotes the end of its output.
         """
         try:
-            code = process.wait(_DEADLINE_SECONDS)
+            self.process.wait(_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired as error:
-            _kill(process)
             raise UserError(f"a run hung for {_DEADLINE_SECONDS} s and was killed") from error
-        if code:
-            raise UserError(f"a run ended with {code}: {self.said()[-1000:]}")
+        self.check_exit_code()
 
-    def said(self) -> str:
-        """What it printed since it was started."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+    def check_exit_code(self) -> None:
+        """Raises UserError if the run ended with an error; quotes the end of its output."""
+        if code := self.process.exit_code:
+            raise UserError(f"a run ended with {code}: {self.process.output()[-1000:]}")
 
     def lines(self) -> list[dict[str, Any]]:
-        """The metrics written so far, without what depends on the machine."""
+        """Returns the metrics written so far, without those that depend on the machine."""
         from trainer.reporting.metrics import read_metrics
 
         return [
@@ -102,31 +104,34 @@ class Subject:
         ]
 
     def checkpoint(self) -> int:
-        """The step of the newest checkpoint, 0 if there is none."""
+        """Returns the step of the newest checkpoint, 0 if there is none."""
         names = [path.name.removeprefix("checkpoint_") for path in self.folder.glob("checkpoint_*")]
         return max((int(name) for name in names if name.isdigit()), default=0)
 
-    def writes(self) -> bool:
-        """Whether a checkpoint is half written."""
-        return not self._left.issuperset(self._unfinished())
+    def is_training(self) -> bool:
+        """Returns whether the start-up text, which ends the start, has been printed."""
+        return "this run" in self.process.output()
 
-    def _unfinished(self) -> list[pathlib.Path]:
+    def is_saving(self) -> bool:
+        """Returns whether this process has written part of a checkpoint."""
+        return not self._leftovers.issuperset(self._partial_checkpoints())
+
+    def _partial_checkpoints(self) -> list[pathlib.Path]:
         return [*self.folder.glob("checkpoint_*tmp*")]
 
-    def evaluates(self) -> bool:
-        """Whether a step has its training metrics and is due its evaluation's."""
+    def is_evaluating(self) -> bool:
+        """Returns whether the last step has training metrics but not yet its due evaluation."""
         every = int(_flag(self.command, "evaluation.every_steps"))
         last = next(reversed(self.lines()), None)
         return bool(last and every and last["split"] == "train" and last["step"] % every == 0)
 
-    def doing(self) -> str:
-        """What it does, as far as its files and what it prints show."""
-        said = self.said()
-        if "this run" not in said:
+    def activity(self) -> str:
+        """Returns what the run is doing, judged by its files and its output."""
+        if not self.is_training():
             return "starting"
-        if self.writes():
+        if self.is_saving():
             return "writing a checkpoint"
-        if self.evaluates():
+        if self.is_evaluating():
             return "evaluating"
         steps = [line["step"] for line in self.lines()]
         before = self.checkpoint()
@@ -134,66 +139,52 @@ class Subject:
 
 
 def _flag(command: list[str], name: str) -> str:
-    """The last value given for a flag."""
+    """Returns the last value of a flag."""
     return [text for text in command if text.startswith(f"--{name}=")][-1].partition("=")[2]
 
 
-def _kill(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _wait_for(process: subprocess.Popen, condition: Callable[[], bool]) -> None:
-    """Returns when the condition holds or the process has ended."""
-    end = time.monotonic() + _DEADLINE_SECONDS
-    while process.poll() is None and not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-
-
-def strike(
-    subject: Subject, aim: str, target: int, start_seconds: float, generator: random.Random
+def _start_and_kill(
+    subject: Subject, phase: str, target: int, start_seconds: float, generator: random.Random
 ) -> Kill | None:
-    """Starts the run and kills it; None when it was faster and finished.
+    """Starts the run and kills it; returns None if the run finished first.
 
     Args:
       subject: the run.
-      aim: one of _AIMS.
-      target: the step that it is killed after, unless it is killed while it starts.
-      start_seconds: what it takes from the command to the first update.
-      generator: of the moment.
+      phase: one of _PHASE_WEIGHTS.
+      target: step after which the run is killed, unless it is killed while it starts.
+      start_seconds: seconds from the command to the first update.
+      generator: source of the random moment.
     """
-    process, begin = subject.start(), time.monotonic()
-    if aim == "start":
+    begin = time.monotonic()
+    subject.start()
+    if phase == "start":
         time.sleep(generator.uniform(0, start_seconds))
     else:
-        awaited = {"evaluation": subject.evaluates, "checkpoint": subject.writes}.get(aim)
+        in_phase = {"evaluation": subject.is_evaluating, "checkpoint": subject.is_saving}.get(phase)
 
         def reached() -> bool:
             lines = subject.lines()
             arrived = bool(lines) and lines[-1]["step"] >= target
-            return arrived and "this run" in subject.said() and (awaited is None or awaited())
+            return arrived and subject.is_training() and (in_phase is None or in_phase())
 
-        _wait_for(process, reached)
+        subject.process.wait_until(reached, _DEADLINE_SECONDS)
         time.sleep(generator.uniform(0, 0.05))
-    # Stopped first, so that what it was doing is what it was killed in.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGSTOP)
-    ended = process.poll() is not None
+    # Stop the run first, so that the recorded activity is the one in which it is killed.
+    subject.process.signal(signal.SIGSTOP)
+    finished = subject.process.exit_code is not None
     steps = [line["step"] for line in subject.lines()]
     kill = Kill(
-        subject.doing(), time.monotonic() - begin, max(steps, default=0), subject.checkpoint()
+        subject.activity(), time.monotonic() - begin, max(steps, default=0), subject.checkpoint()
     )
-    _kill(process)
-    if ended:
-        if process.returncode:
-            raise UserError(f"a run ended with {process.returncode}: {subject.said()[-1000:]}")
+    subject.process.kill()
+    if finished:
+        subject.check_exit_code()
         return None
     return kill
 
 
 def differences(one: Subject, other: Subject, step: int) -> list[str]:
-    """What differs between two finished runs: tensors of the final state, lines of the curve."""
+    """Returns the differences between two finished runs: tensors of the final state, metrics."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -222,37 +213,31 @@ def _same(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return False
     left, right = np.asarray(one), np.asarray(other)
-    # Bytes, since NaN equals nothing and 0.0 equals -0.0.
+    # Compares bytes, since NaN differs from itself and 0.0 equals -0.0.
     return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
 
 
-def _start_seconds(subject: Subject, process: subprocess.Popen) -> float:
-    begin = time.monotonic()
-    _wait_for(process, lambda: bool(subject.lines()))
-    return time.monotonic() - begin
-
-
-def command() -> Parser:
+def parser() -> Parser:
     """Returns the command's parser."""
-    parser = Parser(
+    made = Parser(
         prog="python -m trainer.chaos",
         description=__doc__.splitlines()[0],
-        epilog="Any flag of trainer.pretrain is handed on.",
+        epilog="Flags of trainer.pretrain are passed on to both runs.",
     )
-    add = parser.add_argument
-    add("--model_dir", required=True, help="a new folder for the runs, kept if they differ")
-    add("--cache_dir", default="demo/cache", help="what pipeline.build wrote; make demo does")
-    add("--task", default="python_docs_span_corruption", help="a task of that cache")
-    add("--preset", default="t5_1_1_tiny", help="the model")
-    add("--kills", type=int, default=10, help="SIGKILLs")
-    add("--steps", type=int, default=200, help="updates of a run")
-    add("--seed", type=int, default=0, help="of what is random here; moments of kills still vary")
-    return parser
+    add = made.add_argument
+    add("--model_dir", required=True, help="new or empty folder for the runs; kept if they differ")
+    add("--cache_dir", default="demo/cache", help="folder of caches by task; make demo writes one")
+    add("--task", default="python_docs_span_corruption", help="task of a cache in --cache_dir")
+    add("--preset", default="t5_1_1_tiny", help="model preset, see trainer.pretrain --help")
+    add("--kills", type=int, default=10, help="number of SIGKILLs, 0 or more")
+    add("--steps", type=int, default=200, help="updates of a run, 20 or more")
+    add("--seed", type=int, default=0, help="seed of the planned kills; their timing still varies")
+    return made
 
 
 def main(argv: list[str]) -> int:
-    """The command; returns 1 when the runs differ."""
-    flags, settings = command().parse_known_args(argv)
+    """Runs the command; returns 1 if the runs differ."""
+    flags, settings = parser().parse_known_args(argv)
     folder = pathlib.Path(flags.model_dir)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose a new folder for --model_dir")
@@ -265,9 +250,10 @@ def main(argv: list[str]) -> int:
     begin, generator = time.monotonic(), random.Random(flags.seed)
 
     undisturbed = Subject(flags, settings, folder / "undisturbed")
-    process = undisturbed.start()
-    start_seconds = _start_seconds(undisturbed, process)
-    undisturbed.finish(process)
+    undisturbed.start()
+    undisturbed.process.wait_until(lambda: bool(undisturbed.lines()), _DEADLINE_SECONDS)
+    start_seconds = time.monotonic() - begin
+    undisturbed.finish()
 
     kills: list[Kill] = []
     failures: list[str] = []
@@ -276,27 +262,28 @@ def main(argv: list[str]) -> int:
         while not runs or len(kills) < flags.kills:
             runs += 1
             subject = Subject(flags, settings, folder / f"killed-{runs}")
-            wanted = flags.kills - len(kills)
-            # Ascending, and not so late that the run is done before it is struck.
-            targets = sorted(generator.randrange(1, flags.steps * 9 // 10) for _ in range(wanted))
+            missing = flags.kills - len(kills)
+            # Ascending, and early enough that the run is unlikely to finish before its kill.
+            targets = sorted(generator.randrange(1, flags.steps * 9 // 10) for _ in range(missing))
             for target in targets:
-                aim = generator.choices([*_AIMS], [*_AIMS.values()])[0]
-                kill = strike(subject, aim, target, start_seconds, generator)
+                phase = generator.choices([*_PHASE_WEIGHTS], [*_PHASE_WEIGHTS.values()])[0]
+                kill = _start_and_kill(subject, phase, target, start_seconds, generator)
                 if kill is None:
-                    break  # it was faster
+                    break
                 kills.append(kill)
                 bar.update(len(kills))
-            subject.finish(subject.start())
+            subject.start()
+            subject.finish()
             found = differences(undisturbed, subject, flags.steps)
             failures += [f"{subject.folder}: {difference}" for difference in found]
             if not found:
                 shutil.rmtree(subject.folder)
-    print(table(kills))
+    print(_table(kills))
     lines = len(undisturbed.lines())
     verdict = "differ from" if failures else "equal, bit for bit,"
     print(
         f"\nfinal state and {lines} lines of metrics of {runs} killed run(s) of {flags.steps} "
-        f"updates {verdict} those of an undisturbed one; {flags.preset}, seed {flags.seed}, "
+        f"updates {verdict} those of an undisturbed run; {flags.preset}, seed {flags.seed}, "
         f"{progress.clock(time.monotonic() - begin)}"
     )
     for failure in failures[:20]:
@@ -304,17 +291,14 @@ def main(argv: list[str]) -> int:
     return 1 if failures else 0
 
 
-def table(kills: list[Kill]) -> str:
-    """The kills as a table in Markdown."""
-    lines = [
-        "| SIGKILL | after, s | while it was | metrics up to step | newest checkpoint |",
-        "|---:|---:|---|---:|---:|",
-    ]
-    lines += [
-        f"| {number} | {kill.seconds:.2f} | {kill.doing} | {kill.step} | {kill.checkpoint} |"
+def _table(kills: list[Kill]) -> str:
+    """Returns the kills as a Markdown table."""
+    header = ("SIGKILL", "after (s)", "while", "last step with metrics", "newest checkpoint")
+    rows = [
+        (number, f"{kill.seconds:.2f}", kill.activity, kill.step, kill.checkpoint)
         for number, kill in enumerate(kills, 1)
     ]
-    return "\n".join(lines)
+    return table(header, rows, markdown=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """T5X as the engine of a run: `--engine=t5x`.
 
-The run's batches, initial state, model, optimizer and schedule are handed to `t5x.train.train` as
-its own classes. T5X makes the updates, evaluates, and writes its own checkpoints and TensorBoard
-files into model_dir.
+`t5x.train.train` receives the run's batches, initial state, model, optimizer and schedule as
+instances of T5X's own classes. T5X makes the updates, evaluates, and writes its checkpoints and
+TensorBoard files into model_dir.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from trainer.t5x.tensors import held
 
 TESTED_COMMIT = "cc342d419ec3"
 _MISSING = (
-    "--engine=t5x cannot import T5X ({error}): it is on no package registry. Put github.com/"
+    "--engine=t5x cannot import T5X ({error}): T5X is on no package registry. Put github.com/"
     f"google-research/t5x (tested at commit {TESTED_COMMIT}) and github.com/google/airio on "
-    "PYTHONPATH, and install beside them: cached_property clu fiddle jaxtyping jestimator seqio "
-    "tensorboard (docs/t5x_checkpoints.md)"
+    "PYTHONPATH, and install their requirements: cached_property clu fiddle jaxtyping jestimator "
+    "seqio tensorboard (docs/t5x_checkpoints.md)"
 )
 
-# Fields, or beginnings of fields, that T5X gets or that are about the data, which ours makes. Any
-# other must have its default.
-_HONOURED = (
+# Fields, or prefixes of fields, that are passed on to T5X or that only concern the data, which
+# this project reads. Every other field must have its default.
+_SUPPORTED = (
     *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
     *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from"),
     *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup_steps"),
@@ -55,12 +55,12 @@ _HONOURED = (
     *("optimizer.min_dim_size_to_factor", "loss.", "checkpoint.every_steps", "checkpoint.keep"),
     *("evaluation.", "metrics.every_steps", "mesh.data", "mesh.tensor", "mesh.num_partitions"),
 )
-_WHY = {
+_REASONS = {
     "on_nan": "T5X makes every update",
     "spike_factor": "T5X makes every update",
-    "checkpoint.keep_every_steps": "T5X takes it from gin files alone",
+    "checkpoint.keep_every_steps": "T5X reads this setting from gin files only",
     "metrics.tensorboard": "T5X writes no other files",
-    "processes.coordinator": "it has been tried in one process alone",
+    "processes.coordinator": "this engine has only been tested in one process",
 }
 _FACTORS = (
     *("constant", "linear_warmup", "linear_decay", "rsqrt_decay", "rsqrt_normalized_decay"),
@@ -69,72 +69,37 @@ _FACTORS = (
 
 
 def train(run: Run, origins: dict[str, str]) -> int:
-    """Trains to `config.train_steps` by T5X, from its newest checkpoint in model_dir if it has one,
-    else from the state that our own engine would begin with.
+    """Trains to `config.train_steps` with T5X.
+
+    Resumes from T5X's newest checkpoint in model_dir; without one, starts from the same initial
+    state as the project's own engine.
 
     Returns:
       The exit code, 0.
 
     Raises:
-      UserError: T5X is not there, or cannot honour a setting; names all of them.
+      UserError: T5X is not installed, or does not support a setting; names all such settings.
     """
     config = run.config
-    if problems := refused(config):
+    if problems := unsupported(config):
         raise UserError("--engine=t5x: " + "; ".join(problems))
     try:
-        from t5x import partitioning, trainer, utils
         from t5x import train as t5x
     except ImportError as error:
         raise UserError(_MISSING.format(error=error)) from error
-    import seqio
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")
-    first = _begin(run, origins)
-
-    def training(_: Any, shard: int, shards: int, *__: Any) -> Any:
-        return _iterator(lambda: run.data.training(first, shard, shards))
-
-    def evaluation(*_: Any) -> dict[str, Any]:
-        size = config.evaluation.batch_size or config.batch_size
-        sets = run.data.evaluation("validation", size)
-        return {each.name: _iterator(functools.partial(first_batches, each)) for each in sets}
-
-    def first_batches(rows: EvaluationSet) -> Iterator[Batch]:
-        return itertools.islice(rows.iterate(), config.evaluation.batches)
-
-    def described(split: str) -> Any:
-        lengths = {side: n for side, n in dataclasses.asdict(run.lengths).items() if n}
-        return utils.DatasetConfig(
-            mixture_or_task_name=config.task,
-            task_feature_lengths=lengths,
-            split=split,
-            batch_size=config.batch_size,
-            shuffle=False,
-            seed=None,
-        )
-
-    features = set(next(run.data.training(first)))
+    data = _Datasets(run, first=_begin(run, origins))
     evaluates = bool(config.evaluation.every_steps)
     t5x.train(
-        model=_model(config, run.data.vocab_size, seqio, "decoder_causal_attention" in features),
-        train_dataset_cfg=described("train"),
-        train_eval_dataset_cfg=described("validation") if evaluates else None,
+        model=_model(config, run.data.vocab_size, data.have_prefixes()),
+        train_dataset_cfg=data.described("train"),
+        train_eval_dataset_cfg=data.described("validation") if evaluates else None,
         infer_eval_dataset_cfg=None,
-        get_dataset_fn=training,
-        train_eval_get_dataset_fn=evaluation,
+        get_dataset_fn=data.training,
+        train_eval_get_dataset_fn=data.evaluation,
         verify_matching_vocabs_fn=None,
-        checkpoint_cfg=utils.CheckpointConfig(
-            save=utils.SaveCheckpointConfig(
-                period=_checkpoint_period(config), keep=config.checkpoint.keep
-            )
-        ),
-        partitioner=partitioning.PjitPartitioner(num_partitions=config.mesh.planned()["tensor"]),
-        trainer_cls=functools.partial(
-            trainer.Trainer,
-            learning_rate_fn=utils.create_learning_rate_scheduler(**_schedule(config)),
-            num_microbatches=config.microbatches if config.microbatches > 1 else None,
-        ),
         model_dir=_folder(config),
         total_steps=config.train_steps,
         eval_steps=0,
@@ -142,22 +107,85 @@ def train(run: Run, origins: dict[str, str]) -> int:
         stats_period=config.metrics.every_steps,
         random_seed=config.seed,
         summarize_config_fn=lambda *_: None,
+        **_machinery(config),
     )
     return 0
 
 
-def refused(config: Config) -> list[str]:
-    """What T5X cannot honour: a line for each setting."""
+def _machinery(config: Config) -> dict[str, Any]:
+    """Returns T5X's checkpointing, partitioner and trainer for this configuration."""
+    from t5x import partitioning, trainer, utils
+
+    period, keep = _checkpoint_period(config), config.checkpoint.keep
+    return {
+        "checkpoint_cfg": utils.CheckpointConfig(
+            save=utils.SaveCheckpointConfig(period=period, keep=keep)
+        ),
+        "partitioner": partitioning.PjitPartitioner(num_partitions=config.mesh.planned()["tensor"]),
+        "trainer_cls": functools.partial(
+            trainer.Trainer,
+            learning_rate_fn=utils.create_learning_rate_scheduler(**_schedule(config)),
+            num_microbatches=config.microbatches if config.microbatches > 1 else None,
+        ),
+    }
+
+
+class _Datasets:
+    """A run's batches, behind the functions with which T5X asks for datasets.
+
+    `first` is the number of updates made already: training resumes with the batch that follows.
+    """
+
+    def __init__(self, run: Run, first: int):
+        self._run, self._first = run, first
+
+    def described(self, split: str) -> Any:
+        """Returns T5X's description of a split, a `DatasetConfig`."""
+        from t5x import utils
+
+        lengths = dataclasses.asdict(self._run.lengths)
+        return utils.DatasetConfig(
+            mixture_or_task_name=self._run.config.task,
+            task_feature_lengths={side: length for side, length in lengths.items() if length},
+            split=split,
+            batch_size=self._run.config.batch_size,
+            shuffle=False,
+            seed=None,
+        )
+
+    def have_prefixes(self) -> bool:
+        """Returns whether batches mark a prefix that is visible in both directions."""
+        return "decoder_causal_attention" in next(self._run.data.training(self._first))
+
+    def training(self, _: Any, shard: int, shards: int, *__: Any) -> Any:
+        """Returns the training batches of one of `shards` processes; T5X's `get_dataset_fn`."""
+        return _iterator(lambda: self._run.data.training(self._first, shard, shards))
+
+    def evaluation(self, *_: Any) -> dict[str, Any]:
+        """Returns validation batches by task; T5X's `train_eval_get_dataset_fn`."""
+        config = self._run.config
+        size = config.evaluation.batch_size or config.batch_size
+
+        def batches(rows: EvaluationSet) -> Iterator[Batch]:
+            return itertools.islice(rows.iterate(), config.evaluation.batches)
+
+        sets = self._run.data.evaluation("validation", size)
+        return {each.name: _iterator(functools.partial(batches, each)) for each in sets}
+
+
+def unsupported(config: Config) -> list[str]:
+    """Returns one message per setting that T5X does not support."""
     model, optimizer = config.model, config.optimizer
     defaults = dict(fields.leaves(Config(config.preset, model)))
     problems = [
-        f"--{path}={value}: {_WHY.get(path, 'T5X has no such setting')}"
+        f"--{path}={value}: {_REASONS.get(path, 'T5X has no such setting')}"
         for path, value in fields.leaves(config)
-        if not path.startswith(_HONOURED) and value != defaults.get(path)
+        if not path.startswith(_SUPPORTED) and value != defaults.get(path)
     ]
-    problems += write.unknown_to_t5x(model)
+    problems += write.unsupported(model)
     problems += [
-        f"--model.{name}={value}: T5X has it only with a table of relative positions in every layer"
+        f"--model.{name}={value}: T5X supports this only with a table of relative positions in "
+        "every layer"
         for name, value, without in (
             ("scan_layers", model.scan_layers, False),
             ("remat", model.remat, "none"),
@@ -165,14 +193,14 @@ def refused(config: Config) -> list[str]:
         if value != without
     ]
     if optimizer.name != "adafactor":
-        problems.append(f"--optimizer.name={optimizer.name}: it runs with adafactor alone")
+        problems.append(f"--optimizer.name={optimizer.name}: this engine supports adafactor only")
     problems += [
         f"--optimizer.schedule: T5X has no factor {name}"
         for name in optimizer.factors
         if name not in _FACTORS
     ]
     if files.is_remote(config.model_dir):
-        problems.append(f"--model_dir={config.model_dir}: it has been tried on local folders alone")
+        problems.append(f"--model_dir={config.model_dir}: this engine supports local folders only")
     periods = [_checkpoint_period(config), config.evaluation.every_steps]
     if all(periods) and max(periods) % min(periods):
         problems.append(
@@ -191,10 +219,10 @@ def _folder(config: Config) -> str:
 
 
 def _begin(run: Run, origins: dict[str, str]) -> int:
-    """Returns how many updates T5X's state in model_dir has, written there first if there is none.
+    """Returns the step of T5X's newest checkpoint in model_dir; writes an initial one if needed.
 
     Raises:
-      UserError: model_dir has a run of other settings.
+      UserError: model_dir holds a run with other settings.
     """
     config = run.config
     folder = _folder(config)
@@ -228,7 +256,7 @@ def _as_checkpoint(state: TrainState) -> read.Checkpoint:
 
 
 def _iterator(iterate: Callable[[], Iterator[Batch]]) -> Any:
-    """Batches as T5X takes them; who iterates gets them from the first."""
+    """Returns batches as the iterator that T5X expects; `iter` of it starts again."""
     from clu.data.dataset_iterator import ArraySpec, DatasetIterator
 
     class Batches(DatasetIterator):
@@ -249,7 +277,8 @@ def _iterator(iterate: Callable[[], Iterator[Batch]]) -> Any:
     return Batches()
 
 
-def _model(config: Config, ids: int, seqio: Any, prefix: bool) -> Any:
+def _model(config: Config, ids: int, prefix: bool) -> Any:
+    import seqio
     from t5x import losses, models
 
     spec, model = model_spec(config.model), config.model
@@ -275,7 +304,7 @@ def _model(config: Config, ids: int, seqio: Any, prefix: bool) -> Any:
         "label_smoothing": config.loss.label_smoothing,
         "loss_normalizing_factor": normalizer,
     }
-    # Only decoding asks it for more than its size.
+    # Only decoding uses more of the vocabulary than its size.
     vocabulary = seqio.PassThroughVocabulary(ids, eos_id=1)
     if model.architecture == "decoder":
         from t5x.examples.decoder_only import network as decoder_only
@@ -330,11 +359,11 @@ def _adafactor(config: Config) -> Any:
 
 def _schedule(config: Config) -> dict[str, Any]:
     optimizer = config.optimizer
-    read_by_some = ("decay_factor", "steps_per_decay", "steps_per_cycle")
+    of_some_factors = ("decay_factor", "steps_per_decay", "steps_per_cycle")
     return {
         "factors": " * ".join(optimizer.factors),
         "base_learning_rate": optimizer.value("learning_rate"),
         "warmup_steps": optimizer.warmup_steps,
         "min_learning_rate": optimizer.minimum_learning_rate,
-        **{name: optimizer.value(name) for name in read_by_some if optimizer.value(name)},
+        **{name: optimizer.value(name) for name in of_some_factors if optimizer.value(name)},
     }

@@ -1,4 +1,4 @@
-"""The harness that kills runs: it finds them equal, and would notice if they were not."""
+"""Tests that trainer.chaos finds killed runs equal, and notices every difference."""
 
 import json
 import re
@@ -17,29 +17,29 @@ SHORT = ("--steps=20", "--evaluation.every_steps=10")
 def kill(cache, folder, capsys, *flags):
     code = chaos.main([f"--model_dir={folder}", f"--cache_dir={cache}", *flags])
     out, err = capsys.readouterr()
-    return code, [line for line in out.splitlines() if re.match(r"\| \d", line)], out + err
+    return code, [line for line in out.splitlines() if re.match(r"\| +\d", line)], out + err
 
 
 @pytest.mark.slow
-def test_a_few_kills(text_cache, tmp_path, capsys):
-    code, kills, said = kill(text_cache, tmp_path / "lab", capsys, "--kills=2", *SHORT)
-    assert code == 0, said
+def test_two_kills_leave_no_trace(text_cache, tmp_path, capsys):
+    code, kills, output = kill(text_cache, tmp_path / "lab", capsys, "--kills=2", *SHORT)
+    assert code == 0, output
     assert len(kills) == 2
-    assert "equal, bit for bit" in said
-    # What is equal is not kept.
+    assert "equal, bit for bit" in output
+    # Folders of equal runs are deleted.
     assert not [path for path in (tmp_path / "lab").glob("killed-*") if path.is_dir()]
 
 
 @pytest.mark.slow
-def test_ten_kills_of_two_hundred_updates(text_cache, tmp_path, capsys):
-    code, kills, said = kill(text_cache, tmp_path / "lab", capsys, "--kills=10", "--seed=1")
-    assert code == 0, said
+def test_ten_kills_leave_no_trace(text_cache, tmp_path, capsys):
+    code, kills, output = kill(text_cache, tmp_path / "lab", capsys, "--kills=10", "--seed=1")
+    assert code == 0, output
     assert len(kills) == 10
     assert len({line.split("|")[3] for line in kills}) > 2
 
 
 def subject(folder, name, state, lines):
-    flags = chaos.command().parse_args([f"--model_dir={folder}", "--steps=20"])
+    flags = chaos.parser().parse_args([f"--model_dir={folder}", "--steps=20"])
     made = chaos.Subject(flags, [], folder / name)
     made.folder.mkdir()
     checkpointer = ocp.StandardCheckpointer()
@@ -76,21 +76,21 @@ def test_every_difference_is_noticed(tmp_path):
     assert "2 and 1 lines" in found
 
 
-def test_a_run_that_fails_is_told(text_cache, tmp_path, capsys):
+def test_a_failing_run_is_reported(text_cache, tmp_path, capsys):
     with pytest.raises(UserError, match=r"a run ended with 2: .*batch_sise"):
         kill(text_cache, tmp_path / "lab", capsys, "--batch_sise=4")
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--steps=5"], "at least 20"),
         (["--kills=-1"], "at least 0"),
         (["--cache_dir=nowhere"], "make demo"),
     ],
 )
-def test_wrong_flags_are_one_line(flags, says, tmp_path):
-    with pytest.raises(UserError, match=says):
+def test_wrong_flags_are_user_errors(flags, message, tmp_path):
+    with pytest.raises(UserError, match=message):
         chaos.main([f"--model_dir={tmp_path}", *flags])
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints written for T5X, and T5X as the engine of a run."""
+"""Tests checkpoints written for T5X, and T5X as the engine of a run."""
 
 import dataclasses
 import glob
@@ -37,7 +37,7 @@ def config_of(*flags, preset="t5_1_1_tiny"):
 
 
 def random_state(config):
-    """A checkpoint of a run of ours, its state random."""
+    """Returns a checkpoint of one of our runs with random values."""
     run = types.SimpleNamespace(config=config)
     rng = np.random.default_rng(0)
     abstract = Program(run).abstract_state()
@@ -66,7 +66,7 @@ def values(parts):
 
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("ours_scanned", [False, True])
-def test_what_is_written_is_read_again(ours_scanned, scanned, tmp_path):
+def test_written_checkpoints_are_read_back(ours_scanned, scanned, tmp_path):
     config = config_of(
         "--optimizer.min_dim_size_to_factor=8",
         "--optimizer.beta1=0.9",
@@ -83,7 +83,7 @@ def test_what_is_written_is_read_again(ours_scanned, scanned, tmp_path):
     if scanned:
         assert names["encoder/encoder/attention/out/kernel"].shape == (4, 2, 3, 8)
         assert names["encoder/encoder/relpos_bias/rel_embedding"].shape == (4, 2, 32)
-    # Every parameter has all four moments, of which T5X leaves [1] what it does not use.
+    # Every parameter has all four moments; T5X stores unused ones as [1].
     assert {tuple(sorted(kinds)) for kinds in theirs.moments.values()} == {
         ("m", "v", "v_col", "v_row")
     }
@@ -91,12 +91,12 @@ def test_what_is_written_is_read_again(ours_scanned, scanned, tmp_path):
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(array, after[name], err_msg=name)
-    with pytest.raises(UserError, match="is there: delete it"):
+    with pytest.raises(UserError, match="exists: delete it"):
         write.write(ours, config, str(tmp_path), scanned)
 
 
-def test_moments_that_t5x_factors_are_averaged(tmp_path):
-    """`scalable_t5` factors kernels of any size, ours only large ones: the averages are exact."""
+def test_moments_are_averaged_where_only_t5x_factors_them(tmp_path):
+    """`scalable_t5` factors kernels of any size, we only large ones; the averages are exact."""
     config = config_of()
     ours = random_state(config)
     write.write(ours, config, str(tmp_path), scanned=True)
@@ -107,7 +107,7 @@ def test_moments_that_t5x_factors_are_averaged(tmp_path):
         np.testing.assert_array_equal(moments["v_col"].whole()[layer], full.mean(0))
 
 
-def test_the_command_says_what_it_wrote(tmp_path, capsys):
+def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     model_dir = tmp_path / "model"
     config = config_of(
         f"--model_dir={model_dir}", "--optimizer.name=adamw", "--optimizer.learning_rate=0.001"
@@ -123,9 +123,9 @@ def test_the_command_says_what_it_wrote(tmp_path, capsys):
 
     flags = [f"--model_dir={model_dir}", f"--output={tmp_path}/out"]
     assert export_t5x.main([*flags, "--step=3"]) == 0
-    said = capsys.readouterr().out
-    assert f"{tmp_path}/out/checkpoint_3: 52 parameters of t5_1_1_tiny" in said
-    assert "step_offset = 3" in said
+    output = capsys.readouterr().out
+    assert f"{tmp_path}/out/checkpoint_3: 52 parameters of t5_1_1_tiny" in output
+    assert "step_offset = 3" in output
     assert export_t5x.main(flags) == 0
     written = read.load(f"{tmp_path}/out")
     assert written.step == 4
@@ -138,18 +138,18 @@ def test_the_command_says_what_it_wrote(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("preset", "scanned", "says"),
+    ("preset", "scanned", "message"),
     [("bert_tiny", False, "no models of family bert"), ("lm_tiny", True, "scans no decoder-only")],
 )
-def test_models_that_t5x_has_not_are_refused(preset, scanned, says, tmp_path):
+def test_unsupported_models_are_rejected(preset, scanned, message, tmp_path):
     config = config_of(preset=preset)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         write.write(read.Checkpoint("", 1, {}, run={}), config, str(tmp_path), scanned)
 
 
-def test_each_setting_that_t5x_cannot_honour_is_named():
-    assert t5x_engine.refused(config_of()) == []
-    assert t5x_engine.refused(config_of(preset="lm_tiny")) == []
+def test_every_unsupported_setting_is_named():
+    assert t5x_engine.unsupported(config_of()) == []
+    assert t5x_engine.unsupported(config_of(preset="lm_tiny")) == []
     flags = {
         "--on_nan=skip": "T5X makes every update",
         "--model.scan_layers=True": "table of relative positions in every layer",
@@ -162,29 +162,29 @@ def test_each_setting_that_t5x_cannot_honour_is_named():
         "--checkpoint.every_steps=30": "needs one to be a multiple of the other",
         "--evaluation.every_steps=20": "needs one to be a multiple of the other",
     }
-    problems = t5x_engine.refused(config_of(*flags))
-    for flag, says in flags.items():
+    problems = t5x_engine.unsupported(config_of(*flags))
+    for flag, message in flags.items():
         name = flag.partition("=")[0]
-        assert any(name in problem and says in problem for problem in problems), flag
+        assert any(name in problem and message in problem for problem in problems), flag
     assert len(problems) == len(flags) - 1
-    named = t5x_engine.refused(
+    named = t5x_engine.unsupported(
         config_of("--optimizer.name=adamw", "--optimizer.learning_rate=1", preset="bert_tiny")
     )
     assert [problem[:30] for problem in named] == [
         "T5X has no models of family bert, only"[:30],
-        "--optimizer.name=adamw: it runs"[:30],
+        "--optimizer.name=adamw: this engine"[:30],
     ]
 
 
-def test_settings_without_effect_are_refused():
+def test_settings_without_effect_are_rejected():
     with pytest.raises(UserError, match="--engine=jax: it must be palimpsest or t5x"):
         config_of("--engine=jax")
     with pytest.raises(UserError, match="init_from_state=false has no effect without --init_from"):
         config_of("--init_from_state=false")
 
 
-@pytest.mark.skipif(T5X, reason="T5X is importable here")
-def test_without_t5x_a_line_says_where_it_is():
+@pytest.mark.skipif(T5X, reason="T5X is importable")
+def test_missing_t5x_is_an_error_that_says_where_to_get_it():
     run = types.SimpleNamespace(config=config_of())
     with pytest.raises(UserError) as error:
         t5x_engine.train(run, {})
@@ -215,14 +215,14 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
 
     pretrain(tmp_path / "ours", 20)
     pretrain(tmp_path / "t5x", 10, "--engine=t5x")
-    # Stopped half-way, T5X goes on with the batch that comes next.
+    # Stopped half-way, T5X resumes with the next batch.
     pretrain(tmp_path / "t5x", 20, "--engine=t5x")
     lines = [
         json.loads(line) for line in (tmp_path / "ours/metrics.jsonl").read_text().splitlines()
     ]
     ours = {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
     assert list(ours) == list(range(1, 21))
-    # T5X's loss includes what is added for the size of the logits.
+    # T5X's loss includes the z-loss.
     loss = scalars("train", "loss_per_nonpadding_target_token")
     z_loss = scalars("train", "z_loss")
     tokens = {step: scalars("train", "loss")[step] / loss[step] for step in ours}

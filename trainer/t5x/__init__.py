@@ -1,1 +1,1 @@
-"""T5X: its checkpoints read and written, and T5X itself as the engine of a run."""
+"""T5X's checkpoint formats: reading and writing."""

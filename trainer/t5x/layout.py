@@ -1,12 +1,13 @@
-"""Parameters and Adafactor's moments, from and to the ways in which checkpoints keep them.
+"""Converts parameters and Adafactor's moments between the layouts of checkpoints.
 
-A parameter is a dict of parts: its "value", Adafactor's momentum "m" and second moments, which are
-either of its shape, "v", or "over 0" and "over 1", averaged over one of its two axes. In between,
-each layer has its own, under the names of an unscanned model, "encoder/layers_0/mlp/wo/kernel".
+A parameter is a dict of parts: its "value", Adafactor's momentum "m", and its second moments. Those
+are either "v", which has the parameter's shape, or "over 0" and "over 1", averaged over one of its
+two axes. The common form of all layouts has each layer's parameters apart, under the names of an
+unscanned model: "encoder/layers_0/mlp/wo/kernel".
 
 Scanned models have all layers in one array, joined along axis 1: "encoder/encoder/mlp/wo/kernel".
-T5X's `scalable_t5` also keeps heads apart from their channels, [embed, layers, heads, kv], and has
-a table of relative positions in every layer; ours have one a stack.
+T5X's `scalable_t5` also has separate axes for heads and channels, [embed, layers, heads, kv], and a
+table of relative positions in every layer; our models have one table per stack.
 
 Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 """
@@ -24,28 +25,29 @@ from trainer.t5x.read import Checkpoint
 from trainer.t5x.tensors import Tensor, divided, held, mean, reshaped, stacked
 
 Parts = dict[str, Tensor]
-# The axes over which v_row and v_col are averaged; None: not factored.
+# The axes over which v_row and v_col are averaged; None if not factored.
 FactoredOver = tuple[int, int] | None
 
 _POSITIONS = "relpos_bias/rel_embedding"
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(.+)")
 _HAS_HEADS = re.compile(r".*attention/(query|key|value|out)/kernel")
-# Kernels whose last axis is "embed", T5X's rows; of the others it is the first.
+# Kernels whose last axis is "embed", which T5X calls rows; in other kernels it is the first axis.
 _ENDS_WITH_EMBED = re.compile(r".*(out|wo)/kernel")
-# Leaves of our optimizer's state: a place in optax's chain, a moment, a parameter.
+# Leaves of our optimizer's state: POSITION_IN_OPTAX_CHAIN/MOMENT/PARAMETER.
 _OUR_MOMENT = re.compile(r"\d+/(v_row|v_col|v|ema)/(.+)")
-# What T5X puts in the place of moments that a parameter has not.
+# Shape of the placeholder that T5X writes for a moment that a parameter does not have.
 _UNUSED = (1,)
-# T5X's `min_dim_size_to_factor`.
+# T5X's default of `min_dim_size_to_factor`.
 MIN_DIM_SIZE = 128
 
 
 def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
-    """All parameters of a checkpoint by name, layer by layer, with the moments that they have.
+    """Returns a checkpoint's parameters with their moments, by name, each layer apart.
 
     Raises:
-      UserError: a stack has several tables of relative positions, which no model of ours has.
+      UserError: the layers of a stack have different tables of relative positions, which our
+        models do not support.
     """
     kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
     found: dict[str, Parts] = {}
@@ -54,8 +56,8 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
             kind: tensor for kind, tensor in kept.get(name, {}).items() if tensor.shape != _UNUSED
         }
         scanned = _SCANNED.fullmatch(name)
-        of_t5x = scanned and checkpoint.run is None
-        factors = by_name(name) if of_t5x else by_size(own_shape(name, value.shape))
+        scanned_by_t5x = scanned and checkpoint.run is None
+        factors = by_name(name) if scanned_by_t5x else by_size(own_shape(name, value.shape))
         parts = {"value": value}
         for kind, tensor in moments.items():
             if kind in ("v_row", "v_col"):
@@ -80,25 +82,34 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
 def adafactor_parts(
     name: str, parts: Parts, factors: FactoredOver, momentum: bool
 ) -> tuple[Parts, str | None]:
-    """Returns the value and exactly the moments of Adafactor with these factors and momentum; the
-    other one is a moment that is missing, or more than asked for."""
+    """Returns a parameter's value with exactly the moments of the given Adafactor.
+
+    Args:
+      name: the parameter's name, for the message.
+      parts: its value and moments.
+      factors: the axes that Adafactor averages over.
+      momentum: whether Adafactor has momentum.
+
+    Returns:
+      (parts, None), or (incomplete parts, a message) if a moment is missing or superfluous.
+    """
     wanted = ["v"] if factors is None else [f"over {axis}" for axis in sorted(factors)]
     out = {"value": parts["value"]}
     for part in [*wanted, "m"] if momentum else wanted:
         tensor = parts.get(part)
         if tensor is None and part.startswith("over") and "v" in parts:
-            # Exactly what Adafactor would have kept: averages of moments are moments of averages.
+            # Exact: Adafactor's average of moments is the moment of averages.
             tensor = mean(parts["v"], int(part[-1]))
         if tensor is None:
-            return out, f"it has no second moments of {name} that are {_described(part)}"
+            return out, f"it has no {_described(part, name)}"
         out[part] = tensor
     if "m" in parts and not momentum:
-        return out, f"it has momentum of {name}, and --optimizer.beta1 is not set"
+        return out, f"it has momentum of {name}, but --optimizer.beta1 is not set"
     return out, None
 
 
 def stack(parameters: Mapping[str, Parts], num_heads: int | None = None) -> dict[str, Parts]:
-    """Joins layers as scanned models have them: ours or, given the heads, T5X's."""
+    """Joins layers as in scanned models: ours, or T5X's if `num_heads` is given."""
     out: dict[str, Parts] = {}
     layers: dict[str, dict[int, Parts]] = {}
     if num_heads:
@@ -123,7 +134,7 @@ def stack(parameters: Mapping[str, Parts], num_heads: int | None = None) -> dict
 
 
 def moments(parts: Parts, factors: FactoredOver) -> dict[str, Tensor]:
-    """Parts as T5X names them: "m", "v", "v_row" and "v_col", float32 [1] where there is none."""
+    """Returns moments by T5X's names: "m", "v", "v_row", "v_col"; float32 [1] if missing."""
     rows, columns = factors or (None, None)
     places = {"m": "m", "v": "v", "v_row": f"over {rows}", "v_col": f"over {columns}"}
     unused = held(np.zeros(_UNUSED, np.float32))
@@ -131,14 +142,14 @@ def moments(parts: Parts, factors: FactoredOver) -> dict[str, Tensor]:
 
 
 def by_size(shape: tuple[int, ...], min_dim_size: int = 0) -> FactoredOver:
-    """As Adafactor factors a matrix: v_row is over its larger axis, the later of equal ones."""
+    """Returns Adafactor's factoring of a matrix: v_row is over the larger (or later) axis."""
     if len(shape) != 2 or min(shape) < min_dim_size:
         return None
     return (0, 1) if shape[0] > shape[1] else (1, 0)
 
 
 def by_name(name: str) -> FactoredOver:
-    """As T5X factors what `scalable_t5` stacks, of whatever size: kernels by their "embed" axis."""
+    """Returns T5X's factoring in `scalable_t5`: kernels of any size, by their "embed" axis."""
     if not name.endswith("/kernel"):
         return None
     return (0, 1) if _ENDS_WITH_EMBED.fullmatch(name) else (1, 0)
@@ -147,18 +158,18 @@ def by_name(name: str) -> FactoredOver:
 def t5x_factors(
     name: str, shape: tuple[int, ...], min_dim_size: int, scanned: bool
 ) -> FactoredOver:
-    """As T5X factors a parameter, or one of all layers, of an unscanned or a scanned model."""
+    """Returns T5X's factoring of a parameter of an unscanned or a scanned model."""
     in_layers = is_stacked(name) or _LAYER.fullmatch(name) or name.endswith(_POSITIONS)
     return by_name(name) if scanned and in_layers else by_size(shape, min_dim_size)
 
 
 def is_stacked(name: str) -> bool:
-    """Whether a parameter of this name is that of all layers of a stack."""
+    """Returns whether a parameter of this name has all layers of a stack in one array."""
     return bool(_SCANNED.fullmatch(name))
 
 
 def own_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one layer's tensor."""
+    """Returns the shape of one layer's tensor."""
     return shape[:LAYERS_AXIS] + shape[LAYERS_AXIS + 1 :] if is_stacked(name) else shape
 
 
@@ -172,16 +183,18 @@ def _our_moments(state: Mapping[str, Tensor]) -> dict[str, Parts]:
 
 
 def _axis(part: str) -> int:
-    """Which axis of a stacked part counts layers."""
+    """Returns the layers' axis of a stacked part."""
     return 0 if part == "over 0" else LAYERS_AXIS
 
 
-def _described(part: str) -> str:
-    return {"v": "not factored", "m": "momentum"}.get(part, "factored")
+def _described(part: str, name: str) -> str:
+    if part == "m":
+        return f"momentum of {name}"
+    return f"second moments of {name} ({'not factored' if part == 'v' else 'factored'})"
 
 
 def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:
-    """Joins [heads, kv] of one layer's part, which T5X keeps apart."""
+    """Joins the axes [heads, kv] of one layer's part, which T5X keeps separate."""
     if not _HAS_HEADS.fullmatch(name):
         return tensor
     shape = tensor.shape
@@ -194,7 +207,7 @@ def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:
 
 
 def _with_heads(name: str, part: str, tensor: Tensor, num_heads: int) -> Tensor:
-    """The inverse."""
+    """Splits the axes [heads, kv] of one layer's part; the inverse of `_without_heads`."""
     if not _HAS_HEADS.fullmatch(name):
         return tensor
     heads_axis = 0 if _ENDS_WITH_EMBED.fullmatch(name) else 1
@@ -229,6 +242,6 @@ def _with_shared_positions(path: str, parameters: dict[str, Parts]) -> dict[str,
             raise UserError(
                 f"{path}: layers 0 and {found[2]} of the {found[1]} have different tables of "
                 f"relative positions ({found[1]}/{found[1]}/{_POSITIONS}): T5X's scalable_t5 "
-                "learns one a layer, our models have one a stack"
+                "learns one per layer, our models have one per stack"
             )
     return out

@@ -1,12 +1,12 @@
-"""Checkpoints as named tensors that are read when asked for: T5X's of all layouts, and ours.
+"""Reads checkpoints as named tensors, lazily: T5X's in all their layouts, and ours.
 
     checkpoint_N/state/_METADATA                        Orbax: current T5X, and ours
     checkpoint_N/state/checkpoint, .../NAME/.zarray     Orbax before _METADATA
     checkpoint_N/checkpoint, .../NAME/.zarray           T5X before Orbax: the public T5 1.1 and mT5
 
-`checkpoint` is a msgpack tree that holds small arrays and says of each other one where it is: by
-its name after "PLACEHOLDER://" (Orbax) or by a TensorStore spec (T5X). NAME is the path in the tree
-joined by ".".
+`checkpoint` is a msgpack tree. It contains small arrays, and references to the others: their name
+after "PLACEHOLDER://" (Orbax) or a TensorStore spec (T5X). NAME is the path in the tree joined by
+".".
 
 Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its PyTree handler.
 """
@@ -27,24 +27,28 @@ from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
 _METADATA, _TREE, _STATE = "_METADATA", "checkpoint", "state"
-# What T5X wrote until version 2 for lack of a bfloat16 in zarr. Source: T5X, `checkpoints.VERSION`.
+# Until version 2 T5X stored bfloat16 as uint16, since zarr had no bfloat16.
+# Source: T5X, `checkpoints.VERSION`.
 _FIRST_VERSION_WITH_BFLOAT16 = 3
 _OLDEST_VERSION = 2
-# Whole chunks are decoded for each part of one that is read: the layers of a stack share them.
+# Reading any part of a chunk decodes all of it. The cache lets the layers of a stack share chunks.
 _CACHE_BYTES = 1 << 30
-# Where zeros are stored as well, a chunk that is not there is lost: not read as zeros.
+# Where chunks of zeros are stored too, a missing chunk is data loss and must not be read as zeros.
 _NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's tensors by name, "/" between parts; nothing is read yet.
+    """A checkpoint's tensors, read lazily, by names with "/" between the parts.
 
-    `parameters` are under T5X's names ("decoder/decoder_norm/scale"), layers stacked or not.
-    `moments` has T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor;
-    `state` the leaves of our optimizer state; either may be empty. `run` is what our checkpoints
-    say of their run, None of T5X's.
+    Attributes:
+      path: the checkpoint's folder.
+      step: number of updates made.
+      parameters: by T5X's names ("decoder/decoder_norm/scale"), layers stacked or not.
+      moments: T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor.
+      state: leaves of our optimizer state by name. Either this or `moments` may be empty.
+      run: what our checkpoints record of their run; None for a checkpoint of T5X.
     """
 
     path: str
@@ -59,7 +63,7 @@ def find(path: str) -> str:
     """Returns the checkpoint at `path`: itself, or the newest `checkpoint_STEP` in it.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no checkpoint.
     """
     if _tree_folder(path):
         return path
@@ -72,17 +76,17 @@ def find(path: str) -> str:
 
 
 def steps(folder: str) -> list[int]:
-    """Steps of the finished checkpoints in a folder, ascending."""
+    """Returns the steps of the finished checkpoints in a folder, ascending."""
     found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
     numbers = sorted(int(match[1]) for match in found if match)
     return [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
 
 
 def load(path: str) -> Checkpoint:
-    """Opens the checkpoint that `find` finds: its names, shapes and dtypes.
+    """Opens the checkpoint at `path`, or the newest one in it, and reads names, shapes and dtypes.
 
     Raises:
-      UserError: there is none, or it cannot be read; says what of it.
+      UserError: there is no checkpoint, or it cannot be read; says why.
     """
     path = find(path)
     folder = _tree_folder(path)
@@ -117,7 +121,7 @@ def load(path: str) -> Checkpoint:
 
 
 def _tree_folder(path: str) -> str | None:
-    """The folder of a checkpoint that has its tree; None of what is no checkpoint."""
+    """Returns the folder with a checkpoint's tree; None if `path` is no checkpoint."""
     for folder in (files.join(path, _STATE), path):
         if any(files.exists(files.join(folder, name)) for name in (_METADATA, _TREE)):
             return folder
@@ -143,7 +147,7 @@ def _msgpack_tensors(folder: str) -> dict[str, Tensor]:
     contents = serialization.msgpack_restore(files.read_bytes(files.join(folder, _TREE)))
     version = contents.get("version", _FIRST_VERSION_WITH_BFLOAT16)
     if version < _OLDEST_VERSION:
-        raise ValueError(f"version {version} of T5X's layout is older than T5X itself reads")
+        raise ValueError(f"version {version} of T5X's layout is too old, even for T5X itself")
     leaves = traverse_util.flatten_dict(
         contents.get("optimizer", contents), is_leaf=lambda _, node: "kvstore" in node, sep="/"
     )
@@ -172,11 +176,11 @@ def _bfloat16_if_uint16(tensor: Tensor) -> Tensor:
 
 
 def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict[str, Tensor]:
-    """Opens arrays of TensorStore by name; `places` has where in `folder` each is."""
+    """Opens TensorStore's arrays; `places` maps a name to the array's path in `folder`."""
     import tensorstore
 
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    root = kvstore(folder)
+    root = _kvstore(folder)
     ocdbt = files.exists(files.join(folder, "manifest.ocdbt"))
 
     def spec(place: str) -> dict[str, Any]:
@@ -210,11 +214,11 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
     return {name: opened(name) for name in opening}
 
 
-def kvstore(folder: str) -> dict[str, Any]:
-    """The spec of TensorStore for a local folder or a bucket of Google Cloud Storage or S3.
+def _kvstore(folder: str) -> dict[str, Any]:
+    """Returns TensorStore's spec of a folder, local or in a bucket of Google Cloud Storage or S3.
 
     Raises:
-      UserError: it is on a store that TensorStore does not know.
+      UserError: TensorStore does not support the folder's store.
     """
     if not files.is_remote(folder):
         return {"driver": "file", "path": os.path.abspath(files.local_path(folder)) + "/"}
@@ -222,7 +226,9 @@ def kvstore(folder: str) -> dict[str, Any]:
     bucket, _, inner = rest.partition("/")
     drivers = {"gs": "gcs", "s3": "s3"}
     if scheme not in drivers:
-        raise UserError(f"{folder}: checkpoints are read from local folders, gs:// and s3://")
+        raise UserError(
+            f"{folder}: checkpoints can only be read from local folders, gs:// and s3://"
+        )
     return {"driver": drivers[scheme], "bucket": bucket, "path": f"{inner.rstrip('/')}/"}
 
 

@@ -1,4 +1,4 @@
-"""Tensors that stay on disk until they are asked for, and what stacks or divides them."""
+"""Lazily read tensors, and functions that stack, divide and reshape them without reading."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of `shape` and `dtype`; `read(index)` gives the part of it at `index`."""
+    """A tensor whose values are read on demand: `read(index)` returns the part at `index`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[Index], np.ndarray]
 
     def whole(self) -> np.ndarray:
-        """All of it."""
+        """Returns all of the tensor."""
         return self.read((slice(None),) * len(self.shape))
 
 
 def held(array: np.ndarray | np.generic) -> Tensor:
-    """An array in memory."""
+    """Returns an array in memory as a tensor."""
     array = np.asarray(array)
     return Tensor(array.shape, array.dtype, array.__getitem__)
 
 
 def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Tensors of one shape and dtype, joined along a new axis."""
+    """Returns tensors of one shape and dtype, joined along a new axis."""
     shape, dtype = tensors[0].shape, tensors[0].dtype
 
     def read(index: Index) -> np.ndarray:
@@ -42,7 +42,7 @@ def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def divided(tensor: Tensor, axis: int) -> list[Tensor]:
-    """The inverse of `stacked`."""
+    """Returns the slices of a tensor along `axis`; the inverse of `stacked`."""
 
     def part(number: int) -> Tensor:
         def read(index: Index) -> np.ndarray:
@@ -55,7 +55,7 @@ def divided(tensor: Tensor, axis: int) -> list[Tensor]:
 
 
 def mean(tensor: Tensor, axis: int) -> Tensor:
-    """The mean over one axis, which goes."""
+    """Returns the mean over one axis, which is removed."""
 
     def read(index: Index) -> np.ndarray:
         return tensor.read((*index[:axis], slice(None), *index[axis:])).mean(axis)
@@ -64,5 +64,5 @@ def mean(tensor: Tensor, axis: int) -> Tensor:
 
 
 def reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The same values in the same order; any part of it reads the whole."""
+    """Returns the same values in the same order in `shape`; reading any part reads the whole."""
     return Tensor(shape, tensor.dtype, lambda index: tensor.whole().reshape(shape)[index])

@@ -1,4 +1,4 @@
-"""Writes a checkpoint of ours as one that T5X restores: Orbax's layout, T5X's tree.
+"""Writes checkpoints that T5X can restore: Orbax's layout with T5X's tree.
 
 Source: google-research/t5x, `checkpoints.OrbaxCheckpointManagerInterface` and `train_state.py`.
 """
@@ -20,11 +20,11 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint
 from trainer.t5x.tensors import held
 
-# Families that T5X has: in `examples/t5` and, scanned, `examples/scalable_t5`; the last one in
-# `examples/decoder_only`.
+# Families that T5X supports: t5_1_0 and t5_1_1 in `examples/t5` and, scanned,
+# `examples/scalable_t5`; lm in `examples/decoder_only`.
 _FAMILIES = ("t5_1_0", "t5_1_1", "lm")
 _ACTIVATIONS = ("gelu", "linear", "relu", "silu")
-# Fields of a model that T5X's have too, or that change nothing that is written.
+# Fields that T5X's models have too, or that do not affect what is written.
 _FIELDS = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "dtype"),
     *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "tied_logits"),
@@ -33,22 +33,28 @@ _FIELDS = (
 
 
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
-    """Writes `output/checkpoint_STEP`, whole or not at all, and returns its path.
+    """Writes `output/checkpoint_STEP` atomically and returns its path.
 
-    `scanned`: as T5X's `scalable_t5` has it, the table of relative positions repeated in every
-    layer. Adafactor's moments come along; T5X's begin at 0 where another optimizer trained.
+    Adafactor's moments are written too; they are 0 if another optimizer trained the model.
+
+    Args:
+      checkpoint: one of our checkpoints.
+      config: its run's configuration.
+      output: folder to write into, local or remote.
+      scanned: writes the layout of T5X's `scalable_t5`, which joins all layers in one array and
+        repeats the table of relative positions in every layer.
 
     Raises:
-      UserError: T5X has no such model, or there is a checkpoint of this step.
+      UserError: T5X does not support the model, or `output` has a checkpoint of this step.
     """
     model = config.model
-    if problems := unknown_to_t5x(model):
+    if problems := unsupported(model):
         raise UserError("; ".join(problems))
     if scanned and model.architecture == "decoder":
-        raise UserError("T5X scans no decoder-only model: leave --scan_layers out")
+        raise UserError("T5X scans no decoder-only models: leave out --scan_layers")
     path = files.join(output, f"checkpoint_{checkpoint.step}")
     if files.exists(path):
-        raise UserError(f"{path} is there: delete it, or choose another --output")
+        raise UserError(f"{path} exists: delete it, or choose another --output")
 
     least = config.optimizer.value("min_dim_size_to_factor") or layout.MIN_DIM_SIZE
 
@@ -70,8 +76,8 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
     return path
 
 
-def unknown_to_t5x(model: ModelConfig) -> list[str]:
-    """What of a model T5X has not: a line for each."""
+def unsupported(model: ModelConfig) -> list[str]:
+    """Returns one message per model setting that T5X does not support."""
     problems = [
         f"--model.{field.name}={getattr(model, field.name)}: T5X has no such setting"
         for field in dataclasses.fields(model)
@@ -88,7 +94,7 @@ def unknown_to_t5x(model: ModelConfig) -> list[str]:
 
 
 def has_moments(checkpoint: Checkpoint) -> bool:
-    """Whether Adafactor's moments are in it."""
+    """Returns whether the checkpoint has Adafactor's moments."""
     return any(name.partition("/")[2].startswith("v_row/") for name in checkpoint.state)
 
 
@@ -99,7 +105,7 @@ def _with_moments(name: str, parts: Parts, factors: layout.FactoredOver) -> Part
         parts = {**parts, "v": zeros}
     kept, problem = layout.adafactor_parts(name, parts, factors, momentum="m" in parts)
     if problem:
-        raise UserError(f"T5X factors {name} otherwise than this run: {problem}")
+        raise UserError(f"T5X factors {name} differently from this run: {problem}")
     return kept
 
 
@@ -107,7 +113,7 @@ def _save(output: str, step: int, tree: dict[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
     from flax import traverse_util
 
-    # Orbax logs a traceback, in a thread of its own, of every error that it then raises.
+    # Orbax logs a traceback from a background thread for every error, and then raises the error.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     folder = output if files.is_remote(output) else os.path.abspath(files.local_path(output))
     files.make_folder(folder)
