@@ -168,7 +168,7 @@ def test_finished_pieces_are_kept_and_broken_ones_are_noticed(corpus, tmp_path, 
     paths[1].unlink()
     before = [path.stat().st_mtime_ns for path in paths if path.exists()]
     assert as_dict(counted(ours)) == first
-    assert f"kept counts of {len(paths) - 1} pieces of {len(paths)}" in capsys.readouterr().out
+    assert f"reusing the counts of {len(paths) - 1} of {len(paths)} pieces" in capsys.readouterr().out
     assert [path.stat().st_mtime_ns for path in [paths[0], *paths[2:]]] == before
     count.clean(str(tmp_path), "key")
     assert sorted(tmp_path.iterdir()) == paths
