@@ -1,1 +1,1 @@
-"""From a corpus to a SentencePiece vocabulary."""
+"""Trains SentencePiece vocabularies on text corpora."""

@@ -1,10 +1,10 @@
-"""Counts the words of a corpus of any size, in bounded memory and by any number of workers.
+"""Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-Each piece of the corpus becomes one file of (word, count) where the vocabulary will be, by a Beam
-job or in this process. A file depends on its piece alone and appears whole or not at all, so that a
-run that was killed goes on with those that are there. Then the files are added up, and if the words
-are more than memory takes, a sample of them is kept that is the same whatever the workers, the
-runner and the order.
+Each piece of the corpus becomes one file of (word, count) in the vocabulary's folder, written by a
+Beam job or by this process. A file depends on its piece alone and is written atomically, so a run
+that was killed resumes with the files it finished. The files are then added up. If the words do not
+fit in memory, a sample of them is kept; the sample does not depend on the workers, the runner or
+the order of the pieces.
 """
 
 import dataclasses
@@ -30,16 +30,22 @@ if TYPE_CHECKING:
 
 PREFIX = "counts-"
 
-# Parts of a file, by the hash of the word, that can be added up one after the other.
+# Each file is divided into this many parts by the hash of the word, so that one part of every file
+# can be added up at a time.
 _PARTS = 64
 _STATISTICS = b"statistics"
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker is told; `key`, in the names of files, stands for all that they depend on.
+    """Everything a worker needs to count.
 
-    A worker counts at most `batch_bytes` of text in memory before it writes what it has.
+    Attributes:
+      folder: where the files of counts are written.
+      key: a hash of everything the counts depend on; part of the file names.
+      corpus: the corpus to count.
+      splitter: how text is split into words.
+      batch_bytes: bytes of text that a worker counts in memory before it writes the counts.
     """
 
     folder: str
@@ -49,17 +55,17 @@ class Job:
     batch_bytes: int
 
     def path(self, number: int) -> str:
-        """The file of piece `number`."""
+        """Returns the path of the counts of piece `number`."""
         return files.join(self.folder, f"{PREFIX}{self.key}-{number:06}.parquet")
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Words to train on, the most frequent first, and what they stand for.
+    """The words to train on, most frequent first, with their counts.
 
-    `threshold` is 1 if every word of the corpus is here. Otherwise each word of count c was kept
-    with probability min(1, c / threshold) and then counts max(c, threshold): for any set of words,
-    rare ones or those of one language, the sum of counts is right on average.
+    `threshold` is 1 if every word of the corpus is included. Otherwise a word with count c was kept
+    with probability min(1, c / threshold) and its count is max(c, threshold). For any set of words
+    (rare words, or the words of one language) the expected sum of these counts is the true sum.
     """
 
     words: "pa.Array"
@@ -69,20 +75,20 @@ class Counts:
 
 
 def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
-    """Writes the files that are missing, in this process if there are no `beam_arguments`.
+    """Writes the files that are missing, in this process if `beam_arguments` is None.
 
     Raises:
       UserError: the corpus cannot be read, or a worker died.
       OSError: the files cannot be written.
     """
-    numbers = _numbers(job)
-    there = set(files.list_names(job.folder))
+    numbers = _train_pieces(job)
+    finished = set(files.list_names(job.folder))
     names = {number: job.path(number).rsplit("/", 1)[-1] for number in numbers}
-    missing = [number for number in numbers if names[number] not in there]
+    missing = [number for number in numbers if names[number] not in finished]
     sizes = {names[number]: job.corpus.pieces[number].bytes for number in numbers}
     total = sum(sizes.values())
     if len(missing) < len(numbers):
-        print(f"kept counts of {len(numbers) - len(missing):,} pieces of {len(numbers):,}")
+        print(f"reusing the counts of {len(numbers) - len(missing):,} of {len(numbers):,} pieces")
     title = f"counting the words of {job.corpus.spec}"
     begun = total - sum(sizes[names[number]] for number in missing)
     with progress.shown(title, total, begun, unit="B") as bar:
@@ -93,12 +99,12 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
                 done += sizes[names[number]]
         elif missing:
 
-            def look() -> None:
-                there = sizes.keys() & set(files.list_names(job.folder))
-                bar.update(sum(sizes[name] for name in there))
+            def show_progress() -> None:
+                written = sizes.keys() & set(files.list_names(job.folder))
+                bar.update(sum(sizes[name] for name in written))
 
-            with polling(look, files.is_remote(job.folder)):
-                # A Beam import costs seconds that a small corpus need not pay.
+            with polling(show_progress, files.is_remote(job.folder)):
+                # Importing Beam takes seconds, which a small corpus does not need to spend.
                 from pipeline.runners import beam_job
 
                 count = functools.partial(_count_piece, job)
@@ -106,13 +112,14 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
 
 
 def clean(folder: str, key: str = "") -> None:
-    """Deletes the files of counts in `folder` but those of `key`."""
+    """Deletes the files of counts in `folder`, except those with `key`."""
     for name in files.list_names(folder):
         if name.startswith(PREFIX) and not (key and name.startswith(f"{PREFIX}{key}-")):
             files.remove(files.join(folder, name))
 
 
-def _numbers(job: Job) -> list[int]:
+def _train_pieces(job: Job) -> list[int]:
+    """Returns the numbers of the pieces that may hold documents of the train split."""
     pieces = enumerate(job.corpus.pieces)
     return [number for number, piece in pieces if sources.TRAIN in piece.splits]
 
@@ -121,7 +128,7 @@ def _numbers(job: Job) -> list[int]:
 
 
 def _count_piece(job: Job, number: int, on_read: Any = lambda inside: None) -> Mapping[str, int]:
-    """Writes the counts of a piece; returns sums for those who watch the job."""
+    """Writes the counts of a piece; returns its document and byte totals as job counters."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,7 +177,7 @@ def _passages(
 
 
 def _write(writer: Any, counts: Counter[str]) -> None:
-    """Writes the words in `_PARTS` groups of rows, by their hash."""
+    """Writes the words as `_PARTS` row groups, divided by their hash."""
     import pyarrow as pa
 
     words = np.array(sorted(counts), object)
@@ -192,45 +199,15 @@ def _hash(word: str) -> int:
 
 
 def add_up(job: Job, limit_bytes: int, limit_words: int) -> Counts:
-    """Adds up the files of all pieces and keeps words of `limit_bytes` and `limit_words` at most.
+    """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
 
     Raises:
-      UserError: there is no text.
+      UserError: the corpus has no text in train.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    sums: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
-    rows = 0
-    paths = [job.path(number) for number in _numbers(job)]
-    for path in paths:
-        with files.open_read(path) as file:
-            metadata = pq.read_metadata(file)
-        statistics = json.loads(metadata.metadata[_STATISTICS])
-        left_out.update(statistics.pop("left_out"))
-        sums.update(statistics)
-        rows += metadata.num_rows
+    totals, left_out, rows = _statistics(job)
     kept = _Kept(limit_bytes, limit_words)
-    # Each reading of the files takes as many of the parts as memory has room for.
-    readings = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
-    for reading in range(readings):
-        tables: list[pa.Table] = []
-        waiting = 0
-        for path in paths:
-            with files.open_read(path) as file:
-                parquet = pq.ParquetFile(file, page_checksum_verification=True)
-                groups = [
-                    group
-                    for group in range(parquet.num_row_groups)
-                    if group % _PARTS % readings == reading
-                ]
-                tables.append(parquet.read_row_groups(groups, use_threads=False))
-            waiting += tables[-1].num_rows
-            if waiting > 2 * limit_words:  # words that occur everywhere go together early
-                tables, waiting = [_grouped(tables)], 0
-        kept.add(_grouped(tables))
+    for table in _words(job, rows, limit_words):
+        kept.add(table)
     found = kept.finish()
     if not found.num_rows:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
@@ -238,42 +215,90 @@ def add_up(job: Job, limit_bytes: int, limit_words: int) -> Counts:
             f"corpus {job.corpus.spec} has no text in train"
             + (f" (left out: {reasons})" if reasons else "")
         )
-    counts = found.column("count").to_numpy()
     threshold = max(1.0, kept.threshold)
-    in_them = int(counts.sum())
-    weights = np.maximum(counts, _rounded(threshold, found.column("hash").to_numpy()))
+    words, weights = _weighted(found, threshold)
+    statistics = {
+        "documents": totals["documents"],
+        "documents_left_out": dict(sorted(left_out.items())),
+        "bytes": totals["bytes"],
+        "words": kept.occurrences,
+        "distinct_words": kept.seen,
+        "words_kept": int(found.column("count").to_numpy().sum()),
+        "distinct_words_kept": found.num_rows,
+        "threshold": round(threshold, 3),
+    }
+    return Counts(words, weights, threshold, statistics)
+
+
+def _statistics(job: Job) -> tuple[Counter[str], Counter[str], int]:
+    """Returns the totals of all pieces, documents left out by reason, and rows of all files."""
+    import pyarrow.parquet as pq
+
+    totals: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    rows = 0
+    for number in _train_pieces(job):
+        with files.open_read(job.path(number)) as file:
+            metadata = pq.read_metadata(file)
+        statistics = json.loads(metadata.metadata[_STATISTICS])
+        left_out.update(statistics.pop("left_out"))
+        totals.update(statistics)
+        rows += metadata.num_rows
+    return totals, left_out, rows
+
+
+def _words(job: Job, rows: int, limit_words: int) -> Iterator["pa.Table"]:
+    """Yields tables of words with their total counts; each word occurs in one table only.
+
+    The files are read several times, each time as many of their parts as fit in memory.
+    """
+    import pyarrow.parquet as pq
+
+    passes = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
+    for number_of_pass in range(passes):
+        tables: list[pa.Table] = []
+        waiting = 0
+        for number in _train_pieces(job):
+            with files.open_read(job.path(number)) as file:
+                parquet = pq.ParquetFile(file, page_checksum_verification=True)
+                groups = [
+                    group
+                    for group in range(parquet.num_row_groups)
+                    if group % _PARTS % passes == number_of_pass
+                ]
+                tables.append(parquet.read_row_groups(groups, use_threads=False))
+            waiting += tables[-1].num_rows
+            # Words that occur in every piece are added up early to save memory.
+            if waiting > 2 * limit_words:
+                tables, waiting = [_grouped(tables)], 0
+        yield _grouped(tables)
+
+
+def _weighted(table: "pa.Table", threshold: float) -> tuple["pa.Array", np.ndarray]:
+    """Returns the words, most frequent first, and their counts raised to `threshold`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    counts = table.column("count").to_numpy()
+    weights = np.maximum(counts, _rounded(threshold, table.column("hash").to_numpy()))
     order = pc.sort_indices(
-        pa.table({"weight": weights, "word": found.column("word")}),
+        pa.table({"weight": weights, "word": table.column("word")}),
         [("weight", "descending"), ("word", "ascending")],
     )
-    return Counts(
-        found.column("word").combine_chunks().take(order),
-        weights[order.to_numpy()],
-        threshold,
-        {
-            "documents": sums["documents"],
-            "documents_left_out": dict(sorted(left_out.items())),
-            "bytes": sums["bytes"],
-            "words": kept.occurrences,
-            "distinct_words": kept.seen,
-            "words_kept": in_them,
-            "distinct_words_kept": found.num_rows,
-            "threshold": round(threshold, 3),
-        },
-    )
+    return table.column("word").combine_chunks().take(order), weights[order.to_numpy()]
 
 
 def _rounded(threshold: float, hashes: np.ndarray) -> np.ndarray:
-    """Returns the threshold for each hash as a whole number, up or down so that the mean is right.
+    """Returns `threshold` rounded up or down at each hash, so that the mean is `threshold`.
 
-    The lowest bits decide, which have no part in what is kept.
+    The lowest 16 bits of the hash decide; they do not affect which words are kept.
     """
     up = (hashes & np.uint64(0xFFFF)) < (threshold % 1) * 0x10000
     return math.floor(threshold) + up.astype(np.int64)
 
 
 class _Kept:
-    """The words with the highest priority, count / u, where u in (0, 1] is the hash of the word.
+    """Keeps the words of highest priority: count / u, where u in (0, 1] is the word's hash.
 
     Source: priority sampling, Duffield, Lund and Thorup, "Priority sampling for estimation of
     arbitrary subset sums", JACM 54 (2007).
@@ -282,12 +307,12 @@ class _Kept:
     def __init__(self, limit_bytes: int, limit_words: int):
         self._limits = limit_bytes, limit_words
         self._table: pa.Table | None = None
-        self.threshold = 0.0  # the highest priority of a word that was left out
+        self.threshold = 0.0  # the highest priority of the words left out
         self.seen = 0
         self.occurrences = 0
 
     def add(self, table: "pa.Table") -> None:
-        """Offers words that were not offered before."""
+        """Adds words with their total counts; none may have been added before."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -308,13 +333,13 @@ class _Kept:
         self._table = table.filter(pa.array(priorities > self.threshold)).combine_chunks()
 
     def finish(self) -> "pa.Table":
-        """The words that are kept, in no order."""
+        """Returns the kept words, in no particular order."""
         assert self._table is not None
         return self._table
 
 
 def _grouped(tables: list["pa.Table"]) -> "pa.Table":
-    """One row for each word of `tables`."""
+    """Returns one row for each distinct word of `tables`, with its counts added up."""
     import pyarrow as pa
 
     grouped = pa.concat_tables(tables).group_by(["hash", "word"], use_threads=False)

@@ -1,16 +1,16 @@
-"""A vocabulary with more pieces in which every old piece keeps its id and its score.
+"""Adds pieces to a vocabulary; every old piece keeps its id and its score.
 
     old   pieces 0 … P-1 | sentinels
     new   pieces 0 … P-1 | new pieces | sentinels
 
-Sentinels have to be the last ids (T5 counts them from the end), so they alone move; `id_map` says
-where to, and a checkpoint's rows can follow it.
+Sentinels must have the last ids (T5 counts them from the end), so only they move. `id_map` gives
+their new ids, and the rows of a checkpoint's embedding can be moved accordingly.
 
-A new piece's score is what it has in a unigram model of the new corpus, shifted by the median
-difference between the scores of pieces that both models have. Text in which no new piece occurs is
-segmented as before, and where one occurs it wins by the same margin that it has in the new corpus's
-own model. BPE is refused: there a piece is a step of a sequence of merges, and merges learned on
-another text begin from pieces that the old ones never leave.
+A new piece takes its score from a unigram model of the new corpus, shifted by the median difference
+between the scores of the pieces that both models have. Text without a new piece is segmented as
+before; a new piece wins by the margin it has in the new corpus's own model. BPE is not supported:
+a BPE piece is one step in a sequence of merges, and merges learned on other text start from pieces
+that the old merges never produce.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from tasks.terminal.command_line import UserError
 
 
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
-    """Returns the options of vocab.train that an extended vocabulary takes over.
+    """Returns the options of vocab.train that an extended vocabulary inherits.
 
     Raises:
       UserError: the model is not a unigram model.
@@ -29,7 +29,7 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
     spec = proto.trainer_spec
     if spec.model_type != spec.UNIGRAM:
         name = spec.ModelType.Name(spec.model_type).lower()
-        raise UserError(f"--extend takes unigram vocabularies, and this is one of {name}")
+        raise UserError(f"--extend supports unigram vocabularies only; this one is {name}")
     found: dict[str, object] = {
         "model_type": "unigram",
         "byte_fallback": spec.byte_fallback,
@@ -40,21 +40,21 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
 
 
 def symbols(model: bytes) -> tuple[str, ...]:
-    """The pieces of a model that stand for themselves in any text, sentinels included."""
+    """Returns the user-defined pieces of a model, sentinels included."""
     return tuple(piece.piece for piece in _proto(model).pieces if piece.type == piece.USER_DEFINED)
 
 
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
-    """Returns the model with `more` of such pieces at its end.
+    """Returns the model with `more` appended as user-defined pieces.
 
     Raises:
-      UserError: one of them is a piece already.
+      UserError: one of them is already a piece.
     """
     proto = _proto(model)
     present = {piece.piece for piece in proto.pieces}
     for symbol in more:
         if symbol in present:
-            raise UserError(f"the vocabulary to extend has the piece {symbol!r} already")
+            raise UserError(f"the vocabulary to extend already has the piece {symbol!r}")
         proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
     return proto.SerializeToString(deterministic=True)
 
@@ -62,12 +62,12 @@ def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
 def extend(
     base: vocabulary.Vocabulary, learned: bytes, size: int, user_defined: tuple[str, ...]
 ) -> bytes:
-    """Returns the pieces of `base`, then `user_defined`, then the best of `learned`: `size` in all.
+    """Returns a model of `size` pieces: those of `base`, `user_defined`, the best of `learned`.
 
-    The sentinels of `base` are left out; vocab.train puts them at the end again.
+    The sentinels of `base` are left out; vocab.train adds them again at the end.
 
     Raises:
-      UserError: `learned` has too few pieces that `base` has not.
+      UserError: `learned` has too few pieces that are not in `base`, or `size` is too small.
     """
     proto = _proto(base.model)
     del proto.pieces[base.record.pieces - own_sentinels(base) :]
@@ -81,14 +81,14 @@ def extend(
         proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
     wanted = size - len(proto.pieces)
     new = [piece for piece in candidates if piece.piece not in known]
-    # Characters come first: a piece that the vocabulary could not spell would be of little use.
+    # Single characters come first: a longer piece is of little use if its characters have none.
     new.sort(key=lambda piece: len(piece.piece) > 1)
     characters = sum(len(piece.piece) == 1 for piece in new)
     if wanted < max(characters, 1):
         raise UserError(
             f"--vocab_size={size} is too small: the vocabulary to extend has {old_count:,} pieces "
-            f"without its sentinels, {len(user_defined):,} symbols are to be added, and the corpus "
-            f"has {characters:,} new characters (see --character_coverage)"
+            f"without its sentinels, {len(user_defined):,} symbols are added, and the corpus has "
+            f"{characters:,} new characters (see --character_coverage)"
         )
     if wanted > len(new):
         raise UserError(
@@ -101,14 +101,14 @@ def extend(
 
 
 def own_sentinels(base: vocabulary.Vocabulary) -> int:
-    """How many pieces of the model itself are sentinels."""
+    """Returns the number of sentinels that are pieces of the model itself."""
     return base.record.sentinels - base.record.extra_ids
 
 
 def id_map(base: vocabulary.Vocabulary, size: int, sentinels: int) -> list[int]:
-    """Returns for each id of `base` its id among `size` ids of which the last are `sentinels`.
+    """Returns the new id of each id of `base`, for `size` ids that end with `sentinels` sentinels.
 
-    Where the model of `base` has no sentinels, the map goes on with those that T5 adds after it.
+    If the model of `base` has no sentinels, the map covers those that T5 adds after its last piece.
     """
     own = own_sentinels(base)
     pieces = base.record.pieces - own

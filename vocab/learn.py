@@ -1,4 +1,4 @@
-"""From words with counts to pieces: SentencePiece's trainer, in a process of its own."""
+"""Learns pieces from word counts with SentencePiece's trainer, in a separate process."""
 
 import dataclasses
 import io
@@ -14,21 +14,21 @@ from vocab import seeds
 from vocab.count import Counts
 from vocab.words import LONGEST_WORD
 
-# SentencePiece's sums depend on how many threads share them, so the number is part of the result:
-# fixed, and enough for a workstation.
+# SentencePiece's floating-point sums depend on the number of threads, so the number is fixed. It is
+# enough for a workstation.
 _THREADS = 16
 
-# What SentencePiece and the making of seeds take at most, rounded up from measurements of 1.7 to 5
-# MB of words, of Latin syllables, of Han, and of 4 letters: 230 MB for interpreter, seeds and
-# threads, 70 bytes a byte of words, 400 a word.
+# Upper bounds on the memory of SentencePiece and of making seeds. Measured on 1.7 to 5 MB of words
+# (Latin syllables, Han, and strings of 4 letters): 230 MB for interpreter, seeds and threads, 70
+# bytes per byte of words and 400 per word; rounded up.
 _FIXED_BYTES = 500_000_000
-_BYTES_A_WORD = 500
-_BYTES_A_BYTE = 100
+_BYTES_PER_WORD = 500
+_BYTES_PER_BYTE = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """SentencePiece's options under its own names, where they are the user's choice."""
+    """SentencePiece's options that the user can set, under SentencePiece's names."""
 
     model_type: str
     vocab_size: int
@@ -41,19 +41,19 @@ class Settings:
 
 
 def limits(memory_bytes: int) -> tuple[int, int]:
-    """How many bytes of words, and how many words, training takes within `memory_bytes`."""
+    """Returns the bytes of words, and the number of words, that fit in `memory_bytes`."""
     room = max(memory_bytes - _FIXED_BYTES, memory_bytes // 8) // 2
-    return room // _BYTES_A_BYTE, room // _BYTES_A_WORD
+    return room // _BYTES_PER_BYTE, room // _BYTES_PER_WORD
 
 
 def learn(settings: Settings, counts: Counts) -> bytes:
-    """Returns a SentencePiece model with T5's ids, learned from `counts`; it normalises nothing.
+    """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
 
-    It runs in a child: SentencePiece holds the interpreter lock throughout, writes to stderr, and
-    exits where it meets what it did not expect.
+    Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
+    stderr, and exits on unexpected input.
 
     Raises:
-      UserError: SentencePiece's reason, or that it died.
+      UserError: SentencePiece failed (with its reason) or its process died.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "words.tsv")
@@ -72,7 +72,7 @@ def learn(settings: Settings, counts: Counts) -> bytes:
         try:
             model, reason = receiver.recv()
         except EOFError:
-            model, reason = b"", "it died: if memory was short, lower --memory_bytes"
+            model, reason = b"", "its process died; if memory ran out, lower --memory_bytes"
         finally:
             child.terminate()
             child.join()
@@ -82,6 +82,7 @@ def learn(settings: Settings, counts: Counts) -> bytes:
 
 
 def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
+    """Sends (model, reason for failure), one of them empty, through `sender`."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -91,7 +92,7 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
     if settings.model_type == "unigram":
         own = {
             "seed_sentencepieces_file": _write_seeds(path, settings.max_sentencepiece_length),
-            # All of them, and all single characters, of which it makes seeds by itself.
+            # Room for all of these and for the single characters, which SentencePiece adds itself.
             "seed_sentencepiece_size": 2 * seeds.SEEDS,
         }
     model = io.BytesIO()
@@ -102,7 +103,7 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
             model_writer=model,
             **dataclasses.asdict(settings),
             **own,
-            # The words are normalised, and begin with ▁ where they follow a space.
+            # The words are already normalised, and start with ▁ if they follow a space.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -115,13 +116,13 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        # "Internal: src/file.cc(1) [condition] What a person can use."
+        # The format is "Internal: src/file.cc(1) [condition] message for a person".
         reason = re.sub(r"^.*?\.cc\(\d+\) \[.*?\] (?=\S)", "", str(error)) or "no reason given"
         sender.send((b"", reason))
         return
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    # The paths of this run's temporary files. That of the seeds is a field that the Python package
-    # of SentencePiece 0.2.1 does not know.
+    # Removes the paths of this run's temporary files. The path of the seeds is an unknown field to
+    # the Python package of SentencePiece 0.2.1.
     proto.trainer_spec.DiscardUnknownFields()
     for name in ("input", "input_format"):
         proto.trainer_spec.ClearField(name)
@@ -129,6 +130,7 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
 
 
 def _write_seeds(path: str, longest: int) -> str:
+    """Writes the seed pieces for the words in the file `path`; returns the path of the seeds."""
     import numpy as np
 
     words: list[str] = []
@@ -140,6 +142,6 @@ def _write_seeds(path: str, longest: int) -> str:
             counts.append(int(count))
     seeds_path = f"{path}.seeds"
     with open(seeds_path, "w", encoding="utf-8", newline="\n") as file:
-        for piece, often in seeds.seed_pieces(words, np.array(counts, np.int64), longest):
-            file.write(f"{piece}\t{often}\n")
+        for piece, count in seeds.seed_pieces(words, np.array(counts, np.int64), longest):
+            file.write(f"{piece}\t{count}\n")
     return seeds_path

@@ -1,4 +1,4 @@
-"""The script of a character and of a word, by the names that Unicode gives its characters."""
+"""Finds the script of a character or word from Unicode character names."""
 
 import functools
 import unicodedata
@@ -6,8 +6,8 @@ import unicodedata
 DIGITS = "digits"
 SIGNS = "punctuation"
 OTHER = "other"
-# The first word of a character's name says its script. Source: UnicodeData.txt; Unicode Standard
-# Annex 24 assigns letters the same way.
+# The first word of a character's Unicode name gives its script. Source: UnicodeData.txt; Unicode
+# Standard Annex 24 assigns letters the same scripts.
 _BY_NAME = {
     "LATIN": "Latin",
     "FULLWIDTH": "Latin",
@@ -29,8 +29,8 @@ SCRIPTS = (*dict.fromkeys(_BY_NAME.values()), DIGITS, SIGNS, OTHER)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def of_character(character: str) -> str:
-    """Returns one of `SCRIPTS`; digits and signs are their own, whatever script they belong to."""
+def _of_character(character: str) -> str:
+    """Returns one of `SCRIPTS`; digits and punctuation of all scripts are `DIGITS` and `SIGNS`."""
     category = unicodedata.category(character)
     if category in ("Nd", "No"):
         return DIGITS
@@ -41,9 +41,8 @@ def of_character(character: str) -> str:
 
 
 def of_word(word: str) -> str:
-    """Returns the script of the word's first letter; where it has none, that of its first digit,
-    else of its first character."""
-    found = [of_character(character) for character in word]
+    """Returns the script of the word's first letter, or `DIGITS` or `SIGNS` if it has no letter."""
+    found = [_of_character(character) for character in word]
     for script in found:
         if script not in (DIGITS, SIGNS):
             return script

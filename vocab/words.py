@@ -1,11 +1,11 @@
-"""The words that SentencePiece's trainers count: normalised text, cut where no piece can cross.
+"""Splits text into the words that SentencePiece's trainers count.
 
-A trainer of SentencePiece, unigram or BPE, needs no sentences: it splits them at the spaces and
-works on distinct words with counts, since no piece crosses a space. Nor does one cross from a
-letter to an ASCII sign or digit (`split_by_unicode_script`), and a segmentation of a word with such
-a place in it is one of each part. So words are cut there as well: `word,` and `word.` are one word
-and two signs, and sentences of a script without spaces fall apart at their punctuation. The trained
-model is the same, up to the rounding of sums, from a third of the distinct words.
+SentencePiece's unigram and BPE trainers do not need sentences: they split them at spaces and work
+on distinct words with counts, because no piece crosses a space. A piece does not cross from a
+letter to an ASCII sign or digit either (`split_by_unicode_script`), so a word with such a boundary
+is segmented part by part. Words are therefore split there too: `word,` and `word.` are one word and
+two signs, and sentences in a script without spaces are split at their punctuation. The trained
+model is the same, up to the rounding of sums, with a third of the distinct words.
 Source: SplitIntoWords, TrainerInterface::IsValidSentencePiece, unicode_script.cc of SentencePiece.
 """
 
@@ -20,14 +20,14 @@ SPACE = "▁"
 KEPT_SYMBOLS = ("\n", "\t")
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
 
-# A word longer than this, such as a line of base64 or a paragraph of Thai, is cut: at worst one
-# place in so many that a piece might have crossed.
+# A longer word, such as a line of base64 or a paragraph of Thai, is cut. At worst a
+# piece that would cross the cut is missed, once in 256 characters.
 LONGEST_WORD = 256
 
-# Documents are normalised a passage at a time: SentencePiece takes 24 bytes of memory a byte.
+# Documents are normalised one passage at a time: SentencePiece uses 24 bytes of memory per byte.
 PASSAGE_CHARACTERS = 4096
 
-# Letters whose script is surely one of its own, and ASCII signs and digits, which are `Common`.
+# Letters of these scripts are never `Common`; ASCII signs and digits always are.
 _LETTERS = (
     "A-Za-zÀ-ÖØ-öø-ʸ"  # Latin
     "Ͱ-ͳͶͷΆΈ-ΊΌΎ-ΡΣ-ϡ"  # Greek
@@ -36,22 +36,24 @@ _LETTERS = (
     "ؠ-ؿف-ي"  # Arabic
     "ऄ-ह"  # Devanagari
     "ก-ะ"  # Thai
-    "ぁ-ゖァ-ヺ㐀-䶿一-鿿"  # Hiragana, Katakana and Han, which SentencePiece takes for one
+    "ぁ-ゖァ-ヺ㐀-䶿一-鿿"  # Hiragana, Katakana and Han: one script to SentencePiece
     "가-힣"  # Hangul
 )
 _SIGNS = "!-@[-`{-~"
 _CUT = re.compile(f"(?<=[{_LETTERS}])(?=[{_SIGNS}])|(?<=[{_SIGNS}])(?=[{_LETTERS}])")
-# No piece has these: SentencePiece keeps NUL, tab and ▅ for itself, line ends end its sentences.
+# No piece contains these: SentencePiece reserves NUL, tab and ▅, and line ends end its sentences.
 _NEVER = "\0\t\n\r▅"
 _RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Splitter:
-    """How text becomes words: plain data that may travel to any worker.
+    """Splits text into words; plain data that can be sent to any worker.
 
-    `model` is a SentencePiece model for the sake of its normaliser; `symbols` are pieces that stand
-    for themselves in any text; with `space_runs`, a run of spaces belongs to the word after it.
+    Attributes:
+      model: a SentencePiece model, used only for its normaliser.
+      symbols: user-defined pieces, at which text is split first.
+      space_runs: if True, a run of spaces belongs to the word after it.
     """
 
     model: bytes
@@ -59,9 +61,9 @@ class Splitter:
     space_runs: bool
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """Returns how often each word occurs in the passages `texts`, which are cut at symbols."""
+        """Returns the number of occurrences of each word in the passages `texts`."""
         normalize = _processor(self.model).normalize
-        # The longest symbol first, as SentencePiece's matcher has it.
+        # The longest symbol comes first, as in SentencePiece's matcher.
         marks = sorted([*self.symbols, *_NEVER], key=len, reverse=True)
         split = re.compile("|".join(map(re.escape, marks))).split
         raw: Counter[str] = Counter()
@@ -90,16 +92,16 @@ def _processor(model: bytes):
 
 
 def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> bytes:
-    """Returns a SentencePiece model that normalises as a vocabulary with these settings will.
+    """Returns a SentencePiece model that normalises like a vocabulary with these settings.
 
-    With `keep_whitespace` nothing is added, removed or joined: no space before the first word
-    either, since the first word of a line follows "\\n", not a space.
+    With `keep_whitespace`, no space is added, removed or merged. None is added before the first
+    word either, because the first word of a line follows "\\n", not a space.
     """
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
-    # A model of one letter; SentencePieceNormalizer.serialized_model_proto() cannot be had from
-    # Python (0.2.1 decodes it as UTF-8 and fails).
+    # A model of one letter. SentencePieceNormalizer.serialized_model_proto() does not work from
+    # Python: 0.2.1 decodes it as UTF-8 and fails.
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["a"]),
@@ -118,7 +120,7 @@ def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> byte
 
 
 def passages(text: str) -> Iterator[str]:
-    """Cuts a document after ends of lines, else of sentences, else of words; loses nothing."""
+    """Yields a document in passages, cut at line ends, else sentence ends, else spaces."""
     start = 0
     while start < len(text):
         end = start + PASSAGE_CHARACTERS

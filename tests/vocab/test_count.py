@@ -1,4 +1,4 @@
-"""Counting: the same for any pieces, order and workers, and right on average when cut to memory."""
+"""Word counts are equal for any pieces, order and workers; samples of them are unbiased."""
 
 import json
 import random
@@ -68,8 +68,8 @@ def test_all_words_are_counted(corpus, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def differently_cut(corpus, tmp_path_factory):
-    """The same words counted in pieces and batches of other sizes."""
+def jobs_of_other_sizes(corpus, tmp_path_factory):
+    """Counts the same words in pieces and batches of different sizes."""
     jobs = []
     for piece, batch in [(1 << 16, 1 << 20), (1 << 30, 5000), (3 << 16, 1)]:
         jobs.append(job(corpus, tmp_path_factory.mktemp("counts"), piece, batch))
@@ -78,19 +78,19 @@ def differently_cut(corpus, tmp_path_factory):
 
 
 @pytest.mark.parametrize("limit_words", [10**9, 6000, 3000, 40])
-def test_pieces_and_batches_do_not_matter(differently_cut, limit_words):
+def test_pieces_and_batches_do_not_matter(jobs_of_other_sizes, limit_words):
     found = []
-    for each in differently_cut:
+    for each in jobs_of_other_sizes:
         counts = count.add_up(each, 10**9, limit_words)
         found.append((as_dict(counts), counts.threshold, counts.statistics))
         assert len(counts.words) <= limit_words
-        # What is left out is made up for by what is kept.
+        # The counts of kept words make up for the words left out.
         error = 3 / limit_words**0.5
         assert counts.counts.sum() == pytest.approx(counts.statistics["words"], rel=error)
     assert found[0] == found[1] == found[2]
 
 
-def test_a_sample_of_words_is_right_on_average():
+def test_the_sample_of_words_is_unbiased():
     # 40 frequent words, and 20,000 that occur once or twice, half of them in another script.
     rare = [f"▁{'rare' if i % 2 else '世界'}{i}" for i in range(20_000)]
     table = {
@@ -125,7 +125,7 @@ def as_table(table):
 
 
 @pytest.mark.parametrize("limits", [(10**9, 500), (3000, 10**9)])
-def test_what_is_kept_does_not_depend_on_the_order(limits):
+def test_the_kept_words_do_not_depend_on_the_order(limits):
     names = [text(1) + "x" * (i % 30) for i in range(3000)]
     table = Counter({word: 1 + i % 9 for i, word in enumerate(names)})
     expected = None
@@ -141,7 +141,7 @@ def test_what_is_kept_does_not_depend_on_the_order(limits):
         assert found == expected
 
 
-def test_a_threshold_is_rounded_to_either_side():
+def test_a_threshold_is_rounded_up_or_down():
     hashes = np.array([count._hash(str(i)) for i in range(10_000)], np.uint64)
     found = count._rounded(3.25, hashes)
     assert set(found) == {3, 4}
@@ -149,8 +149,8 @@ def test_a_threshold_is_rounded_to_either_side():
     assert set(count._rounded(1.0, hashes)) == {1}
 
 
-def test_a_word_that_would_fit_after_a_longer_one_was_left_out_does_not():
-    # Else what is kept would depend on which of the two came first.
+def test_a_word_is_left_out_after_a_longer_one_even_if_it_fits():
+    # Otherwise the result would depend on which of the two came first.
     rare, long = "▁rare", "▁" + "long" * 30
     table = {"▁often": 10**12, rare: 1, long: 10**6}
     for first in (["▁often", long], ["▁often", rare], [rare, long]):
@@ -160,7 +160,7 @@ def test_a_word_that_would_fit_after_a_longer_one_was_left_out_does_not():
         assert kept.finish().column("word").to_pylist() == ["▁often"]
 
 
-def test_finished_pieces_are_kept_and_broken_ones_are_noticed(corpus, tmp_path, capsys):
+def test_finished_pieces_are_reused(corpus, tmp_path, capsys):
     ours = job(corpus, tmp_path)
     first = as_dict(counted(ours))
     paths = sorted(tmp_path.iterdir())
@@ -168,7 +168,9 @@ def test_finished_pieces_are_kept_and_broken_ones_are_noticed(corpus, tmp_path, 
     paths[1].unlink()
     before = [path.stat().st_mtime_ns for path in paths if path.exists()]
     assert as_dict(counted(ours)) == first
-    assert f"kept counts of {len(paths) - 1} pieces of {len(paths)}" in capsys.readouterr().out
+    assert (
+        f"reusing the counts of {len(paths) - 1} of {len(paths)} pieces" in capsys.readouterr().out
+    )
     assert [path.stat().st_mtime_ns for path in [paths[0], *paths[2:]]] == before
     count.clean(str(tmp_path), "key")
     assert sorted(tmp_path.iterdir()) == paths
@@ -176,8 +178,8 @@ def test_finished_pieces_are_kept_and_broken_ones_are_noticed(corpus, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_readings_of_a_part_of_the_files_add_up_to_the_whole(corpus, tmp_path):
+def test_reading_the_files_in_several_passes_gives_the_same_counts(corpus, tmp_path):
     ours = job(corpus, tmp_path)
     whole = as_dict(counted(ours))
-    kept = counted(ours, limit_words=len(whole))  # its rows are several times as many
+    kept = counted(ours, limit_words=len(whole))  # the files have several times as many rows
     assert as_dict(kept) == whole

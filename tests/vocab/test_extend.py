@@ -1,4 +1,4 @@
-"""Extending a vocabulary: old ids and scores stay, sentinels stay last, new text gets shorter."""
+"""Extending a vocabulary: ids and scores are kept, sentinels stay last, new text gets shorter."""
 
 import json
 import random
@@ -68,7 +68,7 @@ def test_old_pieces_stay_where_they_are(old, new):
     assert len(set(texts)) == 540
 
 
-def test_the_map_leads_every_old_id_to_its_piece(folder, old, new):
+def test_the_id_map_gives_every_old_piece_its_new_id(folder, old, new):
     ids = json.loads((folder / "new" / "id_map.json").read_text())
     assert len(ids) == old.size
     for before, after in enumerate(ids):
@@ -96,7 +96,7 @@ def test_text_without_a_new_piece_is_segmented_as_before(old, new, old_corpus):
     assert all(old.processor.encode(w) == new.processor.encode(w) for w in same)
 
 
-def test_a_model_without_sentinels_is_given_some(folder, old, new_corpus):
+def test_sentinels_are_added_to_a_model_without_any(folder, old, new_corpus):
     proto = sentencepiece_model_pb2.ModelProto.FromString(old.model)
     del proto.pieces[500:]
     bare = folder / "bare.model"
@@ -121,7 +121,7 @@ def test_a_model_without_sentinels_is_given_some(folder, old, new_corpus):
         (["--vocab_size=600", "--user_defined_symbols=▁the"], "has a space"),
     ],
 )
-def test_what_cannot_be_is_refused(folder, old, new_corpus, tmp_path, flags, says):
+def test_invalid_options_are_rejected(folder, old, new_corpus, tmp_path, flags, says):
     arguments = [
         f"--corpus={new_corpus.spec}",
         f"--extend={folder / 'old'}",
@@ -133,14 +133,14 @@ def test_what_cannot_be_is_refused(folder, old, new_corpus, tmp_path, flags, say
     assert says in str(caught.value)
 
 
-def test_a_symbol_that_is_a_piece_is_refused(old, new_corpus, tmp_path):
+def test_a_symbol_that_is_already_a_piece_is_rejected(old, new_corpus, tmp_path):
     piece = next(p.piece for p in pieces(old)[3:] if p.piece.isalpha())
     options = train.Options(600, extends=old.record.sha256, user_defined_symbols=(piece,), **FLAGS)
-    with pytest.raises(train.UserError, match=f"has the piece '{piece}' already"):
+    with pytest.raises(train.UserError, match=f"already has the piece '{piece}'"):
         train.train(options, new_corpus, str(tmp_path), old)
 
 
-def test_sentinels_are_known_as_mt5_spells_them(old):
+def test_sentinels_are_recognised_in_mt5_spelling(old):
     proto = sentencepiece_model_pb2.ModelProto.FromString(old.model)
     for piece in proto.pieces[-10:]:
         piece.piece = "▁" + piece.piece
@@ -149,9 +149,11 @@ def test_sentinels_are_known_as_mt5_spells_them(old):
     assert spelt.ids.id_of("<extra_id_0>") == old.size - 1
 
 
-def test_bpe_is_refused(folder, old):
+def test_bpe_is_rejected(folder, old):
     proto = sentencepiece_model_pb2.ModelProto.FromString(old.model)
     proto.trainer_spec.model_type = proto.trainer_spec.BPE
     base = vocabulary.from_bytes(proto.SerializeToString())
-    with pytest.raises(train.UserError, match="takes unigram vocabularies, and this is one of bpe"):
+    with pytest.raises(
+        train.UserError, match="supports unigram vocabularies only; this one is bpe"
+    ):
         train.extend.settings(base)

@@ -1,4 +1,4 @@
-"""Seed pieces against a count by hand."""
+"""Compares seed pieces with a direct count."""
 
 import random
 from collections import Counter
@@ -24,7 +24,7 @@ def by_hand(counts, longest):
     }
 
 
-def test_seeds_are_the_substrings_that_may_end_where_they_do():
+def test_seeds_are_the_substrings_with_more_than_one_continuation():
     draw = random.Random(0)
     counts = {"▁the": 100, "▁then": 20, "▁return": 50, "▁returns": 5, "世界世界": 3, "x": 9}
     for _ in range(400):

@@ -176,7 +176,7 @@ def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path)
     assert not (tmp_path / "manifest.json").exists()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "kept counts of " in done.stdout
+    assert "reusing the counts of " in done.stdout
     assert contents(tmp_path) == contents(trained[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 

@@ -1,4 +1,4 @@
-"""The words that are counted are those that SentencePiece's trainers would see."""
+"""The words counted are the words that SentencePiece's trainers would see."""
 
 import io
 
@@ -89,21 +89,21 @@ MIXED = [
 ]
 
 
-def test_bpe_learns_the_same_merges_as_from_the_text_itself():
-    # BPE counts pairs and never rounds: that no merge differs shows that no cut matters.
+def test_bpe_learns_the_same_merges_from_words_as_from_text():
+    # BPE counts pairs and never rounds, so equal merges show that the cuts change nothing.
     texts = [*list(stdlib_docs.documents().values())[:150], *MIXED * 20]
     texts = [line for text in texts for line in text.splitlines() if line.strip()]
     options = {"model_type": "bpe", "vocab_size": 1200, "character_coverage": 1.0}
     assert pieces(counted_model(texts, **options)) == pieces(raw_model(texts, **options))
 
 
-def test_a_unigram_model_is_as_good_as_from_the_text_itself():
+def test_a_unigram_model_from_words_is_as_good_as_one_from_text():
     documents = [text for text in stdlib_docs.documents().values() if len(text) < 8000]
     held, seen = documents[::10], [text for i, text in enumerate(documents) if i % 10]
     seen = [line for text in seen for line in text.splitlines() if line.strip()]
     options = {"model_type": "unigram", "vocab_size": 4000, "character_coverage": 0.9995}
     ours, theirs = counted_model(seen, **options), raw_model(seen, **options)
-    # The counted model normalises nothing: give both what nmt_nfkc makes of the text.
+    # The counted model has no normaliser, so both get text as nmt_nfkc normalises it.
     held = [" ".join(text.split()) for text in held]
     spaced = ["▁" + text.replace(" ", "▁") for text in held]
 
@@ -125,7 +125,7 @@ def test_passages_are_short_and_lose_nothing(text):
     assert "".join(found) == text
 
 
-def test_passages_end_where_lines_or_sentences_do():
+def test_passages_end_at_line_or_sentence_ends():
     lines = "a line of text.\n" * 1000
     assert all(passage.endswith("text.\n") for passage in words.passages(lines))
     sentences = "One more sentence. " * 1000
