@@ -267,5 +267,5 @@ def test_a_lone_machine_is_no_cluster(text_cache, tmp_path):
         timeout=120,
     )
     assert made.returncode == 2
-    assert "leave it out on a lone machine" in made.stderr.splitlines()[-1]
+    assert "leave it out on a single machine" in made.stderr.splitlines()[-1]
     assert "Traceback" not in made.stderr
