@@ -41,7 +41,7 @@ _NONE_STORED = "none is stored"
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """Parameters and optimizer state to start from: checked, but not read yet.
 
     Attributes:
@@ -75,7 +75,7 @@ class Start:
         return replace(state, opt_state=_placed(self.optimizer_state, state.opt_state))
 
 
-def start(run: Run) -> Start:
+def start(run: Run) -> StartingPoint:
     """Opens `config.init_from` and checks it against the run's model and vocabulary.
 
     Raises:
@@ -102,7 +102,7 @@ def start(run: Run) -> Start:
         )
     parameters = layout.stack(found) if config.model.scan_layers else found
     optimizer_state, reset = _optimizer_state(config, checkpoint, found)
-    return Start(
+    return StartingPoint(
         path=checkpoint.path if checkpoint else str(config.init_from),
         step=step,
         parameters={name: parts["value"] for name, parts in parameters.items()},

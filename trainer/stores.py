@@ -1,7 +1,7 @@
-"""Model directories in object stores: how Orbax comes to them, and files that grow.
+"""Model directories in object stores: access by Orbax, and files that are appended to.
 
-Orbax writes arrays by TensorStore and all else by etils, which takes TensorFlow's client for gs://
-where TensorFlow is installed and gcsfs where it is not. All find the same credentials.
+Orbax writes arrays with TensorStore and everything else with etils. For gs://, etils uses
+TensorFlow's client if TensorFlow is installed and gcsfs otherwise. All find the same credentials.
 """
 
 import os
@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tasks.storage import files
 
-# Cloud Storage takes one change of an object a second; a reader sees this much later.
+# Time between copies. Cloud Storage accepts at most one change of an object per second.
 _COPY_SECONDS = 10.0
 
 
 def prepare(folder: str) -> None:
-    """Looks whether the store of a remote `folder` lets us in, before Orbax does; it says it worse.
+    """Checks access to a remote `folder` before Orbax does, whose errors are less clear.
 
     Raises:
       UserError: see files.on_store.
@@ -25,17 +25,18 @@ def prepare(folder: str) -> None:
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         from etils.epath import gpath
 
-        # etils asks Google by gRPC whether a bucket is zonal, which no emulator answers for it;
-        # "yes" has it take gcsfs, since TensorFlow's client would go to Google past the emulator,
-        # but through a proxy.
+        # etils asks Google over gRPC whether a bucket is zonal, which emulators do not answer. The
+        # answer "yes" makes it use gcsfs. TensorFlow's client would bypass the emulator and contact
+        # Google, unless it goes through a proxy.
         proxied = bool(os.environ.get("HTTPS_PROXY"))
         gpath._is_zonal_gcs_bucket = lambda bucket: not proxied
 
 
 class Mirror:
-    """A folder of this machine whose files are copied, whole, into a remote one as they change.
+    """A local folder whose files are copied in full to a remote folder as they change.
 
-    `folder` is the path here; it goes with the object.
+    Attributes:
+      folder: path of the local folder, which is deleted together with the object.
     """
 
     def __init__(self, target: str):
@@ -48,10 +49,10 @@ class Mirror:
         self._began = 0.0
 
     def begin(self) -> None:
-        """Begins to copy in the background, if it is not being done or was just done.
+        """Starts to copy in the background, unless a copy is running or was started just now.
 
         Raises:
-          UserError: the last copying ended with it; see files.on_store.
+          UserError: the previous copy failed; see files.on_store.
         """
         now = time.monotonic()
         if now - self._began > _COPY_SECONDS and (not self._copying or self._copying.done()):
@@ -60,7 +61,7 @@ class Mirror:
             self._copying = self._pool.submit(self._copy)
 
     def finish(self) -> None:
-        """Returns when all is there.
+        """Waits until all files are copied.
 
         Raises:
           UserError: see files.on_store.

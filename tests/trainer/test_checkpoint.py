@@ -1,4 +1,4 @@
-"""Which checkpoints stay, what they hold, and against what a resuming run is checked."""
+"""Checkpoints: which are kept, what they hold, and the checks when a run resumes."""
 
 import json
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def run_of(model_dir):
 
 
 def train(model_dir, policy, losses, first=0):
-    """Saves steps 1, 2, … whose evaluations have these losses; returns which stay."""
+    """Saves steps 1, 2, … with these evaluation losses; returns the steps that are kept."""
     run, checkpoints = run_of(model_dir), Checkpoints(str(model_dir), policy)
     if first:
         checkpoints.check_resumable(first, run)
@@ -43,7 +43,7 @@ LOSSES = [5.0, 3.0, 1.0, 2.0, 4.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize(
-    ("policy", "stay"),
+    ("policy", "kept"),
     [
         (CheckpointConfig(keep=2), [6, 7]),
         (CheckpointConfig(keep=None), [1, 2, 3, 4, 5, 6, 7]),
@@ -53,30 +53,30 @@ LOSSES = [5.0, 3.0, 1.0, 2.0, 4.0, 4.0, 4.0]
         (CheckpointConfig(keep=1, keep_every_steps=5, best_metric="loss"), [3, 5, 7]),
     ],
 )
-def test_the_newest_the_rare_and_the_best_stay(policy, stay, tmp_path):
-    assert train(tmp_path, policy, LOSSES) == stay
+def test_the_newest_the_periodic_and_the_best_are_kept(policy, kept, tmp_path):
+    assert train(tmp_path, policy, LOSSES) == kept
 
 
-def test_a_resumed_run_knows_the_best(tmp_path):
+def test_a_resumed_run_remembers_the_best(tmp_path):
     policy = CheckpointConfig(keep=1, best_metric="loss")
     assert train(tmp_path, policy, [2.0, 1.0, 3.0]) == [2, 3]
     assert train(tmp_path, policy, [1.5, 1.5], first=3) == [2, 5]
     assert train(tmp_path, policy, [0.5, 1.5], first=5) == [6, 7]
-    # Another metric has another best.
+    # The best by one metric is not compared with the best by another.
     other = CheckpointConfig(keep=1, best_metric="accuracy")
     assert train(tmp_path, other, [0.1, 0.05], first=7) == [8, 9]
-    # Without one, none is kept for it.
+    # Without a metric, no checkpoint is kept for being the best.
     assert train(tmp_path, CheckpointConfig(keep=1), [0.0], first=9) == [10]
 
 
-def test_a_metric_that_is_not_there_is_named(tmp_path):
+def test_a_missing_metric_is_named(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), CheckpointConfig(best_metric="bits_per_byte"))
     with pytest.raises(UserError, match=r"best_metric=bits_per_byte.* loss"):
         checkpoints.improved(1, {"loss": 1.0, "tokens": 5})
     checkpoints.close()
 
 
-def test_another_vocabulary_is_refused(text_cache, tmp_path):
+def test_another_vocabulary_is_rejected(text_cache, tmp_path):
     flags = [f"--model_dir={tmp_path}", "--task=python_docs_span_corruption"]
     config, origins = build_config("t5_1_1_tiny", [*flags, f"--cache_dir={text_cache}"])
     run = prepare(config, origins)
@@ -86,10 +86,10 @@ def test_another_vocabulary_is_refused(text_cache, tmp_path):
     checkpoints = Checkpoints(str(tmp_path), config.checkpoint)
     checkpoints.check_resumable(1, run)
     (file,) = (tmp_path / "checkpoint_1" / "run").glob("metadata")
-    held = json.loads(file.read_text())
+    stored = json.loads(file.read_text())
     known = run.data.tasks[0].manifest.plan.vocabulary.sha256
-    assert held["vocabulary_sha256"] == known
-    file.write_text(json.dumps({**held, "vocabulary_sha256": "0" * 64}))
+    assert stored["vocabulary_sha256"] == known
+    file.write_text(json.dumps({**stored, "vocabulary_sha256": "0" * 64}))
     with pytest.raises(UserError, match="the vocabulary has changed"):
         checkpoints.check_resumable(1, run)
     checkpoints.close()

@@ -1,4 +1,4 @@
-"""The trainer's commands as a user runs them: real processes, SIGKILL, SIGTERM, wrong flags."""
+"""The trainer's commands in real processes: SIGKILL, SIGTERM, resuming, wrong flags."""
 
 import gzip
 import json
@@ -72,14 +72,14 @@ def curve(model_dir):
 
 @pytest.fixture(scope="module")
 def finished(text_cache, tmp_path_factory):
-    """The model directory of a run that nothing disturbed."""
+    """The model directory of an uninterrupted run."""
     model_dir = tmp_path_factory.mktemp("finished") / "model"
     result = run(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
     assert result.returncode == 0, result.stderr
     return model_dir
 
 
-def test_a_run_writes_what_it_should(finished):
+def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
     lines = read_metrics(str(finished))
     assert [line["step"] for line in lines if line["split"] == "train"] == [
         *range(8, STEPS, 8),
@@ -119,7 +119,7 @@ def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, t
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        # Let it get to a new checkpoint, then strike somewhere after it.
+        # Wait for a new checkpoint, then kill the run at a random moment after it.
         before = len(list(model_dir.glob("checkpoint_*[0-9]")))
         while process.poll() is None and len(list(model_dir.glob("checkpoint_*[0-9]"))) <= before:
             time.sleep(0.05)
@@ -136,7 +136,7 @@ def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, t
     assert curve(finished) == curve(model_dir)
 
 
-def test_a_second_run_does_nothing_and_says_so(text_cache, finished):
+def test_a_finished_run_is_left_alone(text_cache, finished):
     before = (finished / "metrics.jsonl").read_bytes()
     result = run(pretrain(text_cache, finished))
     assert result.returncode == 0
@@ -158,21 +158,23 @@ def test_every_checkpoint_is_evaluated(finished):
         if line["split"] == "validation"
     }
     for step in (30, 60):
-        # Another batch size, so another order of float32 sums.
+        # Another batch size changes the order of float32 sums.
         for name, value in during[step].items():
             assert written[str(step)]["validation"][name] == pytest.approx(value, rel=1e-5)
         assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
 
 
-def test_a_run_of_many_devices_is_evaluated_on_one(finished, tmp_path):
+def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     written = json.loads(file.read_text())
     written["config"]["mesh"]["tensor"] = 4
     written["config"]["processes"] |= {"coordinator": "host:1", "count": 2, "index": 1}
     file.write_text(json.dumps(written))
-    result = run(command("trainer.evaluate", f"--model_dir={tmp_path}/model"))
+    output = tmp_path / "metrics.json"
+    result = run(command("trainer.evaluate", f"--model_dir={tmp_path}/model", f"--output={output}"))
     assert result.returncode == 0, result.stderr
+    assert list(json.loads(output.read_text())["checkpoints"]) == [str(STEPS)]
     during = [line for line in read_metrics(str(finished)) if line["split"] == "validation"]
     assert f"{during[-1]['metrics']['loss']:.4f}" in result.stdout
 
@@ -195,7 +197,7 @@ def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_run_of_no_numbers_stops_with_the_state_before(text_cache, tmp_path):
+def test_a_diverging_run_stops_with_the_state_before(text_cache, tmp_path):
     model_dir = tmp_path / "model"
     result = run(pretrain(text_cache, model_dir, "--optimizer.learning_rate=1e36"))
     assert_one_line(result, "update 2 was rejected", "gradients/", "checkpoint_1", "--on_nan=skip")
@@ -203,8 +205,8 @@ def test_a_run_of_no_numbers_stops_with_the_state_before(text_cache, tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state(model_dir, 1)["params"]))
 
 
-def test_weights_and_biases_are_asked_for_by_name(text_cache, tmp_path):
-    # As if it were not installed, whether it is or not.
+def test_missing_weights_and_biases_are_named(text_cache, tmp_path):
+    # As if it were not installed, even if it is.
     (tmp_path / "wandb.py").write_text("raise ImportError")
     result = run(
         pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),

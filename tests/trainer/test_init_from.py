@@ -1,4 +1,4 @@
-"""Runs that begin from checkpoints: T5X's in all their layouts, ours, and what does not fit."""
+"""Runs that start from checkpoints: T5X's in all layouts, ours, and checkpoints that do not fit."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ SCANNED = t5x_files.scanned(PARAMETERS)
 
 
 def run_of(path, *flags, preset="t5_1_1_tiny"):
-    """A run without data, which the beginning does not need."""
+    """Returns a run without data, which init_from does not read."""
     config, _ = build_config(preset, [*SIZES, f"--init_from={path}", *flags])
     return types.SimpleNamespace(config=config, data=types.SimpleNamespace(vocab_size=V - 20))
 
@@ -68,10 +68,10 @@ def test_every_tensor_of_every_layout_is_read(kind, scanned, dtype, tmp_path):
     assert_equal({name: parts["value"].whole() for name, parts in found.items()}, expected)
 
 
-def test_bfloat16_of_before_zarr_had_it(tmp_path):
+def test_bfloat16_stored_as_uint16_is_read(tmp_path):
     path = t5x_files.write(tmp_path, "legacy", PARAMETERS)
     tree = path / "checkpoint"
-    # Version 2 kept bfloat16 as uint16; in this one the norm is inline.
+    # Format version 2 stored bfloat16 as uint16; here the norm is stored inline.
     contents = serialization.msgpack_restore(tree.read_bytes())
     scale = PARAMETERS["decoder/decoder_norm/scale"].astype(ml_dtypes.bfloat16)
     contents["version"] = 2
@@ -87,7 +87,7 @@ def test_bfloat16_of_before_zarr_had_it(tmp_path):
 
 @pytest.mark.parametrize("stored", ["unscanned", "scanned"])
 @pytest.mark.parametrize("model", ["unscanned", "scanned"])
-def test_parameters_and_state_come_to_the_devices(stored, model, tmp_path):
+def test_parameters_and_state_reach_the_devices(stored, model, tmp_path):
     flags = ["--optimizer.min_dim_size_to_factor=8", f"--model.scan_layers={model == 'scanned'}"]
     if stored == "scanned":
         moments = t5x_files.scanned_moments(SCANNED)
@@ -111,7 +111,7 @@ def test_parameters_and_state_come_to_the_devices(stored, model, tmp_path):
     assert int(state.step) == STEP
     factored, schedule = state.opt_state[0], state.opt_state[2]
     assert (int(factored.count), int(schedule.count)) == (STEP, STEP)
-    # The denominators of the update, whichever factor is called row: one layer's at a time.
+    # Compares the denominators of the update layer by layer, whichever factor is called the row.
     for name in PARAMETERS:
         of_model = {kind: named(getattr(factored, kind)) for kind in ("v", "v_row", "v_col")}
         ours = _second_moments(name, of_model, model == "scanned")
@@ -120,7 +120,7 @@ def test_parameters_and_state_come_to_the_devices(stored, model, tmp_path):
 
 
 def _second_moments(name, kinds, scanned):
-    """v, or what its factors stand for, of one layer."""
+    """Returns the second moments of one layer: v, or the product of its factors."""
     layer = re.fullmatch(r"(\w+)/layers_(\d+)/(.+)", name)
     stack = scanned and layer
     key = f"{layer[1]}/{layer[1]}/{layer[3]}" if stack else name
@@ -137,6 +137,7 @@ def _second_moments(name, kinds, scanned):
 
 
 def _second_moments_of_t5x(name, moments, scanned):
+    """Returns the second moments of one layer from moments as T5X stores them."""
     layer = re.fullmatch(r"(\w+)/layers_(\d+)/(.+)", name)
     table = name.endswith("rel_embedding")
     if not scanned or not (layer or table):
@@ -159,7 +160,7 @@ def _second_moments_of_t5x(name, moments, scanned):
     return row[:, None] / row.mean() * column
 
 
-def test_moments_of_another_shape_begin_afresh_and_the_step_stays(tmp_path):
+def test_moments_of_another_shape_are_reset_and_the_step_is_kept(tmp_path):
     t5x_files.write(tmp_path, "orbax", SCANNED, t5x_files.scanned_moments(SCANNED))
     run = run_of(tmp_path, "--optimizer.step_offset=7")
     start = init_from.start(run)
@@ -181,7 +182,7 @@ def test_moments_of_another_shape_begin_afresh_and_the_step_stays(tmp_path):
         (["--init_from_state=false"], "init_from_state=false"),
     ],
 )
-def test_why_a_state_begins_afresh(flags, reason, tmp_path):
+def test_the_reason_for_a_reset_is_named(flags, reason, tmp_path):
     t5x_files.write(tmp_path, "orbax", PARAMETERS, t5x_files.moments(PARAMETERS, 128))
     start = init_from.start(run_of(tmp_path, *flags))
     assert start.reset
@@ -191,13 +192,13 @@ def test_why_a_state_begins_afresh(flags, reason, tmp_path):
 
 
 @pytest.mark.parametrize("kind", t5x_files.LAYOUTS)
-def test_tensors_that_are_lacking_or_too_many_are_named(kind, tmp_path):
+def test_missing_and_unexpected_tensors_are_named(kind, tmp_path):
     name, other = "encoder/layers_1/mlp/wi_0/kernel", "encoder/layers_1/mlp/wi_zero/kernel"
-    lacking = {key: array for key, array in PARAMETERS.items() if key != name}
+    incomplete = {key: array for key, array in PARAMETERS.items() if key != name}
     cases = {
-        "lacking": (lacking, f"lacks {name}, which the model has"),
+        "missing": (incomplete, f"lacks {name}, which the model has"),
         "renamed": (
-            {**lacking, other: PARAMETERS[name]},
+            {**incomplete, other: PARAMETERS[name]},
             f"lacks {name} (did you mean {other}?), which",
         ),
         "more": (
@@ -217,15 +218,15 @@ def test_tensors_that_are_lacking_or_too_many_are_named(kind, tmp_path):
         init_from.start(run_of(path))
 
 
-def test_what_does_not_fit_is_named(tmp_path):
+def test_mismatches_are_named(tmp_path):
     path = t5x_files.write(tmp_path, "orbax", PARAMETERS)
 
-    def refused(*flags, preset="t5_1_1_tiny"):
+    def error_of(*flags, preset="t5_1_1_tiny"):
         with pytest.raises(UserError) as error:
             init_from.start(run_of(path, *flags, preset=preset))
         return str(error.value)
 
-    assert refused(f"--model.vocab_size={V + 128}") == (
+    assert error_of(f"--model.vocab_size={V + 128}") == (
         f"--init_from={path}: token_embedder/embedding has {V} rows, the model has {V + 128}; set "
         f"--model.vocab_size={V}: rows above the {V - 20} ids are padding"
     )
@@ -233,9 +234,9 @@ def test_what_does_not_fit_is_named(tmp_path):
     other = t5x_files.write(tmp_path / "small", "orbax", small)
     with pytest.raises(UserError, match="another vocabulary: this run's has 108 ids"):
         init_from.start(run_of(other))
-    assert "wi_0/kernel has shape (8, 16), in the model (8, 32)" in refused("--model.mlp_dim=32")
-    assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in refused(preset="t5_1_0_tiny")
-    assert "has already made 10 steps, which count towards --train_steps=10" in refused(
+    assert "wi_0/kernel has shape (8, 16), in the model (8, 32)" in error_of("--model.mlp_dim=32")
+    assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in error_of(preset="t5_1_0_tiny")
+    assert "has already made 10 steps, which count towards --train_steps=10" in error_of(
         "--train_steps=10"
     )
     whole = {**PARAMETERS, "decoder/decoder_norm/scale": np.ones(D, "i4")}
@@ -254,7 +255,7 @@ def test_what_does_not_fit_is_named(tmp_path):
             init_from.start(run_of(nothing))
 
 
-def test_lost_and_broken_files_are_named(tmp_path):
+def test_missing_and_damaged_files_are_named(tmp_path):
     path = t5x_files.write(tmp_path, "legacy", PARAMETERS)
     chunk = path / "target.encoder.encoder_norm.scale" / "0"
     held_bytes = chunk.read_bytes()
@@ -274,7 +275,7 @@ def test_lost_and_broken_files_are_named(tmp_path):
         init_from.start(run_of(path))
 
 
-def test_the_newest_finished_checkpoint_is_taken(tmp_path):
+def test_the_newest_finished_checkpoint_is_used(tmp_path):
     for step in (9, 10, 100):
         t5x_files.write(tmp_path, "orbax", PARAMETERS, step=step)
     (tmp_path / "checkpoint_1000").mkdir()
@@ -299,7 +300,7 @@ def train(flags, model_dir, *more):
     return config, [json.loads(line) for line in lines]
 
 
-def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
+def test_a_run_starts_from_t5x_and_then_resumes_itself(flags, tmp_path, capsys):
     wide = {
         **PARAMETERS,
         "token_embedder/embedding": np.random.default_rng(2).normal(size=(768, D)).astype("f4"),
@@ -316,13 +317,13 @@ def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
     rate = learning_rate_schedule(config.optimizer)(20_000)
     assert lines[0]["metrics"]["learning_rate"] == pytest.approx(float(rate), rel=1e-6)
 
-    # Its own checkpoint wins: the beginning is not even looked at.
+    # Its own checkpoint takes precedence: --init_from is not opened.
     shutil.rmtree(start)
     _, lines = train(begin, tmp_path / "one", "--train_steps=20003")
     assert "resumes from checkpoint 20002" in capsys.readouterr().out
     assert [line["step"] for line in lines] == [20_001, 20_002, 20_003]
 
-    # Another run begins from a checkpoint of that one with every bit of its state.
+    # Another run starts from a checkpoint of that one with exactly its state.
     ours = str(tmp_path / "one" / "checkpoint_20002")
     config, origins = build_config(
         "t5_1_1_tiny",
@@ -339,13 +340,13 @@ def test_a_run_goes_on_from_t5x_and_then_from_itself(flags, tmp_path, capsys):
         named((before.params, before.opt_state, before.step)),
     )
     description = tmp_path / "one" / "checkpoint_20002" / "run" / "metadata"
-    told = json.loads(description.read_text())
-    description.write_text(json.dumps({**told, "vocabulary_sha256": "0" * 64}))
+    stored = json.loads(description.read_text())
+    description.write_text(json.dumps({**stored, "vocabulary_sha256": "0" * 64}))
     with pytest.raises(UserError, match="trained with another vocabulary"):
         init_from.start(run)
 
 
-def test_a_model_of_hugging_face_is_asked_for(monkeypatch, tmp_path):
+def test_a_hugging_face_model_is_loaded(monkeypatch, tmp_path):
     asked = []
 
     def load(path, model):
@@ -372,7 +373,7 @@ def test_a_model_of_hugging_face_is_asked_for(monkeypatch, tmp_path):
     )
 
 
-def test_a_part_of_a_tensor_is_what_it_is_of_the_array():
+def test_parts_of_tensors_equal_parts_of_the_array():
     rng = np.random.default_rng(0)
     array = rng.normal(size=(4, 3, 6))
     layers = [held(array[:, number]) for number in range(3)]

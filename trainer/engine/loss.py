@@ -18,10 +18,12 @@ from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits,
 
 
 class Scale(NamedTuple):
-    """What sums over a batch are divided by: scalars that depend on no parameter.
+    """The divisors of sums over a batch: scalars that do not depend on parameters.
 
-    `divisor` is the normaliser's, of the sum over tokens. `weight` is the sum of the tokens'
-    weights and `rows` the number of rows with tokens; only the loss of rows needs them.
+    Attributes:
+      divisor: the normaliser's divisor of the sum over tokens.
+      weight: sum of the tokens' weights; used by auxiliary losses only.
+      rows: number of rows with tokens; used by the loss of sentence order only.
     """
 
     divisor: jax.Array | float
@@ -32,10 +34,12 @@ class Scale(NamedTuple):
 class ModelLoss(NamedTuple):
     """The loss of a kind of model.
 
-    `of_batch` maps (output of the model, batch, LossConfig) to (the scalar to differentiate,
-    metrics), `metrics` are the names of the latter. `scale` maps (batch, LossConfig) to a Scale,
-    which may be given to `of_batch`, last: with the scale of a whole batch, the losses of the parts
-    that its rows are divided into add up to its loss.
+    Attributes:
+      of_batch: (model output, batch, LossConfig, optional Scale) -> (scalar to differentiate,
+        metrics). Given the scale of a whole batch, the losses of parts of its rows add up to the
+        batch's loss.
+      metrics: names of the metrics.
+      scale: (batch, LossConfig) -> Scale.
     """
 
     of_batch: Callable[..., tuple[jax.Array, Metrics]]
@@ -44,14 +48,14 @@ class ModelLoss(NamedTuple):
 
 
 def decoder_scale(batch: Batch, config: LossConfig) -> Scale:
-    """The scale of `decoder_loss`."""
+    """Returns the scale of `decoder_loss` for a batch."""
     return _side_scale(batch, "decoder", config)
 
 
 def decoder_loss(
     logits_BLV: jax.Array, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """`loss_and_metrics` of the decoder's features; `scale` None is the batch's own."""
+    """Returns `loss_and_metrics` of the decoder's features; `scale` None means the batch's own."""
     scale = scale or decoder_scale(batch, config)
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
 
@@ -59,14 +63,13 @@ def decoder_loss(
 def routed_loss(
     output: RoutedLogits, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """`decoder_loss`, plus the auxiliary loss of Switch layers.
+    """Returns `decoder_loss` plus the auxiliary loss of Switch layers, and the metrics of both.
 
-    To the mean loss over tokens that the normaliser makes it is added as it is, and where that
-    leaves a multiple of the mean, the same multiple of it. Metrics `auxiliary_loss`, a batch's or a
-    microbatch's, and `dropped_tokens`, the share of tokens that found their expert full.
+    The auxiliary loss is scaled like the token loss: if the normaliser yields c times the mean
+    token loss, c times the auxiliary loss is added. Metrics are `auxiliary_loss`, the mean over
+    batches or microbatches, and `dropped_tokens`, the fraction of tokens whose expert was full.
 
-    Source: Mesh TensorFlow, `moe.py`, where the multiple is that of
-    "num_total_target_tokens".
+    Source: Mesh TensorFlow, `moe.py`, where c is that of "num_total_target_tokens".
     """
     scale = scale or decoder_scale(batch, config)
     loss, metrics = decoder_loss(output.logits_BLV, batch, config, scale)
@@ -80,22 +83,22 @@ def routed_loss(
 
 
 def encoder_scale(batch: Batch, config: LossConfig) -> Scale:
-    """The scale of `encoder_loss`."""
+    """Returns the scale of `encoder_loss` for a batch."""
     return _side_scale(batch, "encoder", config)
 
 
 def encoder_loss(
     predictions: Predictions, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """`loss_and_metrics` of the encoder's features, plus the loss of the order of sentences.
+    """Returns `loss_and_metrics` of the encoder's features plus the loss of sentence order.
 
-    To the mean loss over tokens that the normaliser makes, the mean cross entropy over rows is
-    added as it is: BERT's sum of two means. Where the normaliser leaves a multiple of that mean,
-    the same multiple is added. A row without tokens has no order; without `sentence_order` in the
-    batch no row has one.
+    The loss of sentence order is the mean cross entropy over rows, scaled like the token loss: if
+    the normaliser yields c times the mean token loss, c times the order's loss is added. With c = 1
+    this is BERT's sum of two means. Rows without tokens are not counted, nor are any rows if the
+    batch has no `sentence_order`.
 
-    Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows; the others are of tokens
-    alone. `scale` None is the batch's own.
+    Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows, the others by tokens.
+    `scale` None means the batch's own.
 
     Source: google-research/bert, `run_pretraining.py`.
     """
@@ -146,7 +149,10 @@ def _side_loss(
 
 
 def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
-    """Of rows with targets, those whose every target is ranked first; {} for an encoder alone."""
+    """Returns the metric `sequence_accuracy`; {} for encoder-only models.
+
+    It is the fraction of rows, among those with targets, whose targets are all ranked first.
+    """
     if isinstance(output, Predictions):
         return {}
     logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
@@ -163,7 +169,7 @@ def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Bat
 
 
 def model_loss(model: Transformer | Encoder) -> ModelLoss:
-    """The loss that goes with what `model` puts out."""
+    """Returns the loss for the outputs of `model`."""
     token_metrics = ("loss", "z_loss", "accuracy")
     if isinstance(model, Encoder):
         names = (*token_metrics, "order_loss", "order_accuracy")
@@ -182,19 +188,24 @@ def loss_and_metrics(
     segment_ids_BL: jax.Array | None = None,
     divisor: jax.Array | float | None = None,
 ) -> tuple[jax.Array, Metrics]:
-    """The scalar to differentiate, and metrics as float32 (sum, weight) pairs.
+    """Returns the scalar to differentiate, and metrics as float32 (sum, weight) pairs.
 
-    `targets_BL` are int token ids, `weights_BL` what each position counts for (0: not at all).
-    `segment_ids_BL` says which sequences share a row, 0 none; only "average_per_sequence" reads
-    it, and takes a row for one sequence without it. `divisor` None is what the normaliser makes of
-    these weights; of a part of a batch it is that of the whole.
+    Metrics, all weighted by `weights_BL` and independent of the normaliser: `loss`, cross entropy
+    in nats without z-loss; `z_loss`; `accuracy`, the fraction of targets ranked first.
 
-    Metrics, all weighted by `weights_BL` and none touched by the normaliser:
-    `loss`, cross entropy in nats, without z-loss; `z_loss`; `accuracy`, targets ranked first.
+    Args:
+      logits_BLV: logits of any float dtype; converted to float32.
+      targets_BL: int token ids.
+      weights_BL: weight of each position; 0 leaves it out.
+      config: normaliser, z-loss and label smoothing.
+      segment_ids_BL: number of the sequence in its row that a position belongs to, 0 for none.
+        Read by "average_per_sequence" only, which takes each row for one sequence without it.
+      divisor: divisor of the sum of losses; None: by the normaliser, from these weights. For a part
+        of a batch, pass the whole batch's.
 
     Source: google-research/t5x, `losses.py`.
-    Differences: the `loss` metric is that of unsmoothed targets, comparable between runs that
-    smooth labels and runs that do not; T5X reports the smoothed one.
+    Differences: the `loss` metric uses unsmoothed targets, so that runs with and without label
+    smoothing can be compared; T5X reports the smoothed loss.
     """
     logits_BLV = logits_BLV.astype(jnp.float32)
     weights_BL = weights_BL.astype(jnp.float32)
@@ -208,7 +219,7 @@ def loss_and_metrics(
         confidence = 1.0 - config.label_smoothing
         rest = config.label_smoothing / (vocab_size - 1)
         loss_BL = log_z_BL - (confidence - rest) * target_logit_BL - rest * logit_sum_BL
-        # The entropy of the smoothed target: subtracted, a perfect model's loss is 0.
+        # Minus the entropy of the smoothed targets, so that a perfect model's loss is 0.
         loss_BL -= -confidence * math.log(confidence) - config.label_smoothing * math.log(rest)
 
     loss_weights_BL, own_divisor = _normalise(weights_BL, config, segment_ids_BL)
@@ -228,7 +239,7 @@ def loss_and_metrics(
 def _normalise(
     weights_BL: jax.Array, config: LossConfig, segment_ids_BL: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | float]:
-    """What each token's loss is multiplied by, and what the sum is divided by."""
+    """Returns the weight of each token's loss, and the divisor of their weighted sum."""
     if config.normalizer == "num_real_target_tokens":
         return weights_BL, jnp.sum(weights_BL)
     if config.normalizer == "num_total_target_tokens":
@@ -238,15 +249,15 @@ def _normalise(
             totals_BL = jnp.sum(weights_BL, axis=-1, keepdims=True)
         else:
             totals_BL = _sum_over_segment(weights_BL, segment_ids_BL)
-        # A sequence whose weights are all 0 has no share, rather than a NaN.
+        # A sequence whose weights are all 0 gets shares of 0, not NaN.
         shares_BL = jnp.where(totals_BL > 0, weights_BL / jnp.where(totals_BL > 0, totals_BL, 1), 0)
         return shares_BL, jnp.sum(shares_BL)
     return weights_BL, config.normalizing_constant or 1.0
 
 
 def _sum_over_segment(weights_BL: jax.Array, segment_ids_BL: jax.Array) -> jax.Array:
-    """At each position, the sum of weights over its own segment of the row."""
-    # A row of L positions holds at most L segments, numbered from 1.
+    """Returns at each position the sum of weights over its own segment of the row."""
+    # A row of L positions has at most L segments, numbered from 1.
     num_segments = weights_BL.shape[1] + 1
 
     def one_row(weights_L: jax.Array, segment_ids_L: jax.Array) -> jax.Array:
@@ -259,12 +270,12 @@ def _sum_over_segment(weights_BL: jax.Array, segment_ids_BL: jax.Array) -> jax.A
 def _summarise(
     logits_BLV: jax.Array, targets_BL: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """log(sum(exp(logits))), the target's logit and the sum of logits, each float32 [B, L].
+    """Returns log(sum(exp(logits))), the target's logit and the sum of logits, float32 [B, L] each.
 
-    Every loss here is a function of these three. Their gradient is written out because it needs
-    nothing from the forward pass but logits and log Z: automatic differentiation would keep a
-    second array of [B, L, V]. The target's logit is picked by comparison, not by a gather, so
-    that it fuses with the other passes and works unchanged on a vocabulary split over devices.
+    All losses here are functions of these three. The gradient is written by hand because it needs
+    only logits and log Z from the forward pass; automatic differentiation would keep a second
+    [B, L, V] array. The target's logit is selected by comparison, not by a gather, so that it fuses
+    with the other passes and also works for a vocabulary that is divided over devices.
     """
     maximum_BL1 = jnp.max(logits_BLV, axis=-1, keepdims=True)
     sum_exp_BL = jnp.sum(jnp.exp(logits_BLV - maximum_BL1), axis=-1)

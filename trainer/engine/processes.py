@@ -1,8 +1,9 @@
-"""Several processes, one on each host, that make one run by `jax.distributed`.
+"""Multi-process runs: one process per host, joined by `jax.distributed`.
 
-All are started with the same command and find one another at the coordinator, process 0. What ends
-one ends the others: they cannot go on without its devices and would wait for it for ever. JAX's own
-watch ends them too, with a stack trace from C++; ours says in a line who is missing.
+All processes are started with the same command and connect to the coordinator, process 0. When one
+process ends, all others end too: they cannot continue without its devices and would wait for it
+indefinitely. JAX's own heartbeat ends them with a C++ stack trace; ours prints one line that names
+the missing process.
 """
 
 from __future__ import annotations
@@ -22,30 +23,35 @@ from typing import Any
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
 
-# What a process ends with when another one is gone: EX_PROTOCOL, "the other side broke off".
+# Exit code of a process that lost another one: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76
 
-# How long processes wait for one another at the start: JAX's own default.
+# Time for all processes to connect at the start; JAX's default.
 _START_SECONDS = 300
-# How long one waits, when another has ended with an error, for the same error of its own.
+# Time that a process waits, after another one ended with an error, for the same error of its own.
 _GRACE_SECONDS = 2
-# Keys of the coordinator's store; a process is heard of when its value changes.
+# Keys of the coordinator's key-value store; a process is alive while its value changes.
 _FOLDER = "palimpsest/alive/"
 _DONE, _ENDED = "done", "ended: "
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and prints."""
+    """Returns True in the one process that writes and prints."""
     import jax
 
     return jax.process_index() == 0
 
 
 def stop_agreed(step: int, received: bool) -> bool:
-    """Whether the run stops after `step`; every process gets the same answer and has to ask.
+    """Returns whether the run stops after `step`; the answer is the same in all processes.
 
-    `received`: SIGTERM came to a process that is alone. Of several, JAX hears it in any one and
-    lets all stop after the same step, so none may have a handler of its own.
+    Every process must call this after every step.
+
+    Args:
+      step: number of updates made.
+      received: whether this process received SIGTERM. Used in single-process runs only: with
+        several processes, JAX handles the signal in each of them and makes all stop after the same
+        step, so none may install a handler of its own.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -57,14 +63,14 @@ def stop_agreed(step: int, received: bool) -> bool:
 
 @contextlib.contextmanager
 def joined(config: ProcessesConfig) -> Iterator[None]:
-    """Inside, this process is one of several, if the configuration says so.
+    """Joins this process to the others for the duration of the block, if so configured.
 
-    It has to be entered before JAX looks for devices. When another process ends with an error, is
-    killed or cannot be reached for `timeout_seconds`, this one prints a line and exits with
-    EXIT_LOST, wherever it is.
+    Must be entered before JAX looks for devices. If another process ends with an error, is killed
+    or cannot be reached for `timeout_seconds`, this one prints a line and exits with EXIT_LOST,
+    whatever it is doing.
 
     Raises:
-      UserError: the others cannot be found.
+      UserError: the other processes cannot be found.
     """
     if config.coordinator is None:
         yield
@@ -74,7 +80,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
 
     watch = _Watch(jax.process_index(), jax.process_count(), config.timeout_seconds)
     if not is_first():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     try:
         yield
     except BaseException as error:
@@ -86,7 +92,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
 def _initialise(config: ProcessesConfig) -> None:
     import jax
 
-    # JAX's watch comes second, so that ours has the word.
+    # Twice our own timeout, so that our watch reports a lost process before JAX does.
     later = 2 * config.timeout_seconds
     try:
         if config.coordinator == AUTO:
@@ -103,9 +109,8 @@ def _initialise(config: ProcessesConfig) -> None:
     except (ValueError, RuntimeError) as error:
         if config.coordinator == AUTO:
             raise UserError(
-                f"--processes.coordinator=auto: nothing here says which processes there are "
-                f"({error}); give HOST:PORT with --processes.count and --processes.index, or leave "
-                "it out on a lone machine"
+                f"--processes.coordinator=auto: no cluster was detected ({error}); give HOST:PORT "
+                "with --processes.count and --processes.index, or leave it out on a single machine"
             ) from error
         raise UserError(
             f"--processes.coordinator={config.coordinator}: process {config.index} of "
@@ -114,13 +119,14 @@ def _initialise(config: ProcessesConfig) -> None:
 
 
 class _Watch:
-    """A thread that says in the coordinator's store that this process lives, and looks for others.
+    """A thread that sends this process's heartbeat and checks those of the others.
 
-    It also takes SIGABRT, which is how JAX ends a process that cannot reach the coordinator.
+    Heartbeats are values in the coordinator's key-value store. The watch also handles SIGABRT, with
+    which JAX ends a process that cannot reach the coordinator.
     """
 
     def __init__(self, index: int, count: int, timeout: float):
-        # The store has no public name; Orbax and jax.experimental take it from here too.
+        # The store has no public API; Orbax and jax.experimental import it from here too.
         from jax._src import distributed
 
         self._client: Any = distributed.global_state.client
@@ -129,71 +135,72 @@ class _Watch:
         self._beat = min(timeout / 10, 5.0)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._take_abort)
+        self._aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._aborted)
-        self._say("0")
+        self._publish("0")
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def done(self) -> None:
-        """The run is finished here; the others may be a moment later."""
+        """Announces that this process has finished, so that others do not report it as lost."""
         self._stop.set()
-        self._say(_DONE)
+        self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Tells the others of an error, unless it is only the loss of one of them.
+        """Announces that this process ends with `error`, unless the error is another one's loss.
 
-        That is told apart by waiting for the watch to find one missing; it then ends the process.
+        A lost process causes errors here too. They are told apart by waiting: if another process is
+        lost, the watch reports that and ends this process meanwhile.
         """
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)
         self._stop.set()
-        self._say(f"{_ENDED}{' '.join(str(error).split())[:500]}")
+        self._publish(f"{_ENDED}{' '.join(str(error).split())[:500]}")
         code = EXIT_USER_ERROR if isinstance(error, UserError | OSError) else 1
-        # Without this, JAX waits at exit for the others, which wait for this one.
+        # Otherwise JAX would wait at exit for the others, which wait for this process.
         atexit.register(_exit, 130 if isinstance(error, KeyboardInterrupt) else code)
 
-    def _say(self, value: str) -> None:
-        # The coordinator may be gone; then the watch of whoever looks for it says so.
+    def _publish(self, value: str) -> None:
+        # Errors are ignored: if the coordinator is gone, the watch notices and reports it.
         with contextlib.suppress(Exception):
             self._client.key_value_set(f"{_FOLDER}{self._index}", value, allow_overwrite=True)
 
     def _run(self) -> None:
         start = time.monotonic()
-        heard = {index: ("", start) for index in range(self._count) if index != self._index}
-        number = 0
+        last_seen = {index: ("", start) for index in range(self._count) if index != self._index}
+        beats = 0
         while not self._stop.wait(self._beat):
-            number += 1
-            self._say(str(number))
+            beats += 1
+            self._publish(str(beats))
             with contextlib.suppress(Exception):
                 for key, value in self._client.key_value_dir_get(_FOLDER):
                     index = int(key.rsplit("/", 1)[1])
-                    if index in heard and heard[index][0] != value:
-                        heard[index] = value, time.monotonic()
-            for index, (value, since) in heard.items():
+                    if index in last_seen and last_seen[index][0] != value:
+                        last_seen[index] = value, time.monotonic()
+            for index, (value, since) in last_seen.items():
                 silent = time.monotonic() - since
                 if value.startswith(_ENDED) and not self._stop.wait(_GRACE_SECONDS):
                     self._lose(f"process {index} {value}")
                 if value != _DONE and silent > self._timeout:
-                    self._lose(f"process {index} has not been heard of for {silent:.0f} seconds")
+                    self._lose(f"process {index} has not responded for {silent:.0f} seconds")
 
-    def _take_abort(self, number: int) -> None:
-        # Not by the client, whose locks the aborting thread may hold.
+    def _on_abort(self, number: int) -> None:
+        # By a socket of our own: the aborting thread may hold the client's locks.
         host, _, at = self._coordinator.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(at)), timeout=2).close()
-            reason = "it was aborted, see above"
+            reason = "it was aborted; see the messages above"
         except OSError:
             reason = "the coordinator, process 0, has ended or cannot be reached"
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        # Not sys.exit: the main thread may wait for the lost process in compiled code, for ever.
+        # Not sys.exit: compiled code may block the main thread, waiting for the lost process.
         with self._lock:
             if not self._stop.is_set():
                 text = (
-                    f"process {self._index} of {self._count} ends: {reason}; start the same "
-                    "command on every host again, it goes on from the newest checkpoint"
+                    f"process {self._index} of {self._count} ends: {reason}; run the same command "
+                    "on every host again to resume from the newest checkpoint"
                 )
                 os.write(2, f"python -m trainer.pretrain: error: {text}\n".encode())
             _exit(EXIT_LOST)

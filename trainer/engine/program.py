@@ -1,4 +1,4 @@
-"""The compiled parts of a run, made once from its configuration."""
+"""The compiled program of a run: mesh, state and steps."""
 
 import os
 from typing import Any
@@ -30,15 +30,17 @@ from trainer.setup import Run
 
 
 class Program:
-    """The compiled parts of a run: mesh, initial state, training and evaluation steps.
+    """The compiled program of a run, made once from its configuration.
 
     Attributes:
       mesh: the devices of all processes.
-      host_part: which part of each batch's rows this process makes.
-      shardings: where each array of a state is, a TrainState of shardings.
+      host_part: the part of each batch's rows that this process makes.
+      shardings: TrainState with the sharding of each array.
+      train_step: see `make_train_step`.
+      evaluation_step: see `make_evaluation_step`.
 
     Raises:
-      UserError: the mesh does not fit the devices, or the model or the batch the mesh.
+      UserError: the mesh does not fit the devices, or model or batch do not divide over the mesh.
     """
 
     def __init__(self, run: Run):
@@ -56,34 +58,33 @@ class Program:
         self._optimizer = make_optimizer(config.optimizer, axes)
         self._model = build_model(self._spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
-        self.shardings = self._place(axes)
+        self.shardings = self._shardings(axes)
         self.train_step = make_train_step(
             self._model, self._optimizer, config, self.mesh, self.shardings
         )
         self.evaluation_step = make_evaluation_step(
             self._model, config, self.mesh, self.shardings.params
         )
-        # On every device of every process, as the step's own metrics are.
+        # Replicated on all devices of all processes, like the metrics that the step returns.
         self._zero_metrics = jax.jit(
             lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics
         )
 
     def initial_state(self) -> TrainState:
-        """The state of step 0, a function of the configuration alone: the same on any mesh."""
+        """Returns the state of step 0; it depends on the configuration only, not on the mesh."""
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
     def state_of(self, params: Any, step: int) -> TrainState:
-        """The state of these parameters after `step` updates that left nothing else behind; takes
-        over their memory."""
+        """Returns a state with `params` and `step`, and a new optimizer state; donates `params`."""
         make = jax.jit(self._state_of, donate_argnums=0, out_shardings=self.shardings)
         return make(params, np.int32(step))
 
     def zero_metrics(self) -> Metrics:
-        """The metrics of no step."""
+        """Returns metrics that are all zero."""
         return self._zero_metrics()
 
     def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of a state, without computing one."""
+        """Returns the shapes, dtypes and shardings of a state, without computing one."""
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             self._shapes,
@@ -91,10 +92,10 @@ class Program:
         )
 
     def describe(self) -> tuple[str, str]:
-        """A (subject, text) line: the mesh, and what a device holds."""
+        """Returns a (subject, text) line on the mesh and the state per device."""
         return describe(self.mesh, self._rules, self.abstract_state())
 
-    def _place(self, axes: Any) -> TrainState:
+    def _shardings(self, axes: Any) -> TrainState:
         shapes = self._shapes
         params = parameter_shardings(self.mesh, self._rules, shapes.params, axes)
         everywhere: Any = replicated(self.mesh)
@@ -120,7 +121,7 @@ class Program:
 
 
 def _enable_compilation_cache() -> None:
-    """Keeps compiled programs between runs, so that a restart is at its first step in seconds."""
+    """Caches compiled programs on disk, so that a resumed run starts training within seconds."""
     default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", default)

@@ -1,4 +1,4 @@
-"""Where arrays live: the mesh of a run, and by T5X's logical axes each array's place on it."""
+"""Sharding: the mesh of a run, and the placement of arrays on it by T5X's logical axes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Tree = Any
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """All devices of all processes, on the axes "data", "fsdp" and "tensor".
+    """Returns the mesh of all devices of all processes, with axes "data", "fsdp" and "tensor".
 
     Raises:
-      UserError: sizes that do not fit the number of devices.
+      UserError: the sizes do not fit the number of devices.
     """
     sizes = config.sizes(jax.device_count())
-    # Auto: the compiler propagates shardings from parameters and batch; none is in a type.
+    # Auto: the compiler propagates shardings from parameters and batch; they are not part of types.
     return jax.make_mesh(
         tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES)
     )
@@ -33,32 +33,38 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
-    """While a model is traced: its modules know `mesh`, one of RULES and, as "batch", where rows
-    are, to place experts by."""
+    """Makes the mesh and its rules known to modules while a model is traced.
+
+    `rules` names one of RULES. The logical axis "batch" is added to them, for Switch layers.
+    """
     with mesh, nn.logical_axis_rules((*RULES[rules], ("batch", ROWS))):
         yield
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """Returns the sharding of an array that every device holds in full."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """The first axis divided over data and fsdp."""
+    """Returns the sharding of an array whose first axis is divided over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """The sharding of each parameter, by one of RULES.
+    """Returns the sharding of each parameter.
 
-    `params` has shapes, `logical_axes` is that of `trainer.model.transformer.logical_axes`.
+    Args:
+      mesh: the mesh to place parameters on.
+      rules: name of one of RULES.
+      params: tree of arrays or shapes.
+      logical_axes: as `trainer.model.transformer.logical_axes` returns them.
 
     Raises:
       UserError: a dimension does not divide among its devices; names the parameter.
     """
 
-    def of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
+    def sharding_of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
         spec = nn.logical_to_mesh_axes(tuple(names), RULES[rules]) or PartitionSpec()
         sharding = NamedSharding(mesh, spec)
         for size, axis in zip(param.shape, spec, strict=True):
@@ -70,14 +76,14 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
                 )
         return sharding
 
-    return jax.tree_util.tree_map_with_path(of, params, logical_axes)
+    return jax.tree_util.tree_map_with_path(sharding_of, params, logical_axes)
 
 
 def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tree:
-    """A sharding for each leaf of an optimizer's state: that of its parameter.
+    """Returns a sharding for each leaf of an optimizer's state: its parameter's.
 
-    A leaf belongs to the parameter with whose path its own path ends. One of another shape, a
-    factored moment, is on every device: it is as much smaller than its parameter as a row is.
+    A leaf belongs to the parameter whose path is a suffix of its own. Leaves of another shape, such
+    as factored moments, are replicated: they are no larger than a row or column of the parameter.
     """
     known = {
         path: (param.shape, sharding)
@@ -86,28 +92,28 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
         )
     }
 
-    def of(path: tuple, leaf: Any) -> NamedSharding:
+    def sharding_of(path: tuple, leaf: Any) -> NamedSharding:
         for first in range(len(path)):
             shape, sharding = known.get(path[first:], (None, None))
             if sharding is not None and shape == leaf.shape:
                 return sharding
         return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(of, tree)
+    return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
 def put_batch(batch: dict[str, Any], mesh: Mesh, batch_size: int | None = None) -> dict[str, Any]:
-    """Moves a batch to the devices, its rows divided among data and fsdp.
+    """Returns a batch on the devices, its rows divided over data and fsdp.
 
-    `batch` holds all of its rows in every process or, where `batch_size` is larger, those that
-    `host_part` assigns to this one.
+    `batch` holds all rows in every process or, if `batch_size` is larger than that, the rows that
+    `host_part` assigns to this process.
     """
     if jax.process_count() == 1:
         return jax.device_put(batch, rows(mesh))
-    place = rows(mesh)
+    sharding = rows(mesh)
     return {
         name: jax.make_array_from_process_local_data(
-            place, array, (batch_size or len(array), *array.shape[1:])
+            sharding, array, (batch_size or len(array), *array.shape[1:])
         )
         for name, array in batch.items()
     }
@@ -121,31 +127,33 @@ class HostPart(NamedTuple):
 
 
 def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
-    """The rows of a batch that a process, by default this one, has to make.
+    """Returns the part of every batch's rows that a process (None: this one) has to make.
 
-    Processes that share rows, each having a part of the model, make the same ones. Where the mesh
-    lies across processes so that their rows overlap in part, each makes the whole batch.
+    Processes that share rows, each with a part of the model, make the same rows. If the mesh is
+    laid out so that the rows of processes overlap partially, each process makes the whole batch.
     """
     process = jax.process_index() if process is None else process
+    # By process, the numbers of the parts of a batch's rows that its devices hold.
     parts: dict[int, set[int]] = {}
-    for place, device in np.ndenumerate(mesh.devices):
-        row_part = place[0] * mesh.devices.shape[1] + place[1]
+    for index, device in np.ndenumerate(mesh.devices):
+        row_part = index[0] * mesh.devices.shape[1] + index[1]
         parts.setdefault(device.process_index, set()).add(row_part)
     distinct = sorted({tuple(sorted(each)) for each in parts.values()})
     together = [part for each in distinct for part in each]
-    if len(set(together)) < len(together) or len({len(each) for each in distinct}) > 1:
+    overlapping = len(set(together)) < len(together)
+    if overlapping or len({len(each) for each in distinct}) > 1:
         return HostPart(0, 1)
     return HostPart(distinct.index(tuple(sorted(parts[process]))), len(distinct))
 
 
 def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
-    """A (subject, text) line: the mesh, and what a device holds of the state.
+    """Returns a (subject, text) line on the mesh and the size of the state per device.
 
-    `state` is a TrainState of arrays or of shapes with shardings.
+    `state` is a TrainState of arrays, or of shapes with shardings.
     """
     shape = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     params = sum(math.prod(_shard_shape(leaf)) for leaf in jax.tree.leaves(state.params))
-    held = sum(
+    size = sum(
         math.prod(_shard_shape(leaf)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves((state.params, state.opt_state))
     )
@@ -153,7 +161,7 @@ def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
     return (
         "mesh",
         f"{shape}, {mesh.size} {mesh.devices.flat[0].platform} device(s){hosts}, rules {rules}: "
-        f"{params:,} parameters and {held / 1e6:,.1f} MB of state a device",
+        f"{params:,} parameters and {size / 1e6:,.1f} MB of state per device",
     )
 
 

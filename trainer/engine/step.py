@@ -23,11 +23,15 @@ Batch = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything a checkpoint holds.
+    """The state of training, as checkpoints hold it.
 
-    `step` int32 scalar: updates made. `metrics`: (sum, weight) float32 scalars summed since they
-    were last written out, part of the state so that a resumed run writes the same numbers. `guard`:
-    what is remembered of updates that must not be made.
+    Attributes:
+      step: int32 scalar, number of updates made.
+      params: tree of parameters.
+      opt_state: the optimizer's state.
+      metrics: (sum, weight) float32 scalars, summed since they were last written. They are part of
+        the state so that a resumed run writes the same numbers.
+      guard: the guard against bad updates.
     """
 
     step: jax.Array
@@ -38,7 +42,11 @@ class TrainState:
 
 
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
-    """Metrics of no step: those of the model's loss, `gradient_norm` and how full rows are."""
+    """Returns the metrics of a training step, all zero.
+
+    They are those of the model's loss, `gradient_norm`, and `inputs_full` and `targets_full`, the
+    fractions of positions that are not padding.
+    """
     has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
     names = [*model_loss(model).metrics, "gradient_norm"]
     names += ["inputs_full"] * has_encoder + ["targets_full"] * isinstance(model, Transformer)
@@ -52,9 +60,9 @@ def make_train_step(
     mesh: Mesh,
     state_shardings: TrainState,
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """Returns the jitted update; it takes over the memory of the state it is given.
+    """Returns the jitted update (state, batch) -> state; it donates the state.
 
-    `state_shardings` says where each array of the state is, before and after.
+    `state_shardings` has the sharding of each array of the state, before and after.
     """
     gradients_of = make_gradients(model, config)
 
@@ -65,7 +73,7 @@ def make_train_step(
         out_shardings=state_shardings,
     )
     def train_step(state: TrainState, batch: Batch) -> TrainState:
-        # Keyed by the step, so that a resumed run drops the same units.
+        # The key is derived from the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         with tracing_on(mesh, config.mesh.rules):
             gradients, metrics = gradients_of(state.params, batch, dropout_key)
@@ -98,10 +106,10 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    With `config.microbatches` above 1 the model sees that many parts of the batch, one after the
-    other, and gradients and metrics are float32 sums over them. What the loss divides by is taken
-    over the whole batch beforehand, so that the parts' losses add up to the batch's, however their
-    tokens are spread. Part i has the dropout key `fold_in(key, i)`.
+    With `config.microbatches` above 1 the batch is split into that many parts, which the model
+    processes one after the other; gradients and metrics are float32 sums over the parts. The
+    loss's divisor is computed from the whole batch first, so that the parts' losses add up to the
+    batch's loss however its tokens are distributed. Part i has the dropout key `fold_in(key, i)`.
     """
     loss, count = model_loss(model), config.microbatches
 
@@ -121,7 +129,7 @@ def make_gradients(
             key = jax.random.fold_in(dropout_key, number)
             return jax.tree.map(jnp.add, sums, gradient(params, rows_of_part, scale, key)), None
 
-        # Part i is each `count`-th row from i on: every device keeps the rows that it has.
+        # Part i consists of every `count`-th row from i on, so no row moves between devices.
         parts = jax.tree.map(
             lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
         )
@@ -135,7 +143,7 @@ def make_gradients(
 def make_evaluation_step(
     model: Transformer | Encoder, config: Config, mesh: Mesh, params_shardings: Any
 ) -> Callable[[Any, Batch], Metrics]:
-    """Returns the jitted (params, batch) -> metrics, without dropout."""
+    """Returns the jitted evaluation (params, batch) -> metrics, without dropout."""
     of_batch = model_loss(model).of_batch
 
     @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))

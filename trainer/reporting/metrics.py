@@ -1,4 +1,4 @@
-"""Where numbers go: JSON lines, TensorBoard and, when asked, Weights & Biases."""
+"""Writers of metrics: JSON lines, TensorBoard and, if configured, Weights & Biases."""
 
 import dataclasses
 import json
@@ -16,16 +16,19 @@ WANDB_FILE = "wandb.json"
 
 
 class MetricsWriter:
-    """Writes `metrics.jsonl`, one object a line, TensorBoard events beside it, and more if asked.
+    """Writes metrics to `metrics.jsonl`, TensorBoard events and Weights & Biases.
 
-    A line is {"step", "split", "metrics": {...}} and, for training, "speed": {...}; everything but
-    "speed" is a function of the configuration. In a remote model directory files appear whole, a
-    moment later. Lines of steps after `resume_step`, left by a run
-    that was killed, are removed first. Unless it is `writing`, it does nothing at all: of several
-    processes one writes.
+    A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed":
+    {...}; everything but "speed" is determined by the configuration. In a remote model directory,
+    files are replaced atomically, with a delay of seconds.
+
+    Args:
+      config: read for `model_dir` and `metrics`.
+      resume_step: lines of later steps, left by a killed run, are removed.
+      writing: False to do nothing, as in all processes but one.
 
     Raises:
-      UserError: Weights & Biases is asked for and does not start.
+      UserError: Weights & Biases is configured but does not start.
     """
 
     def __init__(self, config: Config, resume_step: int, writing: bool = True):
@@ -78,13 +81,15 @@ class MetricsWriter:
             )
 
     def flush(self) -> None:
-        """Returns when what was written is in a remote model_dir too, before a checkpoint says that
-        its steps are done."""
+        """Waits until everything written has reached a remote model_dir.
+
+        It is called before a checkpoint, which implies that the metrics up to its step are written.
+        """
         if self._writing and self._mirror:
             self._mirror.finish()
 
     def close(self) -> None:
-        """Closes the TensorBoard files and hands the last numbers to Weights & Biases."""
+        """Closes the TensorBoard files and finishes the run of Weights & Biases."""
         for board in self._boards.values():
             board.close()
         self.flush()
@@ -102,7 +107,7 @@ class MetricsWriter:
 
 
 def _start_wandb(config: Config) -> Any:
-    """The run of Weights & Biases that belongs to the model directory, the same when resumed."""
+    """Returns the run of Weights & Biases of the model directory; a resumed run continues it."""
     try:
         import wandb
     except ImportError as error:
@@ -123,13 +128,13 @@ def _start_wandb(config: Config) -> Any:
         )
     except wandb.Error as error:
         raise UserError(f"Weights & Biases does not start: {error}") from error
-    # Their own count of steps refuses those that a resumed run writes once more.
+    # By default W&B rejects steps that it already has, which a resumed run writes again.
     run.define_metric("*", step_metric="step")
     return run
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl; a line cut short by a kill is left out."""
+    """Returns the lines of metrics.jsonl, without a line that was cut short by a kill."""
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):
         return []

@@ -1,4 +1,4 @@
-"""benchmarks.step runs, and says all that it promises."""
+"""benchmarks.step runs and prints every line that it documents."""
 
 import pathlib
 import re

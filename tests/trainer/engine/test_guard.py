@@ -1,4 +1,4 @@
-"""Updates that must not be made: the run stops before them, or leaves them out, exactly."""
+"""Bad updates: the run stops before them or skips them, with exactly the state before."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ def config_of(*flags):
 
 
 def step_of(config):
-    """One parameter a group, minus its gradient at every update; `batch` is (gradient, loss)."""
+    """Returns a step that subtracts gradients from parameters; a batch is (gradient, loss)."""
 
     @jax.jit
     def step(state, batch):
@@ -67,20 +67,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_stop_holds_the_state_before_the_bad_update(case):
-    batch, says = BAD[case]
+def test_stop_keeps_the_state_before_the_bad_update(case):
+    batch, reason = BAD[case]
     config = config_of()
     good = [(1.0, 5.0), (2.0, 4.0)]
-    held = after(config, [*good, batch, (1.0, 3.0), (np.nan, 3.0)])
+    stopped = after(config, [*good, batch, (1.0, 3.0), (np.nan, 3.0)])
     expected = after(config, good)
-    assert guard.explain(held.guard, held.params, None) == says
-    held = dataclasses.replace(held, guard=guard.cleared(held.guard))
-    for one, other in zip(jax.tree.leaves(held), jax.tree.leaves(expected), strict=True):
+    assert guard.explain(stopped.guard, stopped.params, None) == reason
+    stopped = dataclasses.replace(stopped, guard=guard.cleared(stopped.guard))
+    for one, other in zip(jax.tree.leaves(stopped), jax.tree.leaves(expected), strict=True):
         assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_skip_leaves_out_the_bad_update_alone(case):
+def test_skip_skips_only_the_bad_update(case):
     config = config_of("--on_nan=skip")
     state = after(config, [(1.0, 5.0), BAD[case][0], (2.0, 4.0)])
     expected = after(config, [(1.0, 5.0), (2.0, 4.0)])
@@ -91,7 +91,7 @@ def test_skip_leaves_out_the_bad_update_alone(case):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_parameters_that_were_bad_before_are_named():
+def test_parameters_that_were_not_finite_before_are_named():
     state = start()
     state = dataclasses.replace(state, params={**state.params, "b": jnp.array([0, np.inf, 0])})
     assert guard.explain(state.guard, state.params, None) == "parameters/b was not finite before it"
@@ -102,17 +102,17 @@ def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
     calm = [(1.0, 5.0)] * 100
     assert int(after(config, [*calm[1:], (1.0, 50.0)]).guard.cause) == guard.NONE
     assert int(after(config, [*calm, (1.0, 9.9)]).guard.cause) == guard.NONE
-    held = after(config, [*calm, (1.0, 10.1), (1.0, 5.0)])
-    assert int(held.step) == 100
+    stopped = after(config, [*calm, (1.0, 10.1), (1.0, 5.0)])
+    assert int(stopped.step) == 100
     says = "its loss is above 2 times the recent mean, 5.000"
-    assert guard.explain(held.guard, held.params, 2.0) == says
+    assert guard.explain(stopped.guard, stopped.params, 2.0) == says
     assert int(after(config_of(), [*calm, (1.0, 10.1)]).guard.cause) == guard.NONE
     skipped = after(config_of("--spike_factor=2", "--on_nan=skip"), [*calm, (1.0, 10.1)])
     assert int(skipped.guard.skipped) == 1
 
 
 def run_of(cache, model_dir, bad, *flags):
-    """A run of 20 updates of which those of the steps `bad` have a loss that is no number."""
+    """Returns a run of 20 updates whose loss is NaN at the steps in `bad`."""
     config, origins = build_config(
         "t5_1_1_tiny",
         [
@@ -152,10 +152,10 @@ def result(model_dir, step=20):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)], lines
 
 
-def test_a_run_that_stopped_goes_on_as_if_nothing_had_been(text_cache, tmp_path, capsys):
+def test_a_stopped_run_resumes_to_the_same_result(text_cache, tmp_path, capsys):
     good, stopped = tmp_path / "good", tmp_path / "stopped"
     assert train(*run_of(text_cache, good, ())) == 0
-    for _ in range(2):  # the same command stops there again
+    for _ in range(2):  # the same command stops at the same update again
         with pytest.raises(UserError, match=r"update 7 was rejected: gradients/\S+ is not finite"):
             train(*run_of(text_cache, stopped, {7}))
         assert [path.name for path in stopped.glob("checkpoint_*")] == ["checkpoint_6"]
@@ -165,7 +165,7 @@ def test_a_run_that_stopped_goes_on_as_if_nothing_had_been(text_cache, tmp_path,
 
 
 @pytest.mark.slow
-def test_what_is_skipped_is_the_same_after_a_restart(text_cache, tmp_path, capsys):
+def test_skipped_updates_are_the_same_after_a_restart(text_cache, tmp_path, capsys):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     bad = {7, 12, 13}
     assert train(*run_of(text_cache, whole, bad, "--on_nan=skip")) == 0
@@ -178,7 +178,7 @@ def test_what_is_skipped_is_the_same_after_a_restart(text_cache, tmp_path, capsy
     assert all(np.isfinite(line["metrics"]["loss"]) for line in lines)
 
 
-def test_skipping_everything_is_no_training(text_cache, tmp_path, capsys):
+def test_skipping_every_update_is_an_error(text_cache, tmp_path, capsys):
     bad = set(range(6, 30))
     with pytest.raises(UserError, match="skipped every update since the last report, up to 10"):
         train(*run_of(text_cache, tmp_path / "model", bad, "--on_nan=skip"))

@@ -22,7 +22,7 @@ SEGMENTS = np.array([[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 3, 0]])
 
 
 def by_definition(logits, targets, weights, z_loss, label_smoothing):
-    """Per-token loss and z-loss in float64, with a whole target distribution."""
+    """Returns per-token loss and z-loss in float64, from full target distributions."""
     logits = logits.astype(np.float64)
     log_z = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
     off = label_smoothing / (logits.shape[-1] - 1)
@@ -59,7 +59,7 @@ def test_gradient_is_that_of_the_definition(label_smoothing):
     assert np.all(gradient[WEIGHTS == 0] == 0)
 
 
-def test_metrics_are_weighted_sums_whatever_is_optimised():
+def test_metrics_do_not_depend_on_the_normaliser():
     token_loss, _ = by_definition(LOGITS, TARGETS, WEIGHTS, 0.0, 0.0)
     correct = (LOGITS.argmax(-1) == TARGETS) * WEIGHTS
     for config in (
@@ -106,7 +106,7 @@ def test_average_per_sequence_is_the_mean_of_means(segments):
     np.testing.assert_allclose(loss, np.mean(means), rtol=1e-5)
 
 
-def test_a_row_that_counts_for_nothing_gives_no_nan():
+def test_a_row_of_zero_weight_gives_no_nan():
     weights = WEIGHTS.copy()
     weights[0] = 0
     config = LossConfig(normalizer="average_per_sequence")
@@ -141,7 +141,7 @@ def test_large_logits_and_bfloat16_are_summed_in_float32():
         ),
     ],
 )
-def test_a_configuration_names_the_field_it_refuses(field, arguments):
+def test_a_rejected_field_is_named(field, arguments):
     with pytest.raises(ValueError, match=rf"LossConfig\.{field} "):
         LossConfig(**arguments)
 
@@ -160,7 +160,7 @@ def order_by_definition():
     return np.log(np.exp(logits).sum(-1)) - logits[np.arange(B), MASKED["sentence_order"]]
 
 
-def test_an_encoder_s_loss_is_the_sum_of_two_means():
+def test_encoder_loss_is_the_sum_of_two_means():
     config = LossConfig(z_loss=0.0, normalizer="num_real_target_tokens")
     loss, metrics = encoder_loss(Predictions(LOGITS, ROW_LOGITS), MASKED, config)
     weights = MASKED["encoder_loss_weights"]
@@ -189,14 +189,14 @@ def test_an_encoder_s_loss_is_the_sum_of_two_means():
         (LossConfig(normalizing_constant=12.0), 3 / 12),
     ],
 )
-def test_a_normaliser_leaves_the_two_means_alike(config, share):
+def test_the_normaliser_scales_both_means_alike(config, share):
     weights = MASKED["encoder_loss_weights"]
     tokens, _ = loss_and_metrics(LOGITS, TARGETS, weights, config)
     loss, _ = encoder_loss(Predictions(LOGITS, ROW_LOGITS), MASKED, config)
     np.testing.assert_allclose(loss - tokens, share * order_by_definition().mean(), rtol=1e-4)
 
 
-def test_only_what_is_chosen_is_predicted():
+def test_only_chosen_tokens_are_predicted():
     def loss(logits, row_logits, batch):
         return encoder_loss(Predictions(logits, row_logits), batch, LossConfig())[0]
 
@@ -204,7 +204,7 @@ def test_only_what_is_chosen_is_predicted():
     moved = np.any(np.asarray(by_token) != 0, axis=-1)
     np.testing.assert_array_equal(moved, MASKED["encoder_loss_weights"] > 0)
     assert np.all(np.any(np.asarray(by_row) != 0, axis=-1))
-    # A row of padding, as the last batch of an evaluation has them, has no order either.
+    # Rows of padding, as in the last batch of an evaluation, have no sentence order either.
     padded = {name: array.copy() for name, array in MASKED.items()}
     for array in padded.values():
         array[1] = 0
@@ -214,7 +214,7 @@ def test_only_what_is_chosen_is_predicted():
     assert metrics["order_loss"][1] == 1
 
 
-def test_without_an_order_there_is_only_masked_lm():
+def test_without_sentence_order_the_loss_is_masked_lm_only():
     batch = {name: array for name, array in MASKED.items() if name != "sentence_order"}
     loss, metrics = encoder_loss(Predictions(LOGITS, ROW_LOGITS), batch, LossConfig())
     assert (
@@ -224,7 +224,7 @@ def test_without_an_order_there_is_only_masked_lm():
 
 
 @pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny", "bert_tiny"])
-def test_the_names_of_a_model_s_metrics_are_those_of_its_loss(preset):
+def test_model_loss_names_all_its_metrics(preset):
     model = build_model(model_spec(model_preset(preset)))
     side = "encoder" if preset == "bert_tiny" else "decoder"
     batch = {f"{side}_{name}": TARGETS for name in ("input_tokens", "target_tokens")}
@@ -235,7 +235,7 @@ def test_the_names_of_a_model_s_metrics_are_those_of_its_loss(preset):
     assert set(metrics) == set(expected.metrics)
 
 
-def test_a_sequence_is_right_where_all_of_it_is():
+def test_a_sequence_is_correct_if_all_its_targets_are():
     targets = jnp.asarray([[1, 2, 0], [2, 1, 1], [0, 0, 0]])
     predicted = jnp.asarray([[1, 2, 1], [2, 1, 2], [1, 1, 1]])
     batch = {"decoder_target_tokens": targets, "decoder_loss_weights": (targets > 0).astype(int)}

@@ -1,4 +1,4 @@
-"""n microbatches equal one: gradients and metrics, whatever the loss is divided by."""
+"""n microbatches equal one, in gradients and metrics, for every normaliser."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ LOSSES = {
 
 
 def batch_of(preset):
-    """Rows with ever more tokens, so that no two microbatches weigh the same."""
+    """Returns rows with ever more tokens, so that no two microbatches have the same weight."""
     rng = np.random.default_rng(0)
     side = "encoder" if preset == "bert_tiny" else "decoder"
     lengths = np.linspace(1, L, B).astype(int)[:, None]
@@ -44,7 +44,7 @@ def batch_of(preset):
 
 
 def model_of(preset, dropout_rate=0.0):
-    """(configuration, model, parameters) of one layer."""
+    """Returns (configuration, model, parameters) of a model with one layer."""
     sizes = {"vocab_size": V, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16}
     layers = "num_encoder_layers" if preset == "bert_tiny" else "num_decoder_layers"
     values = {**sizes, layers: 1, "dropout_rate": dropout_rate}
@@ -61,7 +61,7 @@ def gradients_of(preset, loss, microbatches, dropout_rate=0.0):
 
 
 def plain_gradient(loss, rows, key):
-    """Of some rows of the batch, by automatic differentiation alone."""
+    """Returns the gradient for some rows of the batch, by automatic differentiation alone."""
     _, model, params = model_of("lm_tiny", dropout_rate=0.5)
     batch = {name: array[rows] for name, array in batch_of("lm_tiny").items()}
 
@@ -101,7 +101,7 @@ def test_microbatches_equal_one(preset, name):
 
 @pytest.mark.usefixtures("compiled_as_users_do")
 def test_one_microbatch_is_the_plain_gradient():
-    """Bit for bit, dropout included, so that runs begun without microbatches go on."""
+    """They are equal bit for bit, dropout included, so that older runs resume identically."""
     gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5)
     plain = plain_gradient(LOSSES["real"], slice(None), KEY)
     jax.tree.map(np.testing.assert_array_equal, gradients, plain)

@@ -1,4 +1,4 @@
-"""Two processes on loopback: the same run as one, a clear end together, the same bits after it."""
+"""Two processes on loopback: same results as one, a clear end for both, identical resumption."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def pretrain(cache, model_dir, *flags):
 
 
 def start(cache, model_dir, index, port, *flags, devices=1):
-    """Process `index` of two, with one device each unless `devices` says more."""
+    """Starts process `index` of two, each with `devices` devices."""
     return subprocess.Popen(
         pretrain(
             cache,
@@ -90,7 +90,7 @@ def state(model_dir, step=STEPS):
 
 
 def losses(model_dir):
-    """By split and step; one process writes each line."""
+    """Returns losses by split and step, and checks that each line was written once."""
     lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
     found = {(line["split"], line["step"]): line["metrics"]["loss"] for line in lines}
     assert len(found) == len(lines)
@@ -99,7 +99,7 @@ def losses(model_dir):
 
 @pytest.fixture(scope="module")
 def together(text_cache, tmp_path_factory):
-    """The model directory of two processes that nothing disturbed."""
+    """The model directory of an uninterrupted run of two processes."""
     model_dir = tmp_path_factory.mktemp("together") / "model"
     first, second = finish(start_two(text_cache, model_dir, f"--train_steps={STEPS}"))
     assert "of 2 processes" in first
@@ -107,7 +107,7 @@ def together(text_cache, tmp_path_factory):
     return model_dir
 
 
-def test_two_processes_make_the_run_of_one(text_cache, together, tmp_path):
+def test_two_processes_equal_one(text_cache, together, tmp_path):
     alone = tmp_path / "model"
     arguments = pretrain(text_cache, alone, f"--train_steps={STEPS}")
     made = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -123,7 +123,7 @@ def test_two_processes_make_the_run_of_one(text_cache, together, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [["--mesh.num_partitions=2"], ["--mesh.data=1", "--mesh.fsdp=4"]])
-def test_several_devices_a_process(text_cache, together, tmp_path, mesh):
+def test_several_devices_per_process(text_cache, together, tmp_path, mesh):
     flags = [f"--train_steps={STEPS}", *mesh]
     first, _ = finish(start_two(text_cache, tmp_path / "model", *flags, devices=2))
     assert "4 cpu device(s) of 2 processes" in first
@@ -133,8 +133,8 @@ def test_several_devices_a_process(text_cache, together, tmp_path, mesh):
         assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
 
 
-def assert_told(process, victim):
-    """The survivor ends within the stated time, a beat of the watch later, and says who is lost."""
+def assert_names_lost(process, victim):
+    """Checks that the surviving process ends in time and names the lost one; returns its stderr."""
     began = time.monotonic()
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - began < TIMEOUT + 5
@@ -147,7 +147,7 @@ def assert_told(process, victim):
 
 
 def start_endless(cache, model_dir):
-    """Two processes that have made their first checkpoint."""
+    """Returns two processes that have written their first checkpoint."""
     both = start_two(cache, model_dir, "--train_steps=1000000")
     while not (model_dir / f"checkpoint_{EVERY}").exists():
         assert both[0].poll() is both[1].poll() is None, both[0].communicate()
@@ -168,15 +168,15 @@ def test_sigterm_to_one_stops_both_after_the_same_step(text_cache, tmp_path):
     assert len(set(saved)) == 1
 
 
-def test_one_is_killed_and_both_go_on_to_the_same_bits(text_cache, together, tmp_path):
+def test_after_one_is_killed_both_resume_to_the_same_bits(text_cache, together, tmp_path):
     model_dir = tmp_path / "model"
     endless = start_endless(text_cache, model_dir)
     endless[1].send_signal(signal.SIGKILL)
-    errors = assert_told(endless[0], victim=1)
+    errors = assert_names_lost(endless[0], victim=1)
     assert len([line for line in errors.splitlines() if "error" in line]) == 1
     endless[1].communicate()
 
-    # As if it had been killed at once: a run of fewer steps has to come to its end.
+    # Later checkpoints are removed, so that the shorter run below still has steps to make.
     for folder in model_dir.glob("checkpoint_*"):
         if int(folder.name.split("_")[1].split(".")[0]) > EVERY:
             shutil.rmtree(folder)
@@ -186,7 +186,7 @@ def test_one_is_killed_and_both_go_on_to_the_same_bits(text_cache, together, tmp
         np.testing.assert_array_equal(one, two)
 
 
-# Two processes that add up numbers for ever; one or both may end with a mistake of their user.
+# Each process adds numbers endlessly; `end` says which of them end with a UserError.
 ADDING = """
 import sys, time
 import numpy as np
@@ -227,7 +227,7 @@ def test_the_coordinator_or_a_failing_process_ends_the_other(end):
     if end == "kill":
         assert any(line == "added\n" for line in both[0].stderr)
         both[0].kill()
-        assert_told(both[1], victim=0)
+        assert_names_lost(both[1], victim=0)
         both[0].communicate()
     elif end == "both":
         for process in both:
@@ -235,7 +235,7 @@ def test_the_coordinator_or_a_failing_process_ends_the_other(end):
             assert process.returncode == 2, errors
             assert "error: its disk is full" in errors
     else:
-        errors = assert_told(both[0], victim=1)
+        errors = assert_names_lost(both[0], victim=1)
         assert "ended: its disk is full" in errors
         _, errors = both[1].communicate(timeout=60)
         assert both[1].returncode == 2
@@ -252,13 +252,13 @@ def test_the_coordinator_or_a_failing_process_ends_the_other(end):
         (["timeout_seconds=1"], "5 or more"),
     ],
 )
-def test_wrong_flags_are_refused(flags, says):
+def test_wrong_flags_are_rejected(flags, says):
     config, origins = build_config("t5_1_1_tiny", [])
     with pytest.raises(UserError, match=says):
         override(config, origins, [f"--processes.{flag}" for flag in flags])
 
 
-def test_a_lone_machine_is_no_cluster(text_cache, tmp_path):
+def test_auto_on_a_single_machine_is_an_error(text_cache, tmp_path):
     made = subprocess.run(
         pretrain(text_cache, tmp_path / "model", "--processes.coordinator=auto"),
         cwd=ROOT,
@@ -267,5 +267,5 @@ def test_a_lone_machine_is_no_cluster(text_cache, tmp_path):
         timeout=120,
     )
     assert made.returncode == 2
-    assert "leave it out on a lone machine" in made.stderr.splitlines()[-1]
+    assert "leave it out on a single machine" in made.stderr.splitlines()[-1]
     assert "Traceback" not in made.stderr

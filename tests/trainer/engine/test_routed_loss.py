@@ -1,4 +1,4 @@
-"""The auxiliary loss of Switch layers in the loss of a batch and of its parts, and its metrics."""
+"""The auxiliary loss of Switch layers: its scale, sums over parts of a batch, and metrics."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +33,7 @@ def output_of(logits):
 @pytest.mark.parametrize(
     ("config", "multiple"),
     [
-        # That of Mesh TensorFlow: a mean over positions, and its share of tokens.
+        # As in Mesh TensorFlow: a mean over positions, of which 16 of 24 have tokens.
         (LossConfig(normalizer="num_total_target_tokens"), 16 / 24),
         (LossConfig(normalizer="num_real_target_tokens"), 1.0),
         (LossConfig(normalizer="average_per_sequence"), 1.0),
@@ -41,7 +41,7 @@ def output_of(logits):
         (LossConfig(normalizing_constant=8.0), 2.0),
     ],
 )
-def test_it_weighs_what_a_mean_over_tokens_does(config, multiple):
+def test_the_auxiliary_loss_is_scaled_like_the_token_loss(config, multiple):
     logits, batch = batch_of()
     output = output_of(logits)
     plain, metrics = decoder_loss(output.logits_BLV, batch, config)
@@ -51,7 +51,7 @@ def test_it_weighs_what_a_mean_over_tokens_does(config, multiple):
     assert routed_metrics["auxiliary_loss"] == (AUXILIARY, 1.0)
     assert routed_metrics.keys() - metrics.keys() == {"dropped_tokens", "auxiliary_loss"}
 
-    # Losses of parts add up to that of the whole, if all parts are as well balanced.
+    # The losses of equally balanced parts add up to the loss of the whole.
     scale = decoder_scale(batch, config)
     parts = [
         routed_loss(
@@ -66,7 +66,7 @@ def test_it_weighs_what_a_mean_over_tokens_does(config, multiple):
 
 
 @pytest.mark.parametrize("routed", [True, False])
-def test_a_model_with_experts_says_what_they_dropped(routed):
+def test_only_models_with_experts_report_dropped_tokens(routed):
     name = "tiny_switch_primer" if routed else "tiny_primer_ez"
     model = build_model(model_spec(model_preset(name)))
     assert (model_loss(model).of_batch is routed_loss) == routed

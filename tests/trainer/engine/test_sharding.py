@@ -1,7 +1,7 @@
-"""Any mesh makes the run of one device, with every array where the rules put it.
+"""Runs on any mesh equal the run on one device, and arrays are placed by the rules.
 
-As a program, `test_sharding.py FOLDER` or `test_sharding.py primers`, it prints what runs on the
-devices that there are come to.
+As a program, `test_sharding.py FOLDER` or `test_sharding.py primers`, it prints the results of runs
+on all devices as JSON.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ SMALL = [
     *("--model.num_decoder_layers=1", "--model.tied_logits=false"),
     *("--model.dropout_rate=0.1", f"--batch_size={B}"),
 ]
-# Layers of a scan, whose parameters have an axis more.
+# Scanned layers, whose parameters have one more axis.
 SCANNED = ["--model.scan_layers=true", "--model.remat=full", "--model.num_decoder_layers=2"]
 MESHES = {
     "data": [],
@@ -45,7 +45,7 @@ MESHES = {
     "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
     "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
 }
-# Experts over the rows' axis, their hidden units over the other.
+# Experts are divided over the axis of the rows, their hidden units over "tensor".
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
 PRIMERS = [
@@ -84,14 +84,14 @@ def specs(tree):
     }
 
 
-def held(state):
-    """Bytes of the state on the first device."""
+def bytes_held(state):
+    """Returns the bytes of the state on the first device."""
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
 
 
 def run(program, folder=None):
-    """Five steps; in `folder`, if given, the states of steps 0 and 5 are left."""
+    """Returns the results of five steps; saves the final state in `folder`, if given."""
     import orbax.checkpoint as ocp
 
     state = program.initial_state()
@@ -102,7 +102,11 @@ def run(program, folder=None):
         result["losses"].append(total / weight)
         if "dropped_tokens" in state.metrics:
             result["routed"] = [float(part) for part in state.metrics["dropped_tokens"]]
-    result |= {"final": bits(state.params), "held": held(state), "line": program.describe()[1]}
+    result |= {
+        "final": bits(state.params),
+        "held": bytes_held(state),
+        "line": program.describe()[1],
+    }
     result |= {"params": specs(state.params), "opt_state": specs(state.opt_state)}
     if folder:
         checkpointer = ocp.StandardCheckpointer()
@@ -128,7 +132,7 @@ def main(argument):
             )
             results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
     results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
-    # Tokens weigh more than experts, which the compiler would rather move.
+    # Tokens are larger than experts here, so that the compiler would prefer to move the experts.
     program = program_of(*EXPERTS, "--model.num_experts=8")
     long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
     lowered = program.train_step.lower(program.abstract_state(), long)
@@ -159,19 +163,19 @@ def on_eight_devices(argument):
 
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory):
-    """What each of MESHES comes to on eight devices."""
+    """The results of each of MESHES on eight devices."""
     return on_eight_devices(str(tmp_path_factory.mktemp("meshes")))
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one device comes to."""
+    """The results on one device."""
     assert jax.device_count() == 1
     return run(program_of())
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_eight_devices_make_the_run_of_one(name, meshes, alone):
+def test_eight_devices_equal_one(name, meshes, alone):
     if name == "scanned":
         alone = run(program_of(*SCANNED))
     assert meshes[name]["initial"] == alone["initial"]
@@ -179,11 +183,11 @@ def test_eight_devices_make_the_run_of_one(name, meshes, alone):
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
 
 
-def test_experts_on_devices_of_their_own_make_the_run_of_one(meshes):
+def test_divided_experts_equal_one_device(meshes):
     one, eight = run(program_of(*EXPERTS)), meshes["experts"]
     np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5)
     dropped, routed = one["routed"]
-    # Of every row its tokens, five times over.
+    # All tokens of all rows, at each of five steps.
     assert routed == 5 * sum(np.count_nonzero(row) for row in batch_of(0)["decoder_loss_weights"])
     assert 0 < dropped < routed
     assert eight["routed"] == [dropped, routed]
@@ -194,14 +198,14 @@ def test_experts_on_devices_of_their_own_make_the_run_of_one(meshes):
     assert eight["held"] < 0.5 * one["held"]
 
 
-def test_tokens_travel_to_experts_and_not_experts_to_tokens(meshes):
-    # There and back, forward and backward; nothing is brought to every device.
+def test_tokens_move_to_experts_not_experts_to_tokens(meshes):
+    # To the experts and back, in both passes; nothing is gathered on every device.
     assert meshes["experts_program"].count(" all-to-all(") == 4
     assert " all-gather(" not in meshes["experts_program"]
 
 
 @pytest.mark.slow
-def test_primers_models_on_eight_devices_make_the_run_of_one():
+def test_primer_models_on_eight_devices_equal_one():
     for name, eight in on_eight_devices("primers").items():
         one = run(program_of(preset=name))
         assert eight["initial"] == one["initial"], name
@@ -244,17 +248,17 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_every_parameter_is_where_the_rules_say(name, meshes):
+def test_parameters_are_placed_by_the_rules(name, meshes):
     found = meshes[name]["params"]
     for path, place in PLACES.get(name, PLACES["standard"]).items():
         assert found[path] == place, path
     assert all(any(axis for axis in place) for place in found.values())
-    # Moments that are kept whole, as all of this size are, lie with their parameters.
+    # Unfactored moments, as all of this size are, are placed like their parameters.
     whole = meshes[name]["opt_state"]
     assert {path: whole[f"0/v/{path}"] for path in found} == found
 
 
-def test_a_device_holds_less_the_more_it_shares(meshes, alone):
+def test_sharding_reduces_memory_per_device(meshes, alone):
     whole = alone["held"]
     share = {name: meshes[name]["held"] / whole for name in MESHES}
     assert share["data"] == 1
@@ -265,19 +269,19 @@ def test_a_device_holds_less_the_more_it_shares(meshes, alone):
     assert "data 2 x fsdp 1 x tensor 4" in meshes["tensor"]["line"]
 
 
-def test_a_checkpoint_goes_on_on_another_mesh(meshes):
+def test_a_checkpoint_is_restored_on_another_mesh(meshes):
     assert meshes["restored"]["final"] == meshes["data"]["final"]
     assert meshes["restored"]["params"] == meshes["2d"]["params"]
 
 
-def test_microbatches_keep_rows_where_they_are(meshes):
+def test_microbatches_move_no_rows(meshes):
     assert "all-reduce" in meshes["microbatches"]
     for moved in ("all-gather", "all-to-all", "collective-permute"):
         assert moved not in meshes["microbatches"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion"])
-def test_optimizers_keep_their_state_with_the_parameters(optimizer):
+def test_optimizer_states_are_placed_like_parameters(optimizer):
     state = program_of(
         f"--optimizer.name={optimizer}", "--optimizer.learning_rate=1e-3"
     ).abstract_state()
@@ -295,8 +299,8 @@ def test_optimizers_keep_their_state_with_the_parameters(optimizer):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_every_model_has_its_place(rules):
-    """A name that a tensor has twice, or a preset's own, would come out here."""
+def test_every_model_can_be_placed(rules):
+    """An axis name that a tensor has twice, or that no rule knows, would fail here."""
     mesh = make_mesh(MeshConfig())
     key = jax.ShapeDtypeStruct((2,), np.uint32)
     for name, preset in MODEL_PRESETS.items():
@@ -307,7 +311,7 @@ def test_every_model_has_its_place(rules):
             assert jax.tree.structure(placed) == jax.tree.structure(shapes), name
 
 
-def test_rows_lie_on_data_and_fsdp():
+def test_rows_are_divided_over_data_and_fsdp():
     program = program_of()
     for array in put_batch(batch_of(0), program.mesh).values():
         assert array.sharding.spec == PartitionSpec(("data", "fsdp"))
@@ -347,7 +351,7 @@ def test_sizes_fit_the_devices(mesh, devices, expected):
         (["--mesh.data=0"], "above 0"),
     ],
 )
-def test_what_does_not_divide_is_refused_when_planned(flags, says):
+def test_sizes_that_do_not_divide_are_rejected_before_devices_are_known(flags, says):
     def plan():
         config, _ = build_config("t5_1_1_small", flags)
         sizes, rules = config.mesh.planned(), config.mesh.rules
@@ -360,7 +364,7 @@ def test_what_does_not_divide_is_refused_when_planned(flags, says):
 @pytest.mark.parametrize(
     ("processes", "parts"),
     [
-        # processes by data and tensor, a device each
+        # Index of the process at each (data, tensor) position; one device each.
         ([[0, 0], [1, 1]], [(0, 2), (1, 2)]),
         ([[0, 1], [0, 1]], [(0, 1), (0, 1)]),
         ([[0, 1], [2, 3]], [(0, 2), (0, 2), (1, 2), (1, 2)]),
@@ -368,7 +372,7 @@ def test_what_does_not_divide_is_refused_when_planned(flags, says):
         ([[0, 0], [1, 1], [0, 0], [1, 1]], [(0, 2), (1, 2)]),
     ],
 )
-def test_processes_that_share_rows_make_the_same(processes, parts):
+def test_processes_that_share_rows_make_the_same_rows(processes, parts):
     devices = np.empty((len(processes), 1, 2), object)
     for place in np.ndindex(devices.shape):
         devices[place] = types.SimpleNamespace(process_index=processes[place[0]][place[2]])

@@ -1,4 +1,4 @@
-"""Where numbers go, what they are of, and what a resumed run does to those of one killed."""
+"""Metrics: writers, speed, profiles and evaluation; lines that a killed run left behind."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def config_of(model_dir, *flags):
     return build_config("t5_1_1_tiny", [f"--model_dir={model_dir}", *flags])[0]
 
 
-def test_lines_after_the_checkpoint_are_written_anew(tmp_path):
+def test_lines_after_the_checkpoint_are_removed(tmp_path):
     writer = MetricsWriter(config_of(tmp_path), 0)
     for step in (5, 10, 15):
         writer.write(step, "train", {"loss": 1.0 / step}, {"steps_per_second": 2.0})
@@ -49,14 +49,14 @@ def test_lines_after_the_checkpoint_are_written_anew(tmp_path):
     assert "speed" not in lines[2]
 
 
-def test_of_several_processes_one_writes(tmp_path):
+def test_only_one_of_several_processes_writes(tmp_path):
     writer = MetricsWriter(config_of(tmp_path, "--metrics.wandb=project"), 0, writing=False)
     writer.write(5, "train", {"loss": 1.0})
     writer.close()
     assert list(tmp_path.iterdir()) == []
 
 
-# Weights & Biases itself, without its server, in a process of its own: it leaves threads and hooks.
+# Weights & Biases without its server, in a process of its own because it leaves threads and hooks.
 WRITES = """
 import sys
 from trainer.reporting.metrics import MetricsWriter
@@ -83,7 +83,7 @@ def test_weights_and_biases_gets_the_same_numbers(tmp_path):
     done = with_wandb(WRITES, tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     identity = json.loads((tmp_path / "wandb.json").read_text())["id"]
-    # A resumed run goes on as the run of Weights & Biases that it was.
+    # A resumed run continues the same run of Weights & Biases.
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert [path.name for path in files] == [f"run-{identity}.wandb"] * 2
     for path, loss in zip(files, (b"0.625", b"5.625"), strict=True):
@@ -94,7 +94,7 @@ def test_weights_and_biases_gets_the_same_numbers(tmp_path):
         assert b"3.25" in data
 
 
-def test_weights_and_biases_missing_or_refusing_is_one_clear_line(tmp_path, monkeypatch):
+def test_missing_or_failing_weights_and_biases_is_one_clear_line(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     refused = with_wandb(WRITES, tmp_path, WANDB_MODE="online")
     last = refused.stderr.splitlines()[-1]
@@ -122,11 +122,11 @@ def test_weights_and_biases_missing_or_refusing_is_one_clear_line(tmp_path, monk
         ("NVIDIA L40", None),
     ],
 )
-def test_peaks_are_those_of_the_device(kind, teraflops):
+def test_peak_flops_are_those_of_the_device(kind, teraflops):
     assert peak_flops(kind) == (teraflops and teraflops * 1e12)
 
 
-def test_speed_is_of_the_steps_since_the_last_report(monkeypatch):
+def test_speed_is_measured_since_the_last_report(monkeypatch):
     now = iter([100.0, 110.0, 115.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     speed = Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
@@ -150,7 +150,7 @@ def test_means_and_perplexity():
 
 
 def evaluated(cache, preset, task, *flags):
-    """What the untrained model pays on the validation split, and the split's manifest."""
+    """Returns the untrained model's metrics on the validation split, and the cache's manifest."""
     config, origins = build_config(
         preset, [f"--task={task}", f"--cache_dir={cache}", "--model_dir=unused", *flags]
     )
@@ -160,12 +160,12 @@ def evaluated(cache, preset, task, *flags):
     return evaluator(program.initial_state().params)["validation"], run.data.tasks[0].manifest
 
 
-def test_bits_per_byte_is_what_coding_the_documents_takes(text_cache):
+def test_bits_per_byte_is_the_cost_of_coding_the_documents(text_cache):
     flags = ["--lengths.targets=64", "--batch_size=8"]
     found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_autoregressive_lm", *flags)
     bits = found["loss"] * found["tokens"] / np.log(2)
     text = manifest.total("validation", "text_bytes")
-    # Every token of the split is coded, and an EOS a window besides.
+    # Every token of the split is coded, and one EOS per window.
     assert found["tokens"] > manifest.total("validation", "tokens")
     assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
 
@@ -173,25 +173,25 @@ def test_bits_per_byte_is_what_coding_the_documents_takes(text_cache):
     words = sum(len(document.split()) for document in documents)
     per_word = np.exp(found["loss"] * found["tokens"] / words)
     assert found["word_perplexity"] == pytest.approx(per_word, rel=1e-12)
-    # An untrained model gets no row right, and rows but the last of a shard are full.
+    # An untrained model gets no row right. All rows but the last of a shard are full.
     assert found["sequence_accuracy"] == 0
     assert found["max_targets_length"] == 64
     assert 0.9 * found["loss"] < found["training_loss"] < found["loss"]
     assert 1 < found["mean_label"] < 700
 
 
-def test_the_loss_of_experts_is_evaluated_too(text_cache):
+def test_the_auxiliary_loss_is_evaluated(text_cache):
     flags = ["--lengths.targets=64", "--batch_size=8", "--model.vocab_size=768"]
     task = "python_docs_autoregressive_lm"
     found, _ = evaluated(text_cache, "tiny_switch_primer", task, *flags)
-    # An even share of 4 experts costs 0.01; there are two layers, of which one has them.
+    # Balanced experts cost 0.01 per layer; one of the two layers has experts.
     assert 0.01 <= found["auxiliary_loss"] < 0.04
     assert 0 <= found["dropped_tokens"] < 1
     per_position = found["training_loss"] / (found["loss"] + found["auxiliary_loss"])
     assert 0.9 < per_position < 1
 
 
-def test_bits_per_byte_of_a_prefix_lm_are_of_what_it_codes(text_cache):
+def test_bits_per_byte_of_a_prefix_lm_count_only_the_predicted_part(text_cache):
     found, manifest = evaluated(
         text_cache,
         "lm_tiny",
@@ -207,13 +207,13 @@ def test_bits_per_byte_of_a_prefix_lm_are_of_what_it_codes(text_cache):
     assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
 
 
-def test_noise_has_no_bytes(text_cache):
+def test_span_corruption_has_no_bits_per_byte(text_cache):
     flags = ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=8"]
     found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *flags)
     assert "bits_per_byte" not in found
 
 
-def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
+def test_the_chosen_updates_are_profiled(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: calls.append("start"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
@@ -224,7 +224,7 @@ def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
             profile.after(step, {})
     assert calls == [1, 2, "start", 3, 4, "stop", 5, 6]
     calls.clear()
-    # A run that ends inside still writes its trace.
+    # A run that ends during the profile still writes it.
     with Profile(config_of(tmp_path, "--profile_steps=3:9")) as profile:
         profile.before(4)
         profile.after(4, {})
@@ -233,7 +233,7 @@ def test_updates_are_traced_where_asked(tmp_path, monkeypatch):
         prepare(config_of("gs://bucket/model", "--profile_steps=3:4", "--task=any"), {})
 
 
-def test_a_speed_line_is_json(tmp_path):
+def test_an_empty_speed_is_written(tmp_path):
     writer = MetricsWriter(config_of(tmp_path, "--metrics.tensorboard=false"), 0)
     writer.write(1, "train", {"loss": 1.5}, {})
     writer.close()
