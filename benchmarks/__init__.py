@@ -1,1 +1,1 @@
-"""Measurements: ratios taken in one run on one machine. See benchmarks/README.md."""
+"""Benchmarks, as ratios measured in one run on one machine. See benchmarks/README.md."""

@@ -1,12 +1,12 @@
-"""What a build costs beside SentencePiece alone and beside stock seqio, in one run.
+"""Compares the cost of pipeline.build with SentencePiece alone and with stock seqio.
 
     python -m benchmarks.text --output=text.parquet
     python -m benchmarks.build --text=text.parquet --vocabulary=DIR [--copies=4]
 
-Every row is a command of its own. MB are 10^6 bytes of text. "a core": text by the processor time
-of all its processes, less that of the same command on next to nothing, which is start-up; "wall":
-likewise, by the clock. "peak": of the largest process. Ratios are to SentencePiece alone, one
-thread, lists of ids and no more.
+Every row of the table is a separate command. MB are 10^6 bytes of text. "MB/s per core" is text by
+the processor time of all processes of the command, and "MB/s, wall" by the clock; the time of the
+same command on 20 documents, "start-up", is subtracted from both. "peak" is the memory of the
+largest process. Ratios are to SentencePiece alone: one thread that makes lists of ids.
 """
 
 import argparse
@@ -24,6 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks import vocabulary
+from tasks.terminal import progress
+from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.table import table
 
 TASK = "rlm_span_corruption"
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -31,7 +34,13 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclasses.dataclass
 class Cost:
-    """Of a command: seconds by the clock, processor seconds, bytes of its largest process."""
+    """The cost of a command.
+
+    Attributes:
+      wall: seconds by the clock.
+      core: processor seconds of all its processes.
+      peak: bytes of memory of its largest process.
+    """
 
     wall: float
     core: float
@@ -42,27 +51,27 @@ class Cost:
 
 
 def run(command: list[str], **environment: str) -> Cost:
-    """Runs a command and watches its process group through /proc."""
+    """Runs a command and returns its cost, measured over its process group through /proc."""
     started = time.monotonic()
     process = subprocess.Popen(
         command, env={**os.environ, **environment}, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     seen: dict[int, tuple[float, int]] = {}
-    over = threading.Event()
+    ended = threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.02):
+        while not ended.wait(0.02):
             for pid in _group(process.pid):
                 try:
                     seen[pid] = _usage(pid)
                 except (OSError, IndexError, ValueError):
-                    continue  # it has just ended
+                    continue  # the process has just ended
 
     thread = threading.Thread(target=watch)
     thread.start()
     output, _ = process.communicate()
-    over.set()
+    ended.set()
     thread.join()
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{output}")
@@ -87,13 +96,13 @@ def _usage(pid: int) -> tuple[float, int]:
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     with open(f"/proc/{pid}/status") as file:
-        # A process that has ended, and waits to be collected, has no memory.
+        # A zombie process has no VmHWM.
         peak = max(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     return (int(fields[11]) + int(fields[12])) / _TICK, peak << 10
 
 
 def bare(path: str, model: str) -> None:
-    """SentencePiece alone; prints MB per processor second."""
+    """Prints the speed of SentencePiece alone, in MB per processor second."""
     processor = vocabulary.load(model).processor
     seconds = size = 0.0
     for batch in pq.ParquetFile(path).iter_batches(256, columns=["text"]):
@@ -106,15 +115,24 @@ def bare(path: str, model: str) -> None:
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.build", description=__doc__)
-    parser.add_argument("--text", required=True, help="a Parquet file with the column text")
-    parser.add_argument("--vocabulary", required=True)
-    parser.add_argument("--extra_ids", default="0")
-    parser.add_argument("--copies", type=int, default=1, help="of the text, for a longer build")
-    parser.add_argument("--shard_bytes", default="16000000", help="as pipeline.build's")
-    parser.add_argument("--seqio_documents", type=int, default=500, help="0 leaves stock seqio out")
-    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    """Runs the command."""
+    parser = Parser(prog="python -m benchmarks.build", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--text", required=True, help="Parquet file with a column text, as benchmarks.text writes")
+    add("--vocabulary", required=True, help="SentencePiece model or its folder")
+    add(
+        "--extra_ids",
+        default="0",
+        help="sentinels to add to the vocabulary; see pipeline.build",
+    )
+    add("--copies", type=positive, default=1, help="copies of the text to build, for a longer run")
+    add(
+        "--shard_bytes",
+        default="16000000",
+        help="approximate bytes of text per shard",
+    )
+    add("--seqio_documents", type=int, default=500, help="documents for stock seqio; 0 omits it")
+    add("--bare", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.bare:
         bare(flags.text, flags.vocabulary)
@@ -124,7 +142,7 @@ def main() -> None:
 
 
 def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Prints the table."""
+    """Runs all commands and prints the table."""
     python = sys.executable
     text = pq.read_table(flags.text)
     for part in ("whole", "little", "some"):
@@ -158,7 +176,7 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
             CORPUS=f"parquet:{folder}/{part}/*.parquet",
         )  # fmt: skip
 
-    build("little")  # compiles, where nothing was compiled before
+    build("little")  # compiles the tokenizer, which later builds load from disk
     commands = {
         "build --tokenizer=sentencepiece": lambda part: build(part, "--tokenizer=sentencepiece"),
         "build": build,
@@ -171,22 +189,25 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     reference = float(alone.stdout)
     total = megabytes("whole")
     print(f"{total:.1f} MB of text, {text.num_rows * flags.copies:,} documents")
-    print("| command | MB/s a core | against SentencePiece | MB/s, wall | start-up, s | peak, MB |")
-    print("|---|---|---|---|---|---|")
-    print(f"| SentencePiece alone | {reference:.1f} | 1.00 | | | |")
+    rows = [["SentencePiece alone", f"{reference:.1f}", "1.00", "", "", ""]]
 
-    def row(name: str, size: float, start: Cost, cost: Cost) -> None:
+    def row(name: str, size: float, start: Cost, cost: Cost) -> list[str]:
         net = cost - start
-        print(
-            f"| {name} | {size / net.core:.1f} | {size / net.core / reference:.2f} "
-            f"| {size / net.wall:.1f} | {start.wall:.1f} | {cost.peak / 1e6:.0f} |",
-            flush=True,
-        )
+        speed = size / net.core
+        return [
+            *(name, f"{speed:.1f}", f"{speed / reference:.2f}", f"{size / net.wall:.1f}"),
+            *(f"{start.wall:.1f}", f"{cost.peak / 1e6:.0f}"),
+        ]
 
-    for name, command in commands.items():
-        row(name, total, command("little"), command("whole"))
-    if flags.seqio_documents:
-        row("seqio_cache_tasks", megabytes("some"), seqio("little"), seqio("some"))
+    with progress.shown("measuring", len(commands) + bool(flags.seqio_documents)) as bar:
+        for name, command in commands.items():
+            rows.append(row(name, total, command("little"), command("whole")))
+            bar.update(len(rows) - 1, name)
+        if flags.seqio_documents:
+            costs = seqio("little"), seqio("some")
+            rows.append(row("seqio_cache_tasks", megabytes("some"), *costs))
+    header = ("command", "MB/s per core", "ratio", "MB/s, wall", "start-up (s)", "peak (MB)")
+    print(table(header, rows, markdown=True))
 
 
 if __name__ == "__main__":

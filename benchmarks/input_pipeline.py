@@ -1,24 +1,25 @@
-"""Cached tokens to ready batches: the trainer's own way beside T5's tf.data route, in one run.
+"""Compares the speed from cached tokens to ready batches with T5's tf.data pipeline.
 
     python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
 
-Batches are those of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
-decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. A token is one of the corpus, 568
-of them an example.
+Batches are of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
+decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are those of the corpus,
+568 per example.
 
-The cache is made here in a temporary folder: one shard of --shard_tokens ids
-under Zipf's law (32,000 of them, that of rank r as likely as 1 / r, which decides how many bytes an
-id takes), and as many hard links to it under the names of other shards as make --tokens. So records
-come from memory, not from a disk; files, index and order are those of the whole cache.
+The cache is made in a temporary folder. It has one shard of --shard_tokens ids, and hard links to
+it under the names of other shards, for --tokens in total. There are 32,000 different ids under
+Zipf's law (an id of rank r has a probability proportional to 1 / r), since the size of an id in
+bytes depends on its rank. So records are read from memory rather than from disk, but files, index
+and order are those of the whole cache.
 
 ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
-T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption written in
-       TensorFlow's operations, EOS, trim and pad, shift, batch; no shuffle, which would cost more
+T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption in TensorFlow
+       operations, EOS, trim and pad, shift, batch; without shuffling, which would cost more
 
-Every measurement is a process of its own. The first three make batches in one thread on the first
-of --cores, and their speed is by processor time, the median of --repeats stretches of --seconds;
-they take turns, --rounds times. "n threads": grain makes batches ahead on all --cores, speed by the
-clock. "peak" is VmHWM of the process.
+Every measurement is a separate process. The first three rows make batches in one thread on the
+first of --cores; their speed is by processor time, the median of --repeats intervals of --seconds
+each, and they alternate for --rounds. In rows of "n threads", grain prefetches batches on all
+--cores and the speed is by the clock. "peak" is the process's VmHWM.
 """
 
 import argparse
@@ -36,13 +37,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.table import table
+
 INPUTS, TARGETS, WINDOW = 512, 114, 568
 _PIECES, _SENTINELS = 32_000, 100
 _FIRST_PIECE = 3
 
 
 def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens: int) -> None:
-    """Writes one shard and links it until the cache has `tokens`."""
+    """Writes one shard, and links to it until the cache has `tokens`."""
     import pyarrow as pa
 
     from pipeline.building import write
@@ -85,7 +89,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
 
 
 def source(folder: str, local_dir: str | None = None):
-    """Returns a cache as the trainer's source, in global order; of a remote one by copies."""
+    """Returns a cache as a source in global order; `local_dir` is for copies of remote files."""
     from tasks.cache.manifest import CacheManifest
     from tasks.cache.windows import Windows
     from tasks.objectives import Lengths, span_corruption
@@ -112,12 +116,12 @@ def ours(folder: str, batch_size: int):
 
 
 def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches by tf.data, in one thread.
+    """Returns batches made by tf.data in one thread.
 
     Source: T5 `data/preprocessors.py` (denoise, random_spans_noise_mask,
     noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel) and seqio's
     `dataset_providers.py`, `preprocessors.py` (append_eos_after_trim) and `feature_converters.py`
-    (EncDecFeatureConverter), an example at a time as there.
+    (EncDecFeatureConverter), example by example as in seqio.
     """
     import tensorflow as tf
 
@@ -130,7 +134,7 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         return tf.cast(tf.io.parse_single_example(record, schema)["targets"], tf.int32)
 
     def segments(items, parts, seed):
-        """Lengths of a random split of `items` into `parts`."""
+        """Returns the lengths of a random split of `items` into `parts`."""
         flags = tf.cast(tf.range(items - 1) < parts - 1, tf.int32)
         draws = tf.random.stateless_uniform(tf.shape(flags), seed)
         first_in_segment = tf.pad(tf.gather(flags, tf.argsort(draws)), [[1, 0]])
@@ -197,7 +201,7 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def measure(flags: argparse.Namespace) -> None:
-    """A process of its own: prints tokens a second and peak memory as JSON."""
+    """Prints tokens per second and peak memory as JSON, then ends the process."""
     cores = [int(core) for core in flags.cores.split(",")]
     os.sched_setaffinity(0, cores if flags.threads else cores[:1])
     clock: Callable[[], float] = time.perf_counter if flags.threads else time.process_time
@@ -226,12 +230,12 @@ def measure(flags: argparse.Namespace) -> None:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     print(json.dumps([statistics.median(speeds), peak << 10]))
     sys.stdout.flush()
-    # Threads that make batches ahead have nobody to make them for.
+    # Exits at once, since prefetching threads still run.
     os._exit(0)
 
 
 def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Prints the table."""
+    """Runs all measurements and prints the table."""
 
     def child(side: str, row_tokens: int, threads: int = 0) -> tuple[float, int]:
         command = [
@@ -262,35 +266,34 @@ def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     for threads in range(1, cores + 2):
         found[f"ours, {threads} threads, {cores} cores"] = [child("ours", WINDOW, threads)]
     print(f"{flags.tokens:,.0f} tokens, batches of {flags.batch_size}")
-    print("| route | M tokens/s | examples/s | against T5 | peak, MB |")
-    print("|---|---|---|---|---|")
+    rows = []
     reference = statistics.median(speed for speed, _ in found["T5"])
     for name, results in found.items():
         speed = statistics.median(speed for speed, _ in results)
         peak = max(peak for _, peak in results)
-        print(
-            f"| {name} | {speed / 1e6:.2f} | {speed / WINDOW:,.0f} | {speed / reference:.1f} "
-            f"| {peak / 1e6:.0f} |"
+        ratio = f"{speed / reference:.1f}"
+        rows.append(
+            (name, f"{speed / 1e6:.2f}", f"{speed / WINDOW:,.0f}", ratio, f"{peak / 1e6:.0f}")
         )
+    header = ("pipeline", "M tokens/s", "examples/s", "ratio to T5", "peak (MB)")
+    print(table(header, rows, markdown=True))
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.input_pipeline", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--tokens", type=float, default=1e9, help="of the cache")
-    parser.add_argument("--shard_tokens", type=float, default=2e7, help="written; others are links")
-    parser.add_argument("--long_rows", type=int, default=2048, help="a row length not the window's")
-    parser.add_argument("--batch_size", type=int, default=128)
-    parser.add_argument("--cores", default="0,1", help="which the processes may run on")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of a process")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind")
+    """Runs the command."""
+    parser = Parser(prog="python -m benchmarks.input_pipeline", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--tokens", type=float, default=1e9, help="tokens of the cache")
+    add("--shard_tokens", type=float, default=2e7, help="tokens of the shard that is written")
+    add("--long_rows", type=positive, default=2048, help="tokens per row of the third measurement")
+    add("--batch_size", type=positive, default=128, help="examples per batch")
+    add("--cores", default="0,1", help="numbers of the CPU cores to use, separated by commas")
+    add("--seconds", type=float, default=2.0, help="seconds of an interval")
+    add("--repeats", type=positive, default=5, help="intervals per process")
+    add("--rounds", type=positive, default=3, help="processes of each kind")
     for name in ("side", "cache"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-    parser.add_argument("--threads", type=int, default=0, help=argparse.SUPPRESS)
+        add(f"--{name}", help=argparse.SUPPRESS)
+    add("--threads", type=int, default=0, help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.side:
         measure(flags)

@@ -1,12 +1,13 @@
-"""What each optimizer learns in the same steps on the same batches, at its best learning rate.
+"""Compares optimizers after the same steps on the same batches, each at its best learning rate.
 
     python -m benchmarks.optimizers --cache_dir=demo/cache [--steps=600] [--seeds=0,1,2] \\
         [--only=muon,lion]
 
-The demo's model, lengths and batch; a cosine after 50 steps of warm-up. Every line is a run of
-trainer.pretrain: the loss of the whole validation split at the end, in nats a target token; then a
-table of the means over the seeds, with the least and the greatest. A seed determines initial
-parameters, order and noise, the same for every row. Steps are counted, not seconds.
+Uses the demo's model, lengths and batch size, and a cosine schedule after 50 steps of warm-up.
+Prints a line per run of trainer.pretrain with its final loss over the whole validation split, in
+nats per target token; then a table of the means over seeds, with the minimum and maximum. A seed
+determines initial parameters, order and noise, equally for all optimizers. Optimizers are compared
+after equal numbers of steps, not seconds.
 """
 
 import argparse
@@ -20,13 +21,16 @@ import subprocess
 import sys
 import tempfile
 
+from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.table import table
+
 TASK = "python_docs_span_corruption"
 _WARMUP_STEPS = 50
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """An optimizer with its flags and the learning rates to try."""
+    """An optimizer with its settings, and the learning rates to try."""
 
     label: str
     flags: dict[str, object]
@@ -54,20 +58,26 @@ ROWS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache_dir", required=True, help="with a cache of the demo's task")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", default="0", help="separated by commas")
-    parser.add_argument("--only", help="labels of rows, separated by commas")
-    parser.add_argument("--rates", help="learning rates in place of the rows' own")
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
+    """Runs the command."""
+    parser = Parser(prog="python -m benchmarks.optimizers", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--cache_dir", required=True, help=f"folder of caches by task, with one of {TASK}")
+    add("--steps", type=positive, default=600, help="updates of a run")
+    add("--seeds", default="0", help="seeds of runs, separated by commas")
+    labels = ", ".join(row.label for row in ROWS)
+    add("--only", help=f"optimizers to compare, separated by commas; all if left out: {labels}")
+    add(
+        "--rates",
+        help="learning rates to try, separated by commas; each optimizer's own if left out",
+    )
+    add("--workers", "--processes", type=positive, default=1, help="runs at the same time")
     arguments = parser.parse_args()
-    labels = arguments.only.split(",") if arguments.only else [row.label for row in ROWS]
+    chosen = arguments.only.split(",") if arguments.only else [row.label for row in ROWS]
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     runs = [
         (row, rate, seed)
         for row in ROWS
-        if row.label in labels
+        if row.label in chosen
         for rate in _rates(row, arguments.rates)
         for seed in seeds
     ]
@@ -78,9 +88,9 @@ def main() -> None:
         print(f"{label:<20} learning rate {rate:<8g} seed {seed} {result:.4f}", flush=True)
         return result
 
-    with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
+    with concurrent.futures.ThreadPoolExecutor(arguments.workers) as pool:
         losses = dict(zip(runs, pool.map(loss, runs), strict=True))
-    print("\n| optimizer | best rate | validation loss | all rates |\n|---|---|---|---|")
+    rows = []
     for row in ROWS:
         found = {
             rate: [losses[row, rate, seed] for seed in seeds]
@@ -92,11 +102,13 @@ def main() -> None:
             best = min(means, key=means.__getitem__)
             shown = ", ".join(f"{rate:g}: {mean:.3f}" for rate, mean in means.items())
             between = f"{min(found[best]):.3f} to {max(found[best]):.3f}"
-            print(f"| {row.label} | {best:g} | {means[best]:.3f} ({between}) | {shown} |")
+            rows.append((row.label, f"{best:g}", f"{means[best]:.3f} ({between})", shown))
+    header = ("optimizer", "best learning rate", "validation loss", "loss by learning rate")
+    print("\n" + table(header, rows, markdown=True))
 
 
 def train(row: Row, rate: float, seed: int, arguments: argparse.Namespace) -> float:
-    """Returns the final validation loss, nats a target token; infinite where the run broke off."""
+    """Returns the final validation loss in nats per target token; infinity if the run diverged."""
     fields = {
         "learning_rate": rate,
         **row.flags,

@@ -1,4 +1,4 @@
-"""Registers the benchmark's Task for `seqio_cache_tasks --module_import`."""
+"""Registers the benchmark's task, as the `--module_import` of seqio_cache_tasks."""
 
 import os
 

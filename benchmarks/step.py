@@ -1,23 +1,25 @@
-"""The training step: seconds, tokens, MFU, memory, where the time goes; upstream T5X beside it.
+"""Measures the training step: time, tokens, MFU, memory, and its parts; compares it with T5X's.
 
     python -m benchmarks.step --preset=t5_1_1_small --batch_size=8 --inputs=512 --targets=114 \\
         --dtype=float32 [--rounds=5] [--steps=1] [--model.remat=dots] [--field.path=value] \\
         [--t5x=T5X_CHECKOUT[:AIRIO:JESTIMATOR]] [--t5x_python=VENV/bin/python]
 
-The step is the trainer's own, on full rows of random tokens. A round is `--steps` steps, sent one
-after the other as in a run, and the time of one is a sample; more steps a round hide more of what
-sending costs on an accelerator. Any field of the configuration is a flag.
+The step is the trainer's, on full rows of random tokens. A round is `--steps` steps, dispatched one
+after the other as in a run; a sample is the time of a round divided by its steps. More steps per
+round hide more of the dispatch overhead on an accelerator. Any field of the configuration is a
+flag.
 
 With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only example, Adafactor,
-the same shapes and dtypes) in a process of its own, round by round in turn with ours. Its
-dependencies are that interpreter's; nothing of the project needs them.
+the same shapes and dtypes) in a separate process, alternating with ours round by round. Its
+dependencies must be installed for that interpreter; the project does not need them.
 
-MFU is `cost.flops_per_step`, forward and backward and nothing computed twice, by the time
-of a step, by the peak: of bfloat16 on a chip that `engine.hardware` knows, otherwise that of a
-product of two matrices, measured here. The roofline takes the higher of two bounds: those FLOPs at
-the peak, and the step's bytes at the bandwidth of memory. Of the parts, "no layers" is forward and
-backward of embedding, logits and loss alone, which the first two contain. On a CPU, parts and their
-shares are seconds of all cores together, which other work on the machine hardly changes.
+MFU is `cost.flops_per_step`, which counts forward and backward without recomputation, divided by
+the time of a step and by the peak. The peak is that of bfloat16 for hardware that `engine.hardware`
+lists, otherwise that of a matrix product, measured first. The roofline is the higher of two bounds:
+those FLOPs at the peak, and the step's bytes at the memory bandwidth. Of the parts, "no layers" is
+forward and backward of embedding, logits and loss only, and is contained in the first two. On a
+CPU, parts and their shares are processor seconds of all cores together, which other work on the
+machine hardly changes.
 """
 
 import argparse
@@ -39,7 +41,7 @@ import numpy as np
 import optax
 
 from tasks.objectives import Lengths
-from tasks.terminal.command_line import UserError, run
+from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
 from trainer.data.features import converter
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -53,8 +55,8 @@ from trainer.model.transformer import build_model, init_params, logical_axes, ru
 from trainer.optim.optimizer import make_optimizer
 from trainer.pretrain import build_config
 
-# Bytes a second of a device's memory, by a part of JAX's `device_kind`. Sources: as of
-# `trainer.engine.hardware`; A100 is that of 80 GB.
+# Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: those of
+# `trainer.engine.hardware`. A100 is the one with 80 GB.
 _BANDWIDTH = {
     "TPU v4": 1.228e12,
     "TPU v5 lite": 0.819e12,
@@ -68,30 +70,35 @@ Batch = dict[str, Any]
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.step", description=__doc__.splitlines()[0]
+    """Runs the command."""
+    parser = Parser(
+        prog="python -m benchmarks.step",
+        description=__doc__.splitlines()[0],
+        epilog="Other flags are fields of the configuration, as in trainer.pretrain.",
     )
-    parser.add_argument("--preset", default="t5_1_1_small")
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--inputs", type=int, default=512)
-    parser.add_argument("--targets", type=int, default=114)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=1, help="a round")
-    parser.add_argument("--parts", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--t5x", help="folders of sources, separated by colons")
-    parser.add_argument("--t5x_python", default=sys.executable, help="with T5X's dependencies")
+    add = parser.add_argument
+    add("--preset", default="t5_1_1_small", help="model preset")
+    add("--batch_size", type=positive, default=8, help="rows per batch")
+    add("--inputs", type=int, default=512, help="length of the inputs in tokens")
+    add("--targets", type=int, default=114, help="length of the targets in tokens")
+    add("--dtype", default="float32", help="dtype of the computation: float32 or bfloat16")
+    add("--rounds", type=positive, default=5, help="samples to take")
+    add("--steps", type=positive, default=1, help="steps per round")
+    add("--parts", action=argparse.BooleanOptionalAction, default=True,
+        help="measure forward, backward and optimizer separately too")  # fmt: skip
+    add("--t5x", help="T5X's source folders, separated by colons; T5X is not measured if left out")
+    add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
     arguments, overrides = parser.parse_known_args(argv)
     config, _ = build_config(
         arguments.preset,
         [
             *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
-            # As in pretraining; presets that drop units do so in fine-tuning's papers.
+            # As in pretraining; the presets' dropout is that of fine-tuning.
             "--model.dropout_rate=0",
             *overrides,
         ],
     )
-    # Compiling is measured, so no program may come from an earlier run.
+    # Compilation is measured, so no compiled program of an earlier run may be reused.
     jax.config.update("jax_enable_compilation_cache", False)
     features = converter(config.model, Lengths(arguments.inputs, arguments.targets))
     lengths = features.encoder_length, features.decoder_length
@@ -119,7 +126,7 @@ def main(argv: list[str]) -> None:
     peak, bandwidth, origin = _limits(config.model.dtype)
     moved, counted = ours.bytes_moved()
     by_compute, by_memory = flops / devices / peak, moved / devices / bandwidth
-    bound = "computing" if by_compute > by_memory else "memory"
+    bound = "compute" if by_compute > by_memory else "memory"
     show(
         "model",
         f"{config.preset}: {parameter_count(config.model):,} parameters, {config.model.dtype}, "
@@ -129,17 +136,18 @@ def main(argv: list[str]) -> None:
     )
     show("device", f"{devices} x {kind} ({jax.devices()[0].platform}), {os.cpu_count()} CPU cores")
     show("step", _statistics(samples["ours"]) + f"; {arguments.rounds} x {arguments.steps} steps")
-    show("tokens", f"{positions / step:,.0f} positions/s, of encoder and decoder")
+    show("tokens", f"{positions / step:,.0f} positions/s of encoder and decoder")
     show("MFU", f"{flops / devices / step / peak:.1%} of {peak / 1e12:,.2f} TFLOP/s, {origin}")
     show(
-        "operations", f"{flops / 1e9:,.1f} GFLOP a step: 6 a kernel element and position, attention"
+        "operations",
+        f"{flops / 1e9:,.1f} GFLOP per step: 6 per kernel element and token, attention",
     )
-    show("roofline", f"computing {_time(by_compute)}, memory {_time(by_memory)}: bound by {bound}")
-    show("bytes", f"{moved / 1e9:,.2f} GB a step, {counted}; {bandwidth / 1e9:,.0f} GB/s")
+    show("roofline", f"compute {_time(by_compute)}, memory {_time(by_memory)}: bound by {bound}")
+    show("bytes", f"{moved / 1e9:,.2f} GB per step, {counted}; {bandwidth / 1e9:,.0f} GB/s")
     show("memory", ours.memory())
-    show("compiling", f"{ours.compile_seconds:.1f} s, tracing included")
+    show("compiling", f"{ours.compile_seconds:.1f} s, including tracing")
     if _on_cpu():
-        show("processor", _statistics(processor["ours"]) + " a step, of all cores together")
+        show("processor", _statistics(processor["ours"]) + " per step, all cores together")
     if arguments.t5x:
         show("T5X", f"{_statistics(samples['T5X'])}; compiling {theirs.compile_seconds:.1f} s")
         show("T5X / ours", _ratios(samples))
@@ -153,11 +161,11 @@ def main(argv: list[str]) -> None:
 
 
 class Ours:
-    """The trainer's step, compiled, on one batch."""
+    """The compiled training step on one batch."""
 
     def __init__(self, config: Config, inputs: int, targets: int) -> None:
         self.config = config
-        # The configuration is all that Program reads of a run.
+        # Program reads only the configuration of a run.
         program = Program(SimpleNamespace(config=config))
         self.state = program.initial_state()
         self.batch = put_batch(make_batch(config, inputs, targets), program.mesh)
@@ -167,7 +175,7 @@ class Ours:
         self.seconds(1)
 
     def seconds(self, steps: int) -> tuple[float, float]:
-        """Of that many steps: by the clock, and of the processor's cores together."""
+        """Runs `steps` steps; returns (seconds by the clock, processor seconds of all cores)."""
         jax.block_until_ready(self.state)
         started, core = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -176,20 +184,21 @@ class Ours:
         return time.perf_counter() - started, time.process_time() - core
 
     def bytes_moved(self) -> tuple[float, str]:
-        """Bytes of memory that a step reads and writes, on all devices; how they were counted."""
+        """Returns the bytes that a step reads and writes on all devices, and how they are known."""
         if self.config.model.scan_layers or self.config.microbatches > 1:
-            # XLA counts the body of a loop once. Parameters are read forward and backward and
-            # updated, gradients written and read, the optimizer's state read and written.
+            # XLA counts the body of a loop only once, so this is a lower bound: parameters are read
+            # in forward and backward, and updated; gradients are written and read; the optimizer's
+            # state is read and written.
             sizes = [
                 sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
                 for tree in (self.state.params, self.state.opt_state)
             ]
-            return 6.0 * sizes[0] + 2.0 * sizes[1], "parameters and optimizer alone"
+            return 6.0 * sizes[0] + 2.0 * sizes[1], "parameters and optimizer only"
         analysis = self.step.cost_analysis()
-        return analysis["bytes accessed"] * jax.device_count(), "what XLA's kernels read and write"
+        return analysis["bytes accessed"] * jax.device_count(), "read and written by XLA's kernels"
 
     def memory(self) -> str:
-        """The peak of a device, in words."""
+        """Returns a description of a device's peak memory."""
         plan = self.step.memory_analysis()
         planned = (
             plan.argument_size_in_bytes
@@ -199,11 +208,13 @@ class Ours:
         )
         text = f"{planned / 1e9:.2f} GB planned by the compiler"
         seen = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-        return text + (f", {seen / 1e9:.2f} GB seen at most" if seen else "")
+        return text + (f", {seen / 1e9:.2f} GB peak in use" if seen else "")
 
     def parts(self, rounds: int) -> dict[str, float]:
-        """Seconds of the step's parts, each compiled by itself: the least of `rounds`; on a CPU
-        those of all cores together."""
+        """Returns the seconds of the step's parts, each compiled separately.
+
+        They are the minimum over `rounds`; on a CPU, processor seconds of all cores together.
+        """
         config, params, batch = self.config, self.state.params, self.batch
         spec = model_spec(config.model)
         model, key = build_model(spec), jax.random.key(0)
@@ -237,14 +248,16 @@ class Ours:
 
 
 class T5X:
-    """T5X's step in a process of its own."""
+    """T5X's training step in a separate process."""
 
     def __init__(
         self, config: Config, inputs: int, targets: int, sources: str, python: str
     ) -> None:
         model = config.model
         if model.architecture == "encoder" or config.optimizer.name != "adafactor":
-            raise UserError("--t5x: it has no encoder alone, and is compared with its Adafactor")
+            raise UserError(
+                "--t5x: T5X has no encoder-only models, and only its Adafactor is compared"
+            )
         sizes = {
             "decoder_only": model.architecture == "decoder",
             "network": {
@@ -274,7 +287,7 @@ class T5X:
         self.compile_seconds, _ = self._answer()
 
     def seconds(self, steps: int) -> tuple[float, float]:
-        """As of `Ours`."""
+        """Runs `steps` steps; returns the same as `Ours.seconds`."""
         print(steps, file=self._process.stdin, flush=True)
         return self._answer()
 
@@ -288,11 +301,11 @@ class T5X:
             if line.startswith("seconds "):
                 _, wall, core = line.split()
                 return float(wall), float(core)
-        raise UserError("--t5x: its process ended, see above")
+        raise UserError("--t5x: T5X's process failed, see its output above")
 
 
 def make_batch(config: Config, inputs: int, targets: int) -> Batch:
-    """Full rows of random tokens, under T5X's names; int32."""
+    """Returns full rows of random tokens under T5X's feature names, int32."""
     rows, random = config.batch_size, np.random.default_rng(0)
 
     def tokens(length: int) -> np.ndarray:
@@ -310,7 +323,7 @@ def make_batch(config: Config, inputs: int, targets: int) -> Batch:
 
 
 def _without_layers(spec: Any) -> Any:
-    """The model from embedding straight to logits."""
+    """Returns the model with only embedding and logits."""
     stacks = {name: getattr(spec, name, None) for name in ("encoder", "decoder")}
     empty = {name: replace(stack, layers=()) for name, stack in stacks.items() if stack}
     return replace(spec, **empty, shared=replace(spec.shared, scan_layers=False))
@@ -321,12 +334,12 @@ def _tied(config: Config) -> bool:
 
 
 def _limits(dtype: str) -> tuple[float, float, str]:
-    """FLOP and bytes a second of a device, and where the former is from."""
+    """Returns a device's FLOP/s, its memory's bytes/s, and the origin of the former."""
     kind = jax.devices()[0].device_kind
     bandwidth = next((value for part, value in _BANDWIDTH.items() if part in kind), None)
     known = peak_flops(kind)
     if known and bandwidth:
-        return known, bandwidth, "its data sheet's dense bfloat16"
+        return known, bandwidth, "the data sheet's dense bfloat16"
     side = 2048
     matrix = jnp.ones((side, side), dtype)
     product = _least(jax.jit(jnp.matmul), (matrix, matrix), 10)
@@ -342,7 +355,7 @@ def _least(
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """The least seconds of a call by the clock, after one that compiles."""
+    """Returns the minimum seconds of a call, after a first one that compiles."""
     jax.block_until_ready(function(*arguments))
     times = []
     for _ in range(rounds):
@@ -357,14 +370,14 @@ def _on_cpu() -> bool:
 
 
 def _statistics(samples: list[float]) -> str:
-    return f"median {_time(statistics.median(samples))}, least {_time(min(samples))}"
+    return f"median {_time(statistics.median(samples))}, minimum {_time(min(samples))}"
 
 
 def _ratios(samples: dict[str, list[float]]) -> str:
     each = [b / a for a, b in zip(samples["ours"], samples["T5X"], strict=True)]
     return (
         f"{statistics.median(each):.2f} ({len(each)} rounds: {min(each):.2f} to {max(each):.2f}), "
-        f"of the least {min(samples['T5X']) / min(samples['ours']):.2f}"
+        f"ratio of minima {min(samples['T5X']) / min(samples['ours']):.2f}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Upstream T5X's training step on given sizes, for benchmarks.step, which runs it.
+"""Times T5X's training step; benchmarks.step runs this program.
 
-Answers "seconds WALL CORE", by the clock and of the processor: first of compiling, then, for each
-number read, of that many steps.
+The argument is the model's sizes as JSON. Prints "seconds WALL CORE", by the clock and of the
+processor: first for compiling, then, for each number read from stdin, for that many steps.
 """
 
 import json
@@ -18,7 +18,7 @@ from t5x import adafactor, models, partitioning, trainer, utils
 def main() -> None:
     sizes = json.loads(sys.argv[1])
     module, model_class = _network(sizes)
-    # All that the examples' gin files set; sizes, dtype and dropout are the caller's.
+    # The settings of the examples' gin files; sizes, dtype and dropout are given by the caller.
     vocabulary = seqio.PassThroughVocabulary(sizes["network"]["vocab_size"])
     vocabularies = (
         {"vocabulary": vocabulary}

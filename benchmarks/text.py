@@ -1,14 +1,14 @@
-"""Gathers real text that is installed on this machine into one Parquet file of documents.
+"""Gathers text installed on this machine into one Parquet file of documents.
 
     python -m benchmarks.text --output=text.parquet --megabytes=120 [FOLDER ...]
 
-Takes programs, documentation, manual pages and translations (.py .js .rst .md .txt .html .mo and
-such, also gzipped) from Python's packages and library, /usr/share, and the folders named; each
-text once, in the order of its hash. More languages: unpack documentation packages such as Debian's
-manpages-ja, manpages-zh, libreoffice-help-zh-cn, libreoffice-l10n-ro, -th, -km into a FOLDER.
+Reads programs, documentation, manual pages and translations (.py .js .rst .md .txt .html .mo and
+others, also gzipped) from Python's packages and library, /usr/share, and the given folders.
+Duplicates are dropped; files are ordered by the hash of their path. For more languages, unpack
+documentation packages such as Debian's manpages-ja, manpages-zh, libreoffice-help-zh-cn,
+libreoffice-l10n-ro, -th, -km into a FOLDER.
 """
 
-import argparse
 import gettext
 import gzip
 import hashlib
@@ -20,12 +20,14 @@ import sysconfig
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.terminal.command_line import Parser
+
 _TEXT = {".py", ".pyi", ".js", ".c", ".h", ".rst", ".md", ".txt", ".po", ".json", ".pl", ".sh"}
-_LONGEST = 1 << 20
+_LONGEST = 1 << 20  # characters of a text
 
 
 class _Words(html.parser.HTMLParser):
-    """The text of a page, without its tags."""
+    """Collects the text of an HTML page, without its tags."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +38,7 @@ class _Words(html.parser.HTMLParser):
 
 
 def text_of(path: pathlib.Path) -> str | None:
-    """Returns the text of a file, None if it has none that is UTF-8."""
+    """Returns the text of a file; None if its suffix is not that of a text."""
     name, data = path.name, path.read_bytes()
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), gzip.decompress(data)
@@ -54,7 +56,7 @@ def text_of(path: pathlib.Path) -> str | None:
 
 
 def gather(folders: list[pathlib.Path], megabytes: float) -> dict[str, str]:
-    """Returns path -> text of up to `megabytes`, an equal share from every folder."""
+    """Returns path -> text of up to `megabytes` in total, an equal share from every folder."""
     documents: dict[str, str] = {}
     seen: set[bytes] = set()
     for folder in folders:
@@ -80,11 +82,12 @@ def gather(folders: list[pathlib.Path], megabytes: float) -> dict[str, str]:
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.text", description=__doc__)
-    parser.add_argument("--output", required=True)
-    parser.add_argument("--megabytes", type=float, default=120)
-    parser.add_argument("folders", nargs="*", type=pathlib.Path)
+    """Runs the command."""
+    parser = Parser(prog="python -m benchmarks.text", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--output", required=True, help="Parquet file to write, columns id and text")
+    add("--megabytes", type=float, default=120, help="size of all texts together, in 10^6 bytes")
+    add("folders", nargs="*", type=pathlib.Path, help="further folders to read")
     flags = parser.parse_args()
     folders = [
         pathlib.Path(sysconfig.get_path("purelib")),

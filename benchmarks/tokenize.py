@@ -1,14 +1,15 @@
-"""The fast tokenizer beside SentencePiece: speed, and whether every document has the same ids.
+"""Compares the fast tokenizer with SentencePiece: its speed, and the ids of every document.
 
     python -m benchmarks.text --output=text.parquet
     python -m benchmarks.tokenize --text=text.parquet --train=unigram:8000 --train=unigram:32000 \\
         --train=unigram:250000 --train=bpe:32000 [--vocabulary=FILE.model ...]
 
-One thread, batches of 256 documents; processor seconds. `--train` makes a vocabulary of a sample of
-the text. "first" is the speed on text never seen, "again" of a second pass over 1 % of it.
+Both run in one thread on batches of 256 documents; time is processor time. `--train` trains a
+vocabulary on a sample of the text. "first" is the speed on new text, "again" that of a second pass
+over 1 % of it. "differ" counts documents with different ids, "left" the texts that the fast
+tokenizer left to SentencePiece.
 """
 
-import argparse
 import io
 import itertools
 import time
@@ -21,12 +22,15 @@ import sentencepiece
 
 from pipeline.tokenizer import fast_tokenizer
 from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import Parser
+from tasks.terminal.table import table
 
 _SAMPLE_BYTES = 20e6
 
 
 def train(kind: str, text: pa.ChunkedArray) -> bytes:
-    """Returns a model, of the type and size that "TYPE:SIZE" names."""
+    """Returns a SentencePiece model of a type and size, given as "TYPE:SIZE"."""
     model_type, _, size = kind.partition(":")
     room = _SAMPLE_BYTES if model_type == "unigram" else _SAMPLE_BYTES / 4
 
@@ -48,8 +52,8 @@ def train(kind: str, text: pa.ChunkedArray) -> bytes:
     return model.getvalue()
 
 
-def compare(name: str, model: bytes, text: pa.ChunkedArray) -> str:
-    """Returns a row of the table."""
+def compare(name: str, model: bytes, text: pa.ChunkedArray) -> tuple[str, ...]:
+    """Returns a row of the table: the comparison for one vocabulary."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     fast_tokenizer.from_model(model, processor).encode(pa.array(["compiles"]))
     begin = time.process_time()
@@ -83,28 +87,34 @@ def compare(name: str, model: bytes, text: pa.ChunkedArray) -> str:
     speed["again"] = again_size / 1e6 / seconds["again"]
     ratio = speed["first"] / speed["sentencepiece"]
     return (
-        f"| {name} | {len(processor):,} | {speed['sentencepiece']:.1f} | {speed['first']:.1f} "
-        f"| {ratio:.1f} | {speed['again']:.0f} | {different:,} of {len(text):,} | {fast.refused} "
-        f"| {load * 1e3:.0f} |"
+        *(name, f"{len(processor):,}", f"{speed['sentencepiece']:.1f}", f"{speed['first']:.1f}"),
+        *(f"{ratio:.1f}", f"{speed['again']:.0f}", f"{different:,} of {len(text):,}"),
+        *(str(fast.refused), f"{load * 1e3:.0f}"),
     )
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenize", description=__doc__)
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--train", action="append", default=[], metavar="TYPE:SIZE")
-    parser.add_argument("--vocabulary", action="append", default=[])
+    """Runs the command."""
+    parser = Parser(prog="python -m benchmarks.tokenize", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--text", required=True, help="Parquet file with a column text, as benchmarks.text writes")
+    add("--train", action="append", metavar="TYPE:SIZE",
+        help="vocabulary to train on the text, TYPE unigram or bpe; may be repeated")  # fmt: skip
+    add("--vocabulary", action="append",
+        help="SentencePiece model to compare with, a file; may be repeated")  # fmt: skip
     flags = parser.parse_args()
     text = pq.read_table(flags.text)["text"]
-    models = {path: files.read_bytes(path) for path in flags.vocabulary}
-    print("| vocabulary | ids | SentencePiece, MB/s | fast, first | ratio | again | differ | left "
-          "to SentencePiece | load, ms |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name, model in itertools.chain(
-        models.items(), ((kind, train(kind, text)) for kind in flags.train)
-    ):
-        print(compare(name, model, text), flush=True)
+    models = {path: files.read_bytes(path) for path in flags.vocabulary or ()}
+    kinds = flags.train or ()
+    trained = ((kind, train(kind, text)) for kind in kinds)
+    rows = []
+    with progress.shown("comparing", len(models) + len(kinds)) as bar:
+        for name, model in itertools.chain(models.items(), trained):
+            rows.append(compare(name, model, text))
+            bar.update(len(rows))
+    header = ("vocabulary", "ids", "SentencePiece (MB/s)", "first (MB/s)", "ratio", "again (MB/s)",
+              "differ", "left", "load (ms)")  # fmt: skip
+    print(table(header, rows, markdown=True))
 
 
 if __name__ == "__main__":

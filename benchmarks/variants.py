@@ -1,18 +1,18 @@
-"""Step time of Primer's variants as a ratio to the first, all measured in turn in one process.
+"""Compares the step times of Primer's variants, measured in turn in one process.
 
     python -m benchmarks.variants [--size=mini] [--presets=A,B,…] [--batch_size=8] [--length=128] \\
         [--rounds=7] [--output=FILE] [--field.path=value]
 
-The step is the trainer's own, on full rows of random tokens. In every round each variant makes one
-step; a ratio is the median over rounds of the time by the baseline's in the same round. On a CPU
-time is that of the processor, of all cores together, which other work on the machine does not
-lengthen; on an accelerator it is the clock's. Beside it stands the ratio of FLOPs that
-`trainer.engine.cost.flops_per_step` counts, and of operations that the compiler does.
+The step is the trainer's, on full rows of random tokens. In every round each variant makes one
+step. "time" is the median over rounds of its time divided by that of the first variant in the same
+round; "low" and "high" are the extremes. On a CPU, time is processor time of all cores together,
+which other work on the machine does not lengthen; on an accelerator it is the clock's. "FLOPs" is
+the ratio of `trainer.engine.cost.flops_per_step`, "XLA" that of the operations the compiler counts.
 
-`--output` writes the least seconds of each by preset, for experiments.primer --step_times.
+`--output` writes the minimum seconds of each variant by preset, for experiments.primer
+--step_times.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,7 +24,8 @@ import jax
 
 from benchmarks.step import make_batch
 from experiments.primer import ARMS
-from tasks.terminal.command_line import run
+from tasks.terminal.command_line import Parser, positive, run
+from tasks.terminal.table import table
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
@@ -34,15 +35,19 @@ OTHERS = ",evolved_transformer,synthesizer,synthesizer_dense,switch_transformer,
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.variants", description=__doc__.splitlines()[0]
+    """Runs the command."""
+    parser = Parser(
+        prog="python -m benchmarks.variants",
+        description=__doc__.splitlines()[0],
+        epilog="Other flags are fields of the configuration, as in trainer.pretrain.",
     )
-    parser.add_argument("--size", default="mini")
-    parser.add_argument("--presets", help=f"default: SIZE_ARM of {ARMS}{OTHERS}")
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output")
+    add = parser.add_argument
+    add("--size", default="mini", help="size of the default presets, as tiny, mini or small")
+    add("--presets", help=f"presets, separated by commas; SIZE_ARM of {ARMS}{OTHERS} if left out")
+    add("--batch_size", type=positive, default=8, help="rows per batch")
+    add("--length", type=positive, default=128, help="tokens per row")
+    add("--rounds", type=positive, default=7, help="steps of each variant")
+    add("--output", help="JSON file to write, with the minimum seconds of a step by preset")
     arguments, overrides = parser.parse_known_args(argv)
     names = [f"{arguments.size}_{arm}" for arm in (ARMS + OTHERS).split(",")]
     if arguments.presets:
@@ -57,23 +62,27 @@ def main(argv: list[str]) -> None:
     first = names[0]
     device = jax.devices()[0]
     print(f"{device.device_kind} ({device.platform}), {arguments.batch_size} x {arguments.length}")
-    print(f"{'':28} {'parameters':>12} {'ms':>8} {'time':>6} {'low':>6} {'high':>6} {'FLOPs':>6}"
-          f" {'XLA':>6}")  # fmt: skip
+    rows = []
     for name, variant in variants.items():
         ratios = [mine / its for mine, its in zip(samples[name], samples[first], strict=True)]
-        print(
-            f"{name:28} {variant.parameters:>12,} {min(samples[name]) * 1e3:>8.1f} "
-            f"{statistics.median(ratios):>6.3f} {min(ratios):>6.3f} {max(ratios):>6.3f} "
-            f"{variant.flops / variants[first].flops:>6.3f} "
-            f"{variant.operations / variants[first].operations:>6.3f}"
+        columns = (
+            *(statistics.median(ratios), min(ratios), max(ratios)),
+            variant.flops / variants[first].flops,
+            variant.operations / variants[first].operations,
         )
+        milliseconds = min(samples[name]) * 1e3
+        rows.append(
+            (name, f"{variant.parameters:,}", f"{milliseconds:.1f}", *(f"{x:.3f}" for x in columns))
+        )
+    header = ("preset", "parameters", "ms", "time", "low", "high", "FLOPs", "XLA")
+    print(table(header, rows))
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump({name: min(values) for name, values in samples.items()}, file, indent=1)
 
 
 class _Variant:
-    """The trainer's step of a preset, compiled, on one batch."""
+    """The compiled training step of a preset, on one batch."""
 
     def __init__(self, preset: str, overrides: list[str], length: int) -> None:
         config, _ = build_config(preset, overrides)
@@ -87,7 +96,7 @@ class _Variant:
         self.seconds()
 
     def seconds(self) -> float:
-        """Of one step: of the processor on a CPU, else by the clock."""
+        """Runs one step and returns its seconds: processor time on a CPU, else by the clock."""
         clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
         started = clock()
         self._state = self._step(self._state, self._batch)

@@ -1,11 +1,12 @@
-"""Does what a Dockerfile of ours does, without Docker, in a clean environment of this machine.
+"""Checks a Dockerfile without Docker, in a clean environment on this machine.
 
     python docker/check.py pipeline
     python docker/check.py trainer
 
-Every COPY and every `RUN pip` is done in a temporary folder that stands for the image's root, with
-a virtual environment of its own as its Python; then what the image is for is started there. Users,
-the base images and Beam's boot program need Docker itself. Takes a network and some minutes.
+Executes every COPY and every `RUN pip` in a temporary folder that represents the image's root, with
+a new virtual environment as its Python; then starts the image's commands there. Does not check
+users, base images and Beam's boot program, which need Docker. Needs network access and takes some
+minutes.
 """
 
 import pathlib
@@ -18,8 +19,8 @@ import tempfile
 import venv
 
 ROOT = pathlib.Path(__file__).parents[1]
-# What each image must do, and what must not be in it.
-STARTS = {
+# Commands that must succeed in each image, and packages that must not be in it.
+COMMANDS = {
     "pipeline": (("-c", "import apache_beam, gcsfs, pipeline.building.graph"),
                  ("-m", "pipeline.build", "--help")),
     "trainer": (("-c", "import gcsfs, trainer.loop"), ("-m", "trainer.pretrain", "--help")),
@@ -31,18 +32,18 @@ ABSENT = {
 
 
 def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
-    """Returns (word, rest) of each instruction, continued lines joined."""
+    """Returns each instruction as (keyword, arguments), with continued lines joined."""
     text = re.sub(r"\\\n\s*", "", path.read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
 def check(image: str, folder: pathlib.Path) -> None:
-    """Builds `image` in `folder` and starts it.
+    """Builds `image` in `folder` and runs its commands.
 
     Raises:
       CalledProcessError: a step fails.
-      AssertionError: something is in the image that must not be.
+      AssertionError: the image contains a package of ABSENT.
     """
     workdir, arguments, stages, name = pathlib.Path("/"), {}, {}, ""
     for word, rest in instructions(ROOT / "docker" / f"Dockerfile.{image}"):
@@ -72,18 +73,18 @@ def check(image: str, folder: pathlib.Path) -> None:
             subprocess.run([python, "-m", *shlex.split(command)], cwd=here, check=True)
     root = stages["final"]
     (packages,) = root.glob("usr/local/lib/python3*/site-packages")
-    for start in STARTS[image]:
+    for command in COMMANDS[image]:
         python = root / "usr/local/bin/python"
-        subprocess.run([python, *start], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([python, *command], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     for each in ABSENT[image]:
-        assert not (packages / each).exists(), f"{each} is in the image {image}"
+        assert not (packages / each).exists(), f"the image {image} contains {each}"
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     count = len(list(packages.glob("*.dist-info")))
-    print(f"{image}: {count} packages, {size / 1e6:,.0f} MB beside Python's own image")
+    print(f"{image}: {count} packages, {size / 1e6:,.0f} MB on top of the base image")
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies as COPY does: a folder's content, or a file into a folder that ends in / or is one."""
+    """Copies like COPY: the contents of a folder, or a file into the folder `target`."""
     ignored = shutil.ignore_patterns("__pycache__")
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True, ignore=ignored)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.storage import files
-from trainer.report import drawing
+from trainer.reporting.drawing import load_pyplot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def draw(curves: Mapping[str, Mapping[int, Curve]], baseline: str, picture: str)
     Raises:
       UserError: matplotlib is not installed.
     """
-    pyplot = drawing()
+    pyplot = load_pyplot()
     from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
     figure, panels = pyplot.subplots(1, 3, figsize=(15, 5), dpi=110, layout="constrained")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# One command on all hosts of a TPU slice, as a service of each: it outlives the terminal, gets
-# SIGTERM when the machine goes down, and is started again after what may pass. docs/tpu.md uses it.
+# Runs a command on all hosts of a TPU slice as a systemd service: it survives the terminal, receives
+# SIGTERM when the machine shuts down, and is restarted after transient failures. See docs/tpu.md.
 #
-#   scripts/tpu_pod.sh install NAME ZONE [EXTRA]     this clone and its packages, EXTRA: tpu
-#   scripts/tpu_pod.sh start   NAME ZONE FLAGS…      python -m trainer.pretrain FLAGS
-#   scripts/tpu_pod.sh status  NAME ZONE
-#   scripts/tpu_pod.sh logs    NAME ZONE             of the first host, which prints
-#   scripts/tpu_pod.sh stop    NAME ZONE             saves a checkpoint first
+#   scripts/tpu_pod.sh install NAME ZONE [EXTRA]     install this clone with EXTRA, tpu if left out
+#   scripts/tpu_pod.sh start   NAME ZONE FLAGS…      run python -m trainer.pretrain FLAGS
+#   scripts/tpu_pod.sh status  NAME ZONE             print each host's state
+#   scripts/tpu_pod.sh logs    NAME ZONE             follow the log of the first host, which prints
+#   scripts/tpu_pod.sh stop    NAME ZONE             save a checkpoint and stop
 set -euo pipefail
 
 if [ $# -lt 3 ]; then
@@ -33,7 +33,7 @@ install)
     ;;
 start)
     flags=$(printf ' %q' "$@" --processes.coordinator=auto)
-    # 1 and 2 are mistakes, which another start does not mend.
+    # Exit codes 1 and 2 are errors that a restart does not fix.
     on all "sudo systemd-run --unit=$unit --collect --uid=\"\$(id -u)\" --working-directory=\"\$HOME\" \
         --property=Restart=on-failure --property=RestartPreventExitStatus='1 2' \
         --property=RestartSec=10 --property=StartLimitIntervalSec=0 --property=TimeoutStopSec=300 \
@@ -49,7 +49,7 @@ stop)
     on all "sudo systemctl stop $unit"
     ;;
 *)
-    echo "$0: no action $action: install, start, status, logs or stop" >&2
+    echo "$0: unknown action $action: use install, start, status, logs or stop" >&2
     exit 2
     ;;
 esac

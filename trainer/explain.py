@@ -1,8 +1,8 @@
-"""Says what one batch of a run was made of: documents, text, and what the objective made of them.
+"""Shows the documents and text behind one batch of a run, and the examples made from them.
 
-python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--html=FILE]
+python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
 
-The run's config.json and the index of its caches are enough: no checkpoint, no device.
+Reads the run's config.json and its caches; needs neither a checkpoint nor an accelerator.
 """
 
 import dataclasses
@@ -22,7 +22,16 @@ from tasks.vocabulary import TokenIds
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Where a row of a batch comes from, and whose tokens it has; `key` is that of its noise."""
+    """The origin of a row of a batch.
+
+    Attributes:
+      task: name of the task.
+      epoch: the epoch of the task, from 0.
+      window: index of the window in the task's training split.
+      key: key of the row's noise.
+      place: where the cache stores the window.
+      parts: the documents that the window's tokens belong to.
+    """
 
     task: str
     epoch: int
@@ -33,15 +42,15 @@ class Row:
 
 
 class Explanation:
-    """Step `step` of the run in `model_dir`, counted as in metrics.jsonl: 1 is the first update.
+    """The batch of one step of a run.
 
     Args:
-      model_dir: of a run, finished or not.
-      step: 1 to the run's last.
-      cache_dir: where the caches lie now, if they were moved.
+      model_dir: folder of the run, which may still be going on.
+      step: the update that the batch was used for, 1 or more, as counted in metrics.jsonl.
+      cache_dir: folder of caches by task, if they were moved since.
 
     Raises:
-      UserError: there is no such run, step or cache.
+      UserError: the run, the step or a cache does not exist.
     """
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
@@ -58,7 +67,9 @@ class Explanation:
             )
         run = prepare(config, origins)
         if not isinstance(run.data, CachedData):
-            raise UserError(f"task {config.task} is read through seqio, which keeps no lineage")
+            raise UserError(
+                f"task {config.task} is read through seqio, which does not record documents"
+            )
         self.step = step
         self._lengths, self._data = run.lengths, run.data
         # Update k is made from batch k - 1.
@@ -70,11 +81,11 @@ class Explanation:
 
     @property
     def ids(self) -> TokenIds:
-        """The vocabulary."""
+        """The vocabulary's ids."""
         return self._data.tasks[0].ids
 
     def row(self, row: int) -> Row:
-        """Returns where a row comes from.
+        """Returns the origin of a row.
 
         Raises:
           UserError: the batch has no such row.
@@ -93,7 +104,7 @@ class Explanation:
         return Row(source.task, epoch, window, key, place, self._lineages[number].parts(place))
 
     def sample(self, row: int) -> show.Sample:
-        """Returns a row's text and what it became, to be shown."""
+        """Returns a row's text and the example made from it, for display."""
         found = self.row(row)
         number = int(self._places.sources[row])
         source, task = self._data.sources[number], self._data.tasks[number]
@@ -119,7 +130,7 @@ class Explanation:
         )
 
     def line(self, row: int) -> str:
-        """Returns a row's documents in a line."""
+        """Returns a line that names a row's documents."""
         found = self.row(row)
         documents = ", ".join(
             f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts
@@ -130,29 +141,29 @@ class Explanation:
 
 
 def main(argv: list[str]) -> None:
-    """The command."""
+    """Runs the command."""
     parser = Parser(prog="python -m trainer.explain", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--model_dir", required=True, help="where trainer.pretrain wrote")
-    add("--step", type=int, required=True, help="an update, as metrics.jsonl counts them")
-    add("--row", type=int, help="a row of its batch (default: a line for each)")
-    add("--cache_dir", help="where the caches lie now (default: where they were)")
-    add("--html", help="write this page instead")
+    add("--model_dir", required=True, help="folder of the run, local or remote")
+    add("--step", type=int, required=True, help="update to explain, counted as in metrics.jsonl")
+    add("--row", type=int, help="row of the batch, from 0; prints one line per row if left out")
+    add("--cache_dir", help="folder of caches by task, if they were moved after training")
+    add("--output", "--html", help="HTML page to write instead of printing, local or remote")
     flags = parser.parse_args(argv)
 
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
-    if flags.row is None and not flags.html:
+    if flags.row is None and not flags.output:
         for row in range(len(explanation)):
             print(explanation.line(row))
         return
     rows = range(len(explanation)) if flags.row is None else [flags.row]
     samples = [explanation.sample(row) for row in rows]
-    if not flags.html:
+    if not flags.output:
         show.print_samples(samples, explanation.ids)
         return
     title = f"{flags.model_dir}: step {flags.step:,}"
-    files.write_bytes(flags.html, show.page(title, samples, explanation.ids).encode())
-    print(f"{flags.html}: {len(samples)} rows")
+    files.write_bytes(flags.output, show.page(title, samples, explanation.ids).encode())
+    print(f"{flags.output}: {len(samples)} rows")
 
 
 if __name__ == "__main__":

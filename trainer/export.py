@@ -1,9 +1,9 @@
-"""Writes a checkpoint as a folder of Hugging Face's transformers, and checks it there.
+"""Exports a checkpoint to Hugging Face transformers, and compares its logits there.
 
 python -m trainer.export --model_dir=DIR --output=FOLDER [--step=N] [--custom_code]
 
-The folder is written aside. Transformers loads it, computes logits of rows of the validation split,
-and only if they are those of the trainer does the folder get its name.
+Writes a temporary folder. Transformers loads it and computes logits of rows of the validation
+split; only if they equal the trainer's is the folder renamed to FOLDER.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ if TYPE_CHECKING:
     from trainer.huggingface.tokenizer import Match
     from trainer.setup import Run
 
-EXIT_NOT_EQUAL = 1
-# Rows whose logits are compared, a few at a time: 16 of 512 positions and 250,112 ids are 8 GB.
+_EXIT_NOT_EQUAL = 1
+# Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
+# 512 positions and 250,112 ids are 8 GB.
 _ROWS, _BATCH_ROWS = 16, 2
-# Windows of the validation split whose text both tokenizers are given.
+# Windows of the validation split whose text both tokenizers encode.
 _TEXTS = 200
-# SentencePiece and Hugging Face's tokenizers choose otherwise among equally good cuts of a text,
-# in one of a hundred windows or fewer. More is another normaliser or another model.
+# Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
+# break ties between segmentations differently, in at most one window of a hundred; a larger share
+# means that the normaliser or the model differs.
 _DIFFERENT_TEXTS = 0.1
 
 
 class NotEqual(Exception):
-    """The folder does not do what the trainer does; says in what."""
+    """The exported model or tokenizer computes something different from the trainer's."""
 
 
 def export(
@@ -54,19 +56,53 @@ def export(
     max_shard_size: str = "5GB",
     custom_code: bool = False,
 ) -> tuple[int, Parity, Match]:
-    """Exports the checkpoint of `step`, by default the newest.
+    """Exports a checkpoint to a folder of transformers.
+
+    Args:
+      model_dir: folder of the run.
+      output: local folder to write, which must not exist.
+      step: step of the checkpoint; the newest if None.
+      cache_dir: folder of caches by task, if they were moved after training.
+      vocabulary_path: SentencePiece model or its folder; the cache's if None.
+      max_shard_size: largest size of a weights file, as "5GB".
+      custom_code: writes a modelling file for a model that transformers does not have.
 
     Returns:
-      (the step, what the comparison of logits found, what that of tokenizers found).
+      (step, comparison of the logits, comparison of the tokenizers).
 
     Raises:
-      UserError: there is no such run or checkpoint, transformers has no such model, or `output`
-        exists; nothing was written.
-      NotEqual: transformers does not compute what the trainer does; nothing was left.
+      UserError: there is no such run or checkpoint, transformers does not have the model, or
+        `output` exists. Nothing was written.
+      NotEqual: transformers computes different logits or ids. Nothing was written.
     """
     _check_packages()
     target = _target(output)
+    run = _open_run(model_dir, cache_dir, custom_code)
+    vocabulary = _vocabulary(run, vocabulary_path)
+    step, params = _restore(run, step)
 
+    from trainer.huggingface import card, configs
+
+    name = os.path.basename(target)
+    partial = tempfile.mkdtemp(prefix=f".{name}-", dir=os.path.dirname(target))
+    try:
+        parity, match = _write(partial, run, params, vocabulary, max_shard_size)
+        custom = run.config.model.family in configs.OF_CUSTOM_CODE
+        text = card.model_card(run, step, name, parity, match, custom_code=custom)
+        files.write_bytes(os.path.join(partial, "README.md"), text.encode())
+        os.chmod(partial, 0o755)
+        os.rename(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return step, parity, match
+
+
+def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
+    """Returns the run in `model_dir`, prepared for this machine.
+
+    Raises:
+      UserError: there is no such run, or transformers does not have its model.
+    """
     from trainer.config import fields, load_config
     from trainer.huggingface import configs
     from trainer.setup import on_this_machine, prepare
@@ -77,38 +113,27 @@ def export(
         config = fields.replace(config, "cache_dir", cache_dir)
     reason = configs.refusal(config.model, custom_code)
     if reason:
-        raise UserError(f"{model_dir} cannot become a model of transformers: {reason}")
+        raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
     run = prepare(on_this_machine(config), origins)
-    vocabulary = _vocabulary(run, vocabulary_path)
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
         raise UserError(
-            f"{model_dir}: {config.task} shows prefixes in both directions, and LlamaForCausalLM "
-            "sees what lies before alone"
+            f"{model_dir}: {config.task} shows prefixes in both directions, but LlamaForCausalLM "
+            "attends to earlier positions only"
         )
+    return run
 
+
+def _restore(run: Run, step: int | None) -> tuple[int, Any]:
+    """Returns the step and the parameters of a checkpoint, the newest if `step` is None."""
     from trainer.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
 
-    checkpoints = Checkpoints(model_dir, writable=False)
-    chosen = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), model_dir)
-    params = checkpoints.restore(chosen[0], Program(run).abstract_state()).params
+    folder = run.config.model_dir
+    checkpoints = Checkpoints(folder, writable=False)
+    (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
+    params = checkpoints.restore(chosen, Program(run).abstract_state()).params
     checkpoints.close()
-
-    aside = tempfile.mkdtemp(prefix=f".{os.path.basename(target)}-", dir=os.path.dirname(target))
-    try:
-        parity, match = _write(aside, run, params, vocabulary, max_shard_size)
-        from trainer.huggingface import card
-
-        custom = config.model.family in configs.OF_CUSTOM_CODE
-        text = card.model_card(
-            run, chosen[0], os.path.basename(target), parity, match, custom_code=custom
-        )
-        files.write_bytes(os.path.join(aside, "README.md"), text.encode())
-        os.chmod(aside, 0o755)
-        os.rename(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return chosen[0], parity, match
+    return chosen, params
 
 
 def _check_packages() -> None:
@@ -116,21 +141,21 @@ def _check_packages() -> None:
 
     for name in ("safetensors", "sentencepiece", "tokenizers", "torch", "transformers"):
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"an export needs {name}: {EXTRA}")
+            raise UserError(f"exporting needs the package {name}: {EXTRA}")
 
 
 def _target(output: str) -> str:
     if files.is_remote(output):
-        raise UserError(f"--output={output}: give a local folder; transformers checks it there")
+        raise UserError(f"--output={output}: give a local folder, from which transformers can load")
     target = os.path.abspath(files.local_path(output))
     if os.path.lexists(target):
-        raise UserError(f"--output={output} exists: name another folder, or remove it")
+        raise UserError(f"--output={output} exists: name another folder, or delete it")
     os.makedirs(os.path.dirname(target), exist_ok=True)
     return target
 
 
 def _vocabulary(run: Run, path: str | None) -> Vocabulary:
-    """That of the run's caches, or the one named, which must have as many ids."""
+    """Returns the vocabulary at `path`, or the cache's; it must have as many ids as the run's."""
     from tasks import vocabulary
     from trainer.data.cached import CachedData
 
@@ -142,13 +167,13 @@ def _vocabulary(run: Run, path: str | None) -> Vocabulary:
             return vocabulary.from_bytes(first.ids.model, extra_ids, first.cache)
     elif path is None:
         raise UserError(
-            f"{run.config.task}: name the vocabulary as --vocabulary; only caches of "
-            "pipeline.build bring it along"
+            f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "
+            "vocabulary"
         )
     loaded = vocabulary.load(path, extra_ids)
     if loaded.size != run.data.vocab_size:
         raise UserError(
-            f"--vocabulary={path} has {loaded.size} ids, and the model was trained on "
+            f"--vocabulary={path} has {loaded.size} ids, but the model was trained on "
             f"{run.data.vocab_size}"
         )
     return loaded
@@ -157,7 +182,11 @@ def _vocabulary(run: Run, path: str | None) -> Vocabulary:
 def _write(
     folder: str, run: Run, params: Any, vocabulary: Vocabulary, max_shard_size: str
 ) -> tuple[Parity, Match]:
-    """Writes everything but the card, and checks it."""
+    """Writes everything except the model card, and checks it.
+
+    Raises:
+      NotEqual: transformers computes different logits or ids.
+    """
     from trainer.huggingface import configs, names, parity, tokenizer, weights
 
     model = run.config.model
@@ -176,7 +205,7 @@ def _write(
     theirs = parity.their_logits(parity.their_model(folder, written))
     found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
     if not found.holds:
-        raise NotEqual(f"transformers computes something else: {found}; nothing was written")
+        raise NotEqual(f"transformers computes different logits: {found}; nothing was written")
 
     from transformers import AutoTokenizer
 
@@ -187,7 +216,7 @@ def _write(
     )
     if len(match.different) > _DIFFERENT_TEXTS * match.texts:
         raise NotEqual(
-            f"tokenizer.json gives other ids than SentencePiece for {len(match.different)} of "
+            f"tokenizer.json and SentencePiece give different ids for {len(match.different)} of "
             f"{match.texts} texts, the first {match.different[0][:60]!r}; nothing was written"
         )
     return found, match
@@ -199,7 +228,7 @@ def _generation(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_tree(params: Any, run: Run) -> Any:
-    """NumPy arrays in the unscanned tree."""
+    """Returns parameters as NumPy arrays in the tree of the unscanned model."""
     import jax
 
     from trainer.model.layers import unstack_layers
@@ -209,14 +238,14 @@ def _plain_tree(params: Any, run: Run) -> Any:
 
 
 def _rows(run: Run) -> list[Batch]:
-    """The first rows of the validation split, of every task some."""
+    """Returns batches of the first rows of the validation split, of every task."""
     sets = run.data.evaluation("validation", _BATCH_ROWS)
     batches = -(-_ROWS // _BATCH_ROWS // len(sets))
     return [batch for one in sets for batch in itertools.islice(one.iterate(), batches)]
 
 
 def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
-    """Text of the validation split, a window each; none where there is no cache of ours."""
+    """Returns the text of windows of the validation split; none if seqio reads the data."""
     from trainer.data.cached import CachedData
 
     if not isinstance(run.data, CachedData):
@@ -232,16 +261,20 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command; returns 1 if transformers computes something different."""
     parser = Parser(prog="python -m trainer.export", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--model_dir", required=True, help="where trainer.pretrain wrote")
-    add("--output", required=True, help="folder to make; must not exist")
-    add("--step", type=int, help="checkpoint (default: the newest)")
-    add("--max_shard_size", default="5GB", help="largest file of weights")
-    add("--vocabulary", help="SentencePiece model or its folder (default: the cache's)")
-    add("--cache_dir", help="the cache, if it is no longer where training found it")
-    add("--custom_code", action="store_true",
-        help="write a modelling file for a model that transformers does not have")  # fmt: skip
+    add("--model_dir", required=True, help="folder of the run, local or remote")
+    add("--output", required=True, help="local folder to write, which must not exist")
+    add("--step", type=int, help="step of the checkpoint; the newest if left out")
+    add("--max_shard_size", default="5GB", help="largest size of a weights file, as 5GB or 300MB")
+    add("--vocabulary", help="SentencePiece model or its folder; the cache's if left out")
+    add("--cache_dir", help="folder of caches by task, if they were moved after training")
+    add(
+        "--custom_code",
+        action="store_true",
+        help="write a modelling file for a model that transformers does not have",
+    )
     flags = parser.parse_args(argv)
     try:
         step, parity, match = export(
@@ -255,10 +288,10 @@ def main(argv: list[str]) -> int:
         )
     except NotEqual as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return EXIT_NOT_EQUAL
+        return _EXIT_NOT_EQUAL
     print(f"{flags.output}: step {step:,}")
     print(f"model      {parity}")
-    print(f"tokenizer  {match.texts - len(match.different)} of {match.texts} texts equal")
+    print(f"tokenizer  {match.texts - len(match.different)} of {match.texts} texts have equal ids")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command that writes a checkpoint for T5X.
+"""Writes a checkpoint that T5X can restore.
 
 python -m trainer.export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_layers]
 """
@@ -14,16 +14,17 @@ from trainer.config import load_config
 def main(argv: list[str]) -> int:
     parser = Parser(
         prog="python -m trainer.export_t5x",
-        description="Writes OUTPUT/checkpoint_STEP as T5X writes it: parameters, Adafactor's state "
-        "and the step. T5X restores it, or goes on from it where OUTPUT is its MODEL_DIR.",
+        description="Writes OUTPUT/checkpoint_STEP in T5X's format: parameters, Adafactor's state "
+        "and the step. T5X can restore it, or resume from it if OUTPUT is its MODEL_DIR.",
     )
-    parser.add_argument("--model_dir", required=True, help="of the run")
-    parser.add_argument("--step", type=int, help="which of its checkpoints; the newest if left out")
-    parser.add_argument("--output", required=True, help="folder, local or on a bucket")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model_dir", required=True, help="folder of the run, local or remote")
+    add("--step", type=int, help="step of the checkpoint; the newest if left out")
+    add("--output", required=True, help="folder to write checkpoint_STEP into, local or remote")
+    add(
         "--scan_layers",
         action="store_true",
-        help="for T5X's examples/scalable_t5, which joins the layers of a stack",
+        help="write the layout of T5X's examples/scalable_t5, which joins the layers of a stack",
     )
     arguments = parser.parse_args(argv)
     config, _ = load_config(arguments.model_dir)
@@ -42,8 +43,8 @@ def main(argv: list[str]) -> int:
     )
     if not write.has_moments(checkpoint):
         print(
-            f"its optimizer was {config.optimizer.name}: T5X's Adafactor begins with moments of 0, "
-            f"so set adafactor.Adafactor.step_offset = {checkpoint.step}"
+            f"the run's optimizer was {config.optimizer.name}: T5X's Adafactor starts with moments "
+            f"of 0, so set adafactor.Adafactor.step_offset = {checkpoint.step}"
         )
     return 0
 

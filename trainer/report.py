@@ -1,40 +1,38 @@
-"""What came of a run: a table, a picture of the loss curve, and what to try next.
+"""Summarises a run: a table, a picture of the loss curve, and what to try next.
 
-python -m trainer.report --model_dir=DIR [--picture=FILE.png]
+python -m trainer.report --model_dir=DIR [--output=FILE.png]
 """
 
+from __future__ import annotations
+
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.reporting.metrics import read_metrics
+from tasks.terminal.table import table
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+_Line = dict[str, Any]  # of metrics.jsonl
 
 
-def drawing() -> Any:
-    """Returns matplotlib's pyplot, for files alone.
-
-    Raises:
-      UserError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UserError("the picture needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def draw(lines: list[dict], picture: str, title: str) -> None:
+def draw(lines: list[_Line], picture: str, title: str) -> None:
     """Writes a PNG of training and validation loss against steps.
 
+    Args:
+      lines: the lines of metrics.jsonl.
+      picture: file to write, local or remote.
+      title: title of the picture.
+
     Raises:
-      UserError: matplotlib is not installed.
+      UserError: matplotlib is not installed, or the run has no validation metrics yet.
     """
-    pyplot = drawing()
+    from trainer.reporting.drawing import load_pyplot
+
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
     for split, color in (("train", "#8fb3d9"), ("validation", "#c1440e")):
         points = [
@@ -60,52 +58,47 @@ def draw(lines: list[dict], picture: str, title: str) -> None:
     pyplot.close(figure)
 
 
-def _last(lines: list[dict], split: str) -> dict:
+def _last(lines: list[_Line], split: str) -> _Line:
     found = [line for line in lines if line["split"] == split]
     if not found:
-        raise UserError(f"the run has no {split} metrics yet: let it train on")
+        raise UserError(f"the run has no {split} metrics yet: let it train longer")
     return found[-1]
 
 
-def summary(config, lines: list[dict]) -> str:
-    """The run in a few lines."""
+def summary(config: Config, lines: list[_Line]) -> str:
+    """Returns a table of the run's results so far.
+
+    Raises:
+      UserError: the run has no training or validation metrics yet.
+    """
     train, validation = _last(lines, "train"), _last(lines, "validation")
-    result = validation["metrics"]
-    speed = train.get("speed", {})
+    result, entropy = validation["metrics"], validation["metrics"]["unigram_entropy"]
     rows = [
-        ("preset", config.preset),
-        ("task", config.task),
         ("steps", f"{validation['step']:,}"),
         ("training loss", f"{train['metrics']['loss']:.3f}"),
-        ("validation loss", f"{result['loss']:.3f} nats a token"),
+        ("validation loss", f"{result['loss']:.3f} nats per token"),
         ("perplexity", f"{result['perplexity']:.1f}"),
         ("token accuracy", f"{result['accuracy']:.1%}"),
-        (
-            "unigram entropy",
-            f"{result['unigram_entropy']:.3f} nats, "
-            f"{result['unigram_entropy'] - result['loss']:.3f} above the loss",
-        ),
+        ("unigram entropy", f"{entropy:.3f} nats, {entropy - result['loss']:.3f} above the loss"),
     ]
     if "bits_per_byte" in result:
-        rows.append(("bits a byte", f"{result['bits_per_byte']:.4f} of the validation text"))
+        rows.append(("bits per byte", f"{result['bits_per_byte']:.4f} of the validation text"))
     if "skipped_updates" in train["metrics"]:
-        rows.append(
-            ("left out", f"{train['metrics']['skipped_updates']:,} updates (--on_nan=skip)")
-        )
+        skipped = train["metrics"]["skipped_updates"]
+        rows.append(("skipped", f"{skipped:,} updates (--on_nan=skip)"))
+    speed = train.get("speed", {})
     if "tokens_per_second" in speed:
         rate = f"{speed['tokens_per_second']:,.0f} positions/s"
         if "mfu" in speed:
             rate += f", {speed['mfu']:.1%} of the peak (MFU)"
         rows.append(("speed", rate))
-    blocked = _blocked(lines)
-    if blocked:
+    if blocked := _blocked(lines):
         rows.append(("checkpoints", blocked))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return table(("run", f"{config.preset} on {config.task}"), rows)
 
 
-def _blocked(lines: list[dict]) -> str:
-    """How long training stood still for checkpoints, and what share of the time that is."""
+def _blocked(lines: list[_Line]) -> str:
+    """Returns how long checkpoints blocked training, and their share of its time; "" if never."""
     blocked, seconds, before = 0.0, 0.0, None
     for line in lines:
         if line["split"] != "train":
@@ -117,21 +110,27 @@ def _blocked(lines: list[dict]) -> str:
         before = line["step"]
     if not blocked:
         return ""
-    return f"training stood still for {blocked:.2f} s, {blocked / seconds:.2%} of its time"
+    return f"blocked training for {blocked:.2f} s, {blocked / seconds:.2%} of its time"
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser(prog="python -m trainer.report", description="Summarises a run.")
-    parser.add_argument("--model_dir", required=True, help="where trainer.pretrain wrote")
-    parser.add_argument("--picture", help="PNG to write (default: loss_curve.png in model_dir)")
+    """Runs the command."""
+    parser = Parser(prog="python -m trainer.report", description=__doc__.splitlines()[0])
+    parser.add_argument("--model_dir", required=True, help="folder of the run, local or remote")
+    parser.add_argument(
+        "--output",
+        "--picture",
+        help="PNG of the loss curve to write; MODEL_DIR/loss_curve.png if left out",
+    )
     arguments = parser.parse_args(argv)
 
     from trainer.config import load_config
+    from trainer.reporting.metrics import read_metrics
 
     config, _ = load_config(arguments.model_dir)
     lines = read_metrics(arguments.model_dir)
     text = summary(config, lines)
-    picture = arguments.picture or files.join(arguments.model_dir, "loss_curve.png")
+    picture = arguments.output or files.join(arguments.model_dir, "loss_curve.png")
     draw(lines, picture, f"{config.preset} on {config.task}")
     longer = 2 * config.train_steps
     print(f"""{text}
@@ -140,11 +139,11 @@ loss curve   {picture}
 checkpoints  {arguments.model_dir}/checkpoint_STEP
 
 Next:
-  train on            python -m trainer.pretrain … --train_steps={longer}
-  every checkpoint    python -m trainer.evaluate --model_dir={arguments.model_dir} --checkpoints=all
-  watch               tensorboard --logdir={arguments.model_dir}/tensorboard
-  your own text       python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
-  all settings        python -m trainer.pretrain --help""")
+  train longer          python -m trainer.pretrain … --train_steps={longer}
+  compare checkpoints   python -m trainer.evaluate --model_dir={arguments.model_dir} --steps=all
+  watch the run         tensorboard --logdir={arguments.model_dir}/tensorboard
+  use your own text     python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
+  see all settings      python -m trainer.pretrain --help""")
 
 
 if __name__ == "__main__":

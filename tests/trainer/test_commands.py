@@ -186,7 +186,7 @@ def test_the_report_draws_the_curve(finished):
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000
     assert "validation loss" in result.stdout
-    assert "training stood still for" in result.stdout
+    assert "blocked training for" in result.stdout
 
 
 def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):

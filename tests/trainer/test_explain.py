@@ -1,4 +1,4 @@
-"""What explain says of a row is what the run trained on there, and the corpus's own text."""
+"""Tests that explain shows the rows that a run trained on, and the text of the corpus."""
 
 import json
 import pathlib
@@ -35,7 +35,7 @@ def command(*arguments, **kwargs):
 
 @pytest.fixture(scope="module", params=["concat", "best_fit"])
 def long_cache(request, text_cache, tmp_path_factory):
-    """The folder above a cache with documents shorter than a window, and one much longer."""
+    """Returns a folder with a cache of short documents and one much longer than a window."""
     folder = tmp_path_factory.mktemp("explain")
     lines = (text_cache.parents[1] / "train.txt").read_text().splitlines()
     documents = [*lines[:900], " ".join(lines[900:1400]), *lines[1400:1600]]
@@ -55,7 +55,7 @@ def long_cache(request, text_cache, tmp_path_factory):
 
 
 def start(model_dir, cache_dir, *flags):
-    """Writes what a run writes before its first step, and returns the run."""
+    """Prepares a run, writes its config.json and returns the run."""
     arguments = {
         "task": TASK,
         "cache_dir": cache_dir,
@@ -79,7 +79,7 @@ def load_vocabulary(run):
     return vocabulary.from_bytes(run.data.tasks[0].ids.model)
 
 
-def test_the_text_is_the_corpus_s(long_cache, tmp_path):
+def test_the_shown_text_is_that_of_the_corpus(long_cache, tmp_path):
     run = start(tmp_path / "model", long_cache / "cache")
     loaded = load_vocabulary(run)
     corpus = (long_cache / "train.txt").read_bytes()
@@ -94,14 +94,14 @@ def test_the_text_is_the_corpus_s(long_cache, tmp_path):
                 assert part.file == file == "train.txt"
                 line = corpus[int(byte) :].partition(b"\n")[0].decode()
                 ids = [*loaded.processor.encode(line), EOS_ID]
-                # A row of best_fit that a piece fills does not say whether the document goes on.
+                # In best_fit, a full row of one piece does not record whether the document goes on.
                 assert part.whole in (len(ids), None if part.tokens == 70 else len(ids))
                 ids = ids[part.first : part.first + part.tokens]
                 here = sample.tokens[part.position : part.position + part.tokens]
                 assert here.tolist() == ids
                 text = sample.text(part, explanation.ids)
                 assert text.lstrip() == loaded.processor.decode(ids).lstrip()
-                # Character by character, but for those that the vocabulary does not know.
+                # Equal in every character except those unknown to the vocabulary.
                 known = map(re.escape, re.split(r" +\u2047 +", text.strip()))
                 assert re.search(" ?.+? ?".join(known), " ".join(line.split()))
             several += len(sample.parts) > 1
@@ -121,11 +121,11 @@ def test_the_text_is_the_corpus_s(long_cache, tmp_path):
          "--lengths.targets=64"],
         ["--preset=bert_tiny", "--task=python_docs_masked_lm", "--lengths.targets=64"],
     ],
-    ids=["one task", "another seed", "mixture", "decoder alone", "encoder alone"],
+    ids=["one task", "another seed", "mixture", "decoder-only", "encoder-only"],
 )  # fmt: skip
-def test_rows_are_those_that_the_loop_trains_on(text_cache, tmp_path, flags):
+def test_explained_rows_are_the_rows_of_training_batches(text_cache, tmp_path, flags):
     run = start(tmp_path / "model", text_cache, *flags)
-    # As in the loop: after `first` updates come the batches of updates first + 1, first + 2, …
+    # After `first` updates, the next batches are those of updates first + 1, first + 2, …
     first = 300
     batches = run.data.training(first)
     tasks, epochs = set(), set()
@@ -152,7 +152,7 @@ def test_rows_are_those_that_the_loop_trains_on(text_cache, tmp_path, flags):
     assert max(epochs) > 0
 
 
-def test_the_command_explains_a_run_without_its_model(text_cache, tmp_path):
+def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path):
     start(tmp_path / "model", text_cache)
     flags = ("trainer.explain", f"--model_dir={tmp_path / 'model'}", "--step=41")
     every = command(*flags)
@@ -168,13 +168,13 @@ def test_the_command_explains_a_run_without_its_model(text_cache, tmp_path):
         tokens = rf"(all {end} tokens|tokens {first} to {end} of \d+)"
         assert re.search(rf"{name} · {tokens}", one.stdout)
     page = tmp_path / "page.html"
-    made = command(*flags, f"--html={page}")
+    made = command(*flags, f"--output={page}")
     assert made.returncode == 0, made.stderr
     assert made.stdout == f"{page}: 6 rows\n"
     assert page.read_text().count("<article") == 6
 
 
-def test_neither_checkpoint_nor_device_is_touched(text_cache, tmp_path):
+def test_no_checkpoint_is_read_and_no_device_is_used(text_cache, tmp_path):
     start(tmp_path / "model", text_cache)
     code = (
         "import sys\n"
@@ -189,7 +189,7 @@ def test_neither_checkpoint_nor_device_is_touched(text_cache, tmp_path):
     assert result.stdout.splitlines()[-1] in ("backends {}", "backends False")
 
 
-def test_a_cache_that_was_moved_is_named(text_cache, tmp_path):
+def test_a_moved_cache_can_be_given(text_cache, tmp_path):
     copy = shutil.copytree(text_cache, tmp_path / "cache" / TASK)
     start(tmp_path / "model", copy.parent)
     before = explain.Explanation(str(tmp_path / "model"), 9).line(0)
@@ -200,7 +200,7 @@ def test_a_cache_that_was_moved_is_named(text_cache, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--step=0"], "--step=0: .* steps 1 to 500"),
         (["--step=501"], "--step=501: .* steps 1 to 500"),
@@ -210,13 +210,13 @@ def test_a_cache_that_was_moved_is_named(text_cache, tmp_path):
         (["--step=5", "--model_dir=/nowhere"], "/nowhere holds no run"),
     ],
 )
-def test_a_mistake_names_what_is_wrong(text_cache, tmp_path, flags, says):
+def test_mistakes_are_named(text_cache, tmp_path, flags, message):
     start(tmp_path / "model", text_cache)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         explain.main([f"--model_dir={tmp_path / 'model'}", *flags])
 
 
-def test_a_run_that_goes_on_has_the_steps_of_its_configuration(text_cache, tmp_path):
+def test_a_run_that_trains_longer_keeps_the_batches_of_its_earlier_steps(text_cache, tmp_path):
     start(tmp_path / "model", text_cache)
     path = tmp_path / "model" / "config.json"
     value = json.loads(path.read_text())

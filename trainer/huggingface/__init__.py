@@ -1,6 +1,6 @@
-"""Models of transformers: what ours are called there, folders of theirs as our parameters.
+"""Conversion of models from and to Hugging Face transformers.
 
-`load` and `model_config` need safetensors alone; torch and transformers only `trainer.export`.
+`load` and `model_config` only need safetensors; `trainer.export` also needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """The model in a folder of transformers: T5, mT5, BERT, Llama, or our own modelling file.
+    """Returns the configuration of a model folder: T5, mT5, BERT, Llama or our modelling file's.
 
     Raises:
-      UserError: there is no such folder, or a model that ours are not; says in which field.
+      UserError: there is no such folder, or this project does not support the model; names the
+        field.
     """
     from trainer.huggingface import configs
 
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)
     if not os.path.isfile(where):
-        raise UserError(f"{path} is no model folder of transformers: there is no {CONFIG}")
+        raise UserError(f"{path} is no model folder of transformers: it has no {CONFIG}")
     try:
         written = files.read_json(where)
     except ValueError as error:
-        raise UserError(f"{where} is no JSON: {error}") from error
+        raise UserError(f"{where} is not valid JSON: {error}") from error
     return configs.from_config(written, where)
 
 
 def load(path: str, config: ModelConfig) -> dict[str, Any]:
-    """Parameters float32 of a folder of transformers, as the tree of `config`'s unscanned model.
+    """Returns the float32 parameters in a model folder, as the tree of the unscanned model.
 
     Args:
       path: a local folder with config.json and safetensors, in one file or several.
-      config: the model that they are for; its dropout, dtype, scan and remat are its own affair.
+      config: the model to load them into; its dropout, dtype, scan and remat may differ.
 
     Raises:
-      UserError: the folder's model is another one, or tensors are missing, too many or of other
-        shapes; names the fields or the tensor.
+      UserError: the folder's model differs from `config`, or a tensor is missing, unknown or has
+        another shape; names the fields or the tensor.
     """
     from trainer.huggingface import configs, names
 
@@ -52,7 +53,7 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
     if not configs.same_model(found, config):
         differences = ", ".join(configs.different_fields(config, found))
         raise UserError(
-            f"{path} is another model than this run's: it has {differences}; set these as "
+            f"{path} is not this run's model: it has {differences}; set these as "
             "--model.FIELD=VALUE"
         )
     try:

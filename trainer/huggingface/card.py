@@ -1,4 +1,4 @@
-"""The model card: what a model was made of, in words that a reader can check."""
+"""The model card of an exported model: its data, training, evaluation and checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from tasks.cache.manifest import MANIFEST
 from tasks.storage import files
+from tasks.terminal.table import table
 from trainer.config import Config, fields
 from trainer.data.cached import CachedData, CachedTask
 from trainer.huggingface.parity import Parity
@@ -38,11 +39,15 @@ _USE = {
 def model_card(
     run: Run, step: int, folder: str, parity: Parity, match: Match, custom_code: bool
 ) -> str:
-    """The README.md of an exported model.
+    """Returns the README.md of an exported model.
 
     Args:
-      folder: what the model will be called in the example.
-      match: of the tokenizer with SentencePiece, on text of the validation split.
+      run: the run that trained it.
+      step: step of the exported checkpoint.
+      folder: name of the model in the example.
+      parity: comparison of the logits of transformers and the trainer.
+      match: comparison of the tokenizer and SentencePiece, on text of the validation split.
+      custom_code: whether loading the model runs code from its folder.
     """
     config = run.config
     kind, example = _USE[config.model.architecture]
@@ -55,7 +60,7 @@ def model_card(
         "",
         f"# {folder}",
         "",
-        f"{config.preset}, pretrained by Palimpsest and not tuned for anything.",
+        f"{config.preset}, pretrained with Palimpsest and not fine-tuned.",
         "",
         "```python",
         f"from transformers import AutoTokenizer, {kind}",
@@ -67,25 +72,26 @@ def model_card(
         "",
         "## Training",
         "",
-        *_table(_training(run, step)),
+        table(("setting", "value"), _training(run, step), markdown=True),
         "",
         "## Evaluation",
         "",
-        *_table(_evaluation(config.model_dir, step) or [("validation", "none was made")]),
+        _evaluation_table(config.model_dir, step),
         "",
         "## Checked on export",
         "",
-        f"- Logits of transformers against those of the trainer, float32 on a CPU, rows of the "
-        f"validation split: {parity}.",
-        f"- Ids of `tokenizer.json` against SentencePiece, with which the model was trained: "
-        f"{match.texts - len(match.different)} of {match.texts} texts equal. `spiece.model` is "
-        "the vocabulary of training itself.",
+        "- Logits of transformers compared with the trainer's, in float32 on a CPU, on rows of "
+        f"the validation split: {parity}.",
+        "- Ids of `tokenizer.json` compared with those of SentencePiece, which was used in "
+        f"training: equal for {match.texts - len(match.different)} of {match.texts} texts. "
+        "`spiece.model` is the SentencePiece model used in training.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
+def _evaluation_table(model_dir: str, step: int) -> str:
+    rows = _evaluation(model_dir, step)
+    return table(("metric", "value"), rows, markdown=True) if rows else "None was made."
 
 
 def _training(run: Run, step: int) -> list[tuple[str, str]]:
@@ -98,14 +104,14 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     ]
     if not isinstance(data, CachedData):
         return [*rows, ("task", config.task)]
-    rows.insert(1, ("tokens of the corpus seen", f"{_tokens_seen(data, config, step):,}"))
+    rows.insert(1, ("corpus tokens seen", f"{_tokens_seen(data, config, step):,}"))
     for each in data.tasks:
         rows += _data_rows(each)
     return rows
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
-    """Windows times their tokens; of a mixture by its rates, right to a window a task."""
+    """Returns windows times their tokens; in a mixture by its rates, exact to a window per task."""
     changes = [*data.rates, (step, [])]
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
@@ -127,9 +133,9 @@ def _data_rows(each: CachedTask) -> list[tuple[str, str]]:
         ("task", each.task.name),
         ("noise", f"{type(each.task.objective).__name__}: {settings or 'none'}"),
         ("corpus", f"{corpus['spec']}, {each.manifest.total('train', 'tokens'):,} tokens"),
-        ("revision of the corpus", _revision(corpus)),
+        ("corpus revision", _revision(corpus)),
         ("cache", f"plan {plan.fingerprint}"),
-        ("manifest of the cache, sha256", hashlib.sha256(manifest).hexdigest()),
+        ("cache manifest, sha256", hashlib.sha256(manifest).hexdigest()),
         ("vocabulary, sha256", plan.vocabulary.sha256),
     ]
 
@@ -144,7 +150,7 @@ def _revision(corpus: dict[str, Any]) -> str:
 
 
 def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
-    """What trainer.evaluate found of this checkpoint, else what the run itself wrote."""
+    """Returns this checkpoint's metrics from trainer.evaluate, or else from the run itself."""
     path = files.join(model_dir, EVALUATION_FILE)
     found: dict[str, dict[str, float]] = {}
     if files.exists(path):

@@ -1,11 +1,11 @@
 """Decoder-only models with T5's relative positions, Primer among them, for transformers.
 
-This file stands alone.
-`trainer.export --custom_code` puts it beside the weights; then
+This file only needs torch and transformers. `trainer.export --custom_code` writes it beside the
+weights; then load the model with
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-Rows begin with id 0. There is no cache of keys and values: `generate` computes the row again for
+Rows begin with id 0. There is no cache of keys and values: `generate` recomputes the whole row for
 every token.
 
 Dimensions: B batch, L length, D model, C channels, H heads, K head size, V vocabulary.
@@ -21,11 +21,11 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 class PalimpsestConfig(PreTrainedConfig):
-    """Sizes by Llama's names, and those of the table of relative positions by T5's.
+    """Configuration with Llama's names for sizes, and T5's for relative positions.
 
-    `mixer` is "attention" or Primer's "mdha" or "mdha_shared_qk"; `norm` "rms_norm", "layer_norm"
-    or "primer_norm"; `norm_placement` "pre" or "primer_alternating". `family` is what Palimpsest
-    calls the model.
+    `mixer` is "attention", or Primer's "mdha" or "mdha_shared_qk"; `norm` is "rms_norm",
+    "layer_norm" or "primer_norm"; `norm_placement` is "pre" or "primer_alternating". `family` is
+    Palimpsest's name of the model family.
     """
 
     model_type = "palimpsest"
@@ -93,9 +93,9 @@ class Norm(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Of each channel by itself: a tap for the position, and for each of two before it.
+    """Causal convolution of each channel over three positions: the current one and two before it.
 
-    Maps [B, L, C] to [B, L, C]; padding, which may stand before a row, counts as 0.
+    Maps [B, L, C] to [B, L, C]; padding, which may come before a row, counts as 0.
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
     """
 
@@ -110,7 +110,7 @@ class Convolution(nn.Module):
 
 
 class Attention(nn.Module):
-    """Softmax attention without a factor: T5 folds it into the initial queries."""
+    """Softmax attention without scaling: T5 folds the factor into the initial queries."""
 
     def __init__(self, config):
         super().__init__()
@@ -144,7 +144,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A projection, activated and, if gated, times another one, projected back."""
+    """A projection, an activation, a product with a second projection if gated, a projection."""
 
     def __init__(self, config):
         super().__init__()
@@ -161,7 +161,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, a norm before each; Primer's second norm is behind its branch."""
+    """Attention and feed-forward, each after a norm; Primer's second norm follows its branch."""
 
     def __init__(self, config):
         super().__init__()
@@ -180,7 +180,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to normalised states [B, L, D]."""
+    """Maps token ids [B, L] to normalised states [B, L, D]."""
 
     def __init__(self, config):
         super().__init__()
@@ -211,7 +211,7 @@ class Decoder(nn.Module):
         return self.norm(x_BLD)
 
     def bucket(self, behind):
-        """T5's bucket of a distance to a key; 0 for keys that lie ahead (arXiv:1910.10683)."""
+        """Returns T5's bucket of a distance to a key, 0 for later keys (arXiv:1910.10683)."""
         buckets, distance = (
             self.config.relative_attention_num_buckets,
             self.config.relative_attention_max_distance,
@@ -224,7 +224,7 @@ class Decoder(nn.Module):
 
 
 class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
-    """Logits of the next token at every position."""
+    """Language model that returns the next token's logits at every position."""
 
     config_class = PalimpsestConfig
     base_model_prefix = "model"
@@ -245,7 +245,7 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids, attention_mask=None, prefix_mask=None, **kwargs
     ):
-        if prefix_mask is not None:  # what is generated is no prefix
+        if prefix_mask is not None:  # generated tokens are no prefix
             more = input_ids.shape[1] - prefix_mask.shape[1]
             prefix_mask = nn.functional.pad(prefix_mask, (0, more))
         return {
@@ -255,8 +255,11 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
         }
 
     def forward(self, input_ids=None, attention_mask=None, prefix_mask=None, labels=None, **kwargs):
-        """`prefix_mask` [B, L] marks positions that see one another in both directions; `labels`
-        are input ids, -100 where there is no loss, and are shifted here."""
+        """Returns logits [B, L, V], and the loss if `labels` are given.
+
+        `prefix_mask` [B, L] marks positions that attend to one another in both directions. `labels`
+        [B, L] are input ids, -100 for positions without loss; they are shifted here.
+        """
         states = self.model(input_ids, attention_mask, prefix_mask)
         if self.config.tie_word_embeddings:
             states = states * self.config.hidden_size**-0.5

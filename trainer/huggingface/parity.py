@@ -1,4 +1,4 @@
-"""Whether a folder of transformers computes what our parameters do: logits held against logits."""
+"""Compares the logits of a model in transformers with those of the trainer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from trainer.data.features import Batch
 from trainer.huggingface.configs import CUSTOM
 from trainer.model.config import ModelConfig
 
-# What float32 leaves of a difference in the order of sums; the least of mistakes makes 1e-3.
+# The order of float32 sums causes differences of 1e-6 to 1e-5; the smallest mistake causes 1e-3.
 TOLERANCE = 1e-4
 
 Logits = list[np.ndarray]
-# A batch to logits, of tokens [B, L, V] and, of an encoder alone, of rows [B, C].
+# Maps a batch to logits of tokens [B, L, V] and, for an encoder-only model, of rows [B, C].
 Compute = Callable[[Batch], Logits]
 
 
 class Parity(NamedTuple):
-    """What was compared: rows, and positions with a token in them; how far logits are apart at
-    most, and at which share of positions the same token is first."""
+    """The result of a comparison of logits.
+
+    Attributes:
+      rows: number of rows compared.
+      positions: number of positions compared, padding left out.
+      difference: largest absolute difference of two logits.
+      agreement: share of positions, 0 to 1, at which both models prefer the same token.
+    """
 
     rows: int
     positions: int
@@ -31,18 +37,18 @@ class Parity(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the gate is open; not if anything is NaN."""
+        """True if the logits are equal up to TOLERANCE; False if any is NaN."""
         return self.difference <= TOLERANCE and self.agreement == 1.0
 
     def __str__(self) -> str:
         return (
-            f"largest difference of logits {self.difference:.1e} over {self.positions:,} positions "
-            f"of {self.rows} rows, first tokens equal at {self.agreement:.4%}"
+            f"largest difference {self.difference:.1e} over {self.positions:,} positions of "
+            f"{self.rows} rows, same most likely token at {self.agreement:.4%} of them"
         )
 
 
 def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
-    """Holds two models against each other on the tokens of batches."""
+    """Compares two models on the tokens of batches."""
     rows = positions = equal = 0
     difference = 0.0
     for batch in map(_first_segments, batches):
@@ -60,7 +66,7 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
 
 
 def our_logits(config: ModelConfig, params: Any) -> Compute:
-    """Our model in float32, whatever it was trained in; `params` are its own tree."""
+    """Returns our model, computing in float32 whatever its dtype in training."""
     import dataclasses
 
     import jax
@@ -83,7 +89,15 @@ def our_logits(config: ModelConfig, params: Any) -> Compute:
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
-    """The model of a folder in float32 on the CPU, by the class that its config.json names."""
+    """Loads the model in `folder` in float32 on the CPU, as the class named in its config.json.
+
+    Args:
+      folder: folder of transformers.
+      written: the contents of its config.json.
+
+    Raises:
+      UserError: transformers reports missing, unexpected or mismatched tensors.
+    """
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -105,7 +119,7 @@ def their_model(folder: str, written: Mapping[str, Any]) -> Any:
 
 
 def their_logits(model: Any) -> Compute:
-    """A model of transformers, fed with our batches."""
+    """Returns a model of transformers, taking our batches."""
     import torch
 
     encoder_decoder = model.config.is_encoder_decoder
@@ -135,7 +149,10 @@ def their_logits(model: Any) -> Compute:
 
 
 def _first_segments(batch: Batch) -> Batch:
-    """Of rows that are packed, the first example alone: transformers has no segments."""
+    """Returns a packed batch with only the first example of each row; others unchanged.
+
+    Transformers does not support packed rows.
+    """
     if not any(name.endswith("_segment_ids") for name in batch):
         return batch
     kept = {}

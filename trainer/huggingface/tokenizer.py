@@ -1,18 +1,18 @@
-"""A SentencePiece vocabulary as the tokenizer.json of Hugging Face's `tokenizers`, and their match.
+"""Converts a SentencePiece vocabulary to the tokenizer.json of Hugging Face's `tokenizers`.
 
-What `tokenizers` cannot do as SentencePiece does it:
+`tokenizers` differs from SentencePiece in these ways:
 
-- Unigram scores are added in float64 and not rounded to float32 after every piece, so that where
-  two ways of cutting are as good as equal (most often a run of one character) the other may be
-  taken.
-- Marks that stand in no canonical order are put into it, and those behind a ligature, as ﬁ, are
-  composed with its last letter.
-- Texts of special tokens (`</s>`, `<pad>`, `<extra_id_0>`) are found in any text.
-- A text that begins with a user-defined symbol, or with a character that normalising takes out,
-  has no sign of a space before its first word.
-- In BPE the merges into one piece have an order among themselves.
+- It adds unigram scores in float64, without rounding to float32 after every piece. Where two
+  segmentations score almost the same, most often in a run of one character, it may choose the
+  other one.
+- It puts combining marks into canonical order, and composes marks after a ligature, such as ﬁ, with
+  the ligature's last letter.
+- It recognises the special tokens `</s>`, `<pad>` and `<extra_id_0>` anywhere in a text.
+- It writes no space symbol before the first word of a text that begins with a user-defined symbol
+  or with a character that normalisation removes.
+- In BPE it orders merges that yield the same piece.
 
-So a match is measured, by `compare`, and not taken for granted.
+Therefore `compare` measures how many texts have equal ids.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _SPACE = "\u2581"
-# TrainerSpec.ModelType of sentencepiece_model.proto; `tokenizers` has no word or char models.
+# TrainerSpec.ModelType in sentencepiece_model.proto. `tokenizers` has no word or char models.
 _UNIGRAM, _BPE = 1, 2
 _USER_DEFINED = 4
-# A noncharacter: no text has it, no rule knows it, and nothing is composed across it.
+# A noncharacter: it occurs in no text and no rule, and nothing is composed across it.
 _BREAK = "\ufdd0"
-# SentencePiece's nmt rules keep the wide tilde, alone of what NFKC replaces.
+# SentencePiece's nmt rules do all of NFKC's replacements except that of the fullwidth tilde.
 _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
-# What does not begin a grapheme: marks, joiners, the colours of hands.
+# Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
-# Canonical order sorts the marks behind a letter by their class; SentencePiece leaves them as they
-# are. The marks of Arabic and Hebrew are those that people write in another order.
+# Canonical order sorts the marks after a letter by their class; SentencePiece does not sort them.
+# Only Arabic and Hebrew marks are commonly written in another order.
 _UNSORTED_MARKS = r"[\u0591-\u05C7\u0610-\u061A\u064B-\u065F\u0670\u06D6-\u06ED]"
 
 
 class Match(NamedTuple):
-    """How many of `texts` give the same ids by both, and those that do not."""
+    """A comparison of two tokenizers: the number of texts, and the texts whose ids differ."""
 
     texts: int
     different: list[str]
 
 
 def tokenizer_json(vocabulary: Vocabulary, decoder_only: bool = False) -> str:
-    """The contents of tokenizer.json.
+    """Returns the contents of tokenizer.json.
 
-    Sentinels take the white space before them, as the spans that they stand for do. A text ends in
-    EOS; for a `decoder_only` model it begins with id 0 instead, as in training.
+    A sentinel absorbs the white space before it, as the span that it replaces would. A text ends
+    with EOS; for a `decoder_only` model it begins with id 0 instead, as in training.
 
     Raises:
-      UserError: the model is of a kind that `tokenizers` does not have.
+      UserError: `tokenizers` does not support the vocabulary's kind of model or of normalisation.
     """
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Tokenizer, processors
@@ -94,8 +94,9 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
     added = range(vocabulary.record.extra_ids - 1, -1, -1)
     kind = proto.trainer_spec.model_type
     if kind == _UNIGRAM:
-        # `tokenizers` takes the least score of all for what SentencePiece takes of normal pieces:
-        # what an unknown character costs. It would also find the others in a text.
+        # The cost of an unknown character derives from the least score: of all pieces in
+        # `tokenizers`, of normal pieces in SentencePiece. The least score also keeps `tokenizers`
+        # from choosing the other pieces in a text.
         least = min(score for _, score, kind in pieces if kind == NORMAL)
         scores = [
             (piece, score if piece_kind == NORMAL else least) for piece, score, piece_kind in pieces
@@ -113,13 +114,13 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
             byte_fallback=byte_fallback,
         )
     raise UserError(
-        "the vocabulary is neither a unigram nor a BPE model: Hugging Face's tokenizers have no "
-        "other kinds of SentencePiece's"
+        "the vocabulary is neither a unigram nor a BPE model: Hugging Face's tokenizers support no "
+        "other kinds of SentencePiece models"
     )
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, those of the best scores first."""
+    """Returns every pair of pieces that makes a piece, best scores first."""
     scores = {piece: score for piece, score, kind in pieces if kind == NORMAL}
     found = [
         (-score, cut, piece)
@@ -131,7 +132,7 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
 
 
 def _removed(processor: Any) -> str:
-    """The characters that the normaliser takes out, as a class of a regular expression."""
+    """Returns the characters that the normaliser removes, for a regular expression's class."""
     every = [*range(1, 0xD800), *range(0xE000, 0x10000), *range(0xE0000, 0xE1000)]
     plain = processor.normalize("ab")
     found = [code for code in every if processor.normalize(f"a{chr(code)}b") == plain]
@@ -139,23 +140,23 @@ def _removed(processor: Any) -> str:
 
 
 def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
-    """Normaliser, spaces and the way back to text."""
+    """Sets the tokenizer's normaliser, pre-tokenizer and decoder."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec
-    # SentencePiece's other combinations are not in use by T5 or by vocab.train.
+    # T5 and vocab.train use no other combinations of SentencePiece's settings.
     if rules.add_dummy_prefix != rules.remove_extra_whitespaces or not rules.escape_whitespaces:
         raise UserError(
             "the vocabulary has SentencePiece's add_dummy_prefix without remove_extra_whitespaces, "
-            "or the reverse, or no escape_whitespaces: tokenizer.json is not written for those"
+            "or the reverse, or no escape_whitespaces: tokenizer.json does not support these"
         )
     steps: list[Any] = []
     if rules.precompiled_charsmap:
-        # `Precompiled` looks up a grapheme of under 6 bytes as a whole, takes the shortest rule
-        # that it begins with and forgets the rest; SentencePiece takes the longest at each
-        # character. So what NFKC does is left to NFKC, and every mark is parted from its letter
-        # before the other rules are looked up. It also panics where a text begins with what is
-        # taken out, or with what was put in.
+        # `Precompiled` looks up a grapheme of under 6 bytes as a whole, applies the shortest rule
+        # for its beginning and drops the rest; SentencePiece applies the longest rule at each
+        # character. Therefore NFKC is applied separately, and every mark is separated from its
+        # letter before the other rules are looked up. `Precompiled` also panics if a text begins
+        # with a removed or an inserted character.
         form = normalizers.NFKC() if "nfkc" in rules.name else normalizers.NFC()
         removed = _removed(processor)
         if removed:
@@ -175,10 +176,10 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
             normalizers.Replace(Regex(rf"[ {_SPACE}]+\z"), ""),
         ]
     if rules.add_dummy_prefix:
-        # `Metaspace` takes a sign of a space that is in the text for its own.
+        # `Metaspace` mistakes a space symbol at the start of the text for its own.
         steps.append(normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    # "first": what stands behind a special token begins a word only where there is a space.
+    # "first": text after a special token begins a word only if there is a space.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
         _SPACE, prepend_scheme="first" if rules.add_dummy_prefix else "never", split=False
     )
@@ -189,11 +190,11 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
 
 
 def tokenizer_config(vocabulary: Vocabulary, decoder_only: bool = False) -> dict[str, Any]:
-    """The contents of tokenizer_config.json.
+    """Returns the contents of tokenizer_config.json.
 
-    `TokenizersBackend` takes tokenizer.json as it is; transformers' T5Tokenizer would put white
-    space rules of its own in its place. For a `decoder_only` model padding is EOS: id 0, with which
-    texts begin, must be seen.
+    The class is `TokenizersBackend`, which uses tokenizer.json unchanged; transformers' T5Tokenizer
+    would replace its white space rules. For a `decoder_only` model the padding token is EOS, since
+    id 0 begins every text and must not be masked.
     """
     pad, eos, unk = (vocabulary.processor.id_to_piece(number) for number in range(3))
     return {
@@ -224,7 +225,7 @@ def write(folder: str, vocabulary: Vocabulary, decoder_only: bool = False) -> No
 
 
 def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Match:
-    """Holds a tokenizer of transformers against SentencePiece, text by text.
+    """Compares a tokenizer of transformers with SentencePiece on texts.
 
     Raises:
       UserError: a sentinel has another id than in training.

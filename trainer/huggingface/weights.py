@@ -1,4 +1,4 @@
-"""Tensors of a model folder: safetensors, in one file or in several with an index."""
+"""Reads and writes the tensors of a model folder: safetensors, one file or shards and an index."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ INDEX = "model.safetensors.index.json"
 
 
 def write(folder: str, tensors: Mapping[str, np.ndarray], max_shard_size: str) -> None:
-    """Writes tensors into a local folder, as few files of at most `max_shard_size` ("5GB") as their
-    order allows; a tensor larger than that has a file of its own.
+    """Writes tensors into a local folder, in order, as files of at most `max_shard_size`.
+
+    Args:
+      folder: local folder.
+      tensors: arrays by name.
+      max_shard_size: largest size of a file, as "5GB"; a larger tensor has its own file.
 
     Raises:
-      UserError: no such size.
+      UserError: `max_shard_size` is not a size.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.numpy import save_file
@@ -33,13 +37,13 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], max_shard_size: str) -
         )
     except ValueError as error:
         raise UserError(
-            f"--max_shard_size={max_shard_size}: give a size, as 5GB or 300MB"
+            f"--max_shard_size={max_shard_size}: give a size such as 5GB or 300MB"
         ) from error
     for file, names in plan.filename_to_tensors.items():
         shard = {name: np.ascontiguousarray(tensors[name]) for name in names}
         path = os.path.join(folder, file)
         save_file(shard, path, metadata={"format": "pt"})
-        os.chmod(path, 0o644)  # safetensors writes files for their owner alone
+        os.chmod(path, 0o644)  # safetensors lets only the owner read its files
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as out:
@@ -47,10 +51,10 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], max_shard_size: str) -
 
 
 def read(folder: str) -> dict[str, np.ndarray]:
-    """All tensors of a local folder, in the types they were written in.
+    """Returns all tensors of a local folder, in their stored dtypes.
 
     Raises:
-      UserError: there are none, or a file that the index names is missing or damaged.
+      UserError: there are no tensors, or a file named in the index is missing or damaged.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -64,8 +68,8 @@ def read(folder: str) -> dict[str, np.ndarray]:
         shards = [WEIGHTS]
     else:
         raise UserError(
-            f"{folder} has neither {WEIGHTS} nor {INDEX}: load and save it with transformers, "
-            "which writes them"
+            f"{folder} has neither {WEIGHTS} nor {INDEX}: load the model with transformers and "
+            "save it again to write them"
         )
     tensors: dict[str, np.ndarray] = {}
     for shard in shards:

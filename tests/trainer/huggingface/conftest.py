@@ -1,4 +1,4 @@
-"""Random models of every family that transformers has, and folders of them."""
+"""Random models of every family that can be exported, and folders of transformers with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
 
 SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 24, "mlp_dim": 64, "vocab_size": 384}
-# Heads that do not fill the model: nothing is square. One layer where another model has more.
+# num_heads * head_dim differs from emb_dim, so no kernel is square. One layer makes tests fast.
 T5 = SIZES | {"num_encoder_layers": 1, "num_decoder_layers": 1}
 DECODER = SIZES | {"num_encoder_layers": 0, "num_decoder_layers": 1}
 MODELS = {
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def random_params(config: ModelConfig):
-    """Random in every tensor: biases, scales and tables too."""
+    """Returns random parameters, including biases, scales and tables."""
     spec = model_spec(config)
     shapes = jax.eval_shape(lambda key: init_params(spec, key), jax.random.key(0))
     random = np.random.default_rng(1)
@@ -72,7 +72,7 @@ def random_params(config: ModelConfig):
 
 
 def random_batch(config: ModelConfig, rows: int = 4, length: int = 40):
-    """Rows of different lengths, padding behind; long enough that positions share buckets."""
+    """Returns rows of different lengths, padded, and long enough that positions share buckets."""
     random = np.random.default_rng(2)
     lengths = np.linspace(length // 2, length, rows).astype(int)
 
@@ -96,13 +96,13 @@ def random_batch(config: ModelConfig, rows: int = 4, length: int = 40):
 
 @cache
 def our_logits(name: str):
-    """Of the random model and batch."""
+    """Returns our logits of the random model and batch."""
     config = MODELS[name]
     return parity.our_logits(config, random_params(config))(random_batch(config))
 
 
 class Exported:
-    """A random model, the same in a folder, and what the comparison of both finds."""
+    """A random model, and its export to a folder of transformers."""
 
     def __init__(self, name: str, folder):
         self.name, self.config, self.folder = name, MODELS[name], folder
@@ -125,7 +125,7 @@ class Exported:
         weights.write(str(self.folder), tensors, max_shard_size)
 
     def parity(self, changed=None) -> parity.Parity:
-        """Of the folder, or of the folder with `changed` fields in its configuration."""
+        """Compares the folder, with `changed` fields in its configuration, with our model."""
         if changed:
             self.write({**self.written, **changed}, self.tensors)
         model = parity.their_model(str(self.folder), self.written)
@@ -135,10 +135,11 @@ class Exported:
 
 @pytest.fixture
 def exported(tmp_path):
-    """Makes an `Exported` by the name of a model in MODELS."""
+    """Returns a function that exports a model of MODELS by its name."""
     return lambda name: Exported(name, tmp_path / name)
 
 
 @pytest.fixture(scope="session")
 def models():
+    """Returns MODELS."""
     return MODELS

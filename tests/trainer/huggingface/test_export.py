@@ -1,7 +1,8 @@
-"""The command: a run becomes a folder that transformers loads, or nothing at all."""
+"""Tests the export of a run to a folder that transformers loads, and when it is rejected."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,8 @@ from trainer.setup import prepare
 ROOT = Path(__file__).parents[3]
 
 
-def saved(text_cache, folder, preset, *flags, task="python_docs_span_corruption"):
-    """What a run of two updates leaves behind, but that nothing was learned."""
+def save_run(text_cache, folder, preset, *flags, task="python_docs_span_corruption"):
+    """Writes the files of a run of two updates, with initial parameters, and returns its folder."""
     arguments = [
         f"--task={task}",
         f"--cache_dir={text_cache}",
@@ -49,18 +50,18 @@ def saved(text_cache, folder, preset, *flags, task="python_docs_span_corruption"
 def run(text_cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export") / "t5"
     flags = ["--lengths.inputs=64", "--model.dtype=bfloat16", "--model.scan_layers=true"]
-    return saved(text_cache, folder, "t5_1_1_tiny", *flags)
+    return save_run(text_cache, folder, "t5_1_1_tiny", *flags)
 
 
 @pytest.fixture(scope="module")
 def folder(run):
-    """An export of a scanned bfloat16 model, in shards, by the command."""
+    """Returns an export of a scanned bfloat16 model, in shards, written by the command."""
     output = f"{run}_exported"
     assert export.main([f"--model_dir={run}", f"--output={output}", "--max_shard_size=20KB"]) == 0
     return Path(output)
 
 
-def test_the_folder_has_what_hugging_face_expects(folder, run):
+def test_the_folder_has_the_files_of_hugging_face(folder, run):
     found = {path.name for path in folder.iterdir()}
     shards = {name for name in found if name.startswith("model-")}
     assert len(shards) > 1
@@ -79,7 +80,7 @@ def test_the_folder_has_what_hugging_face_expects(folder, run):
     assert written["architectures"] == ["T5ForConditionalGeneration"]
     assert written["feed_forward_proj"] == "gated-gelu"
     assert written["tie_word_embeddings"] is False
-    assert written["vocab_size"] == 768  # 700 ids, rounded up as T5's
+    assert written["vocab_size"] == 768  # 700 ids, rounded up like T5's
     assert json.loads((folder / "generation_config.json").read_text()) == {
         "decoder_start_token_id": 0,
         "eos_token_id": 1,
@@ -88,25 +89,26 @@ def test_the_folder_has_what_hugging_face_expects(folder, run):
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_card_says_what_the_model_was_made_of(folder, text_cache):
-    card = (folder / "README.md").read_text()
+def test_the_card_describes_training_and_data(folder, text_cache):
+    card = re.sub(" +", " ", (folder / "README.md").read_text())
     manifest = json.loads((text_cache / "manifest.json").read_text())
     for text in (
         "| updates | 2 of 4 rows |",
-        f"| tokens of the corpus seen | {2 * 4 * 70} |",
+        f"| corpus tokens seen | {2 * 4 * 70} |",
         "python_docs_span_corruption",
         "mask.noise_density 0.15, mask.mean_noise_span_length 3.0",
         manifest["plan"]["corpus"]["spec"],
         manifest["plan"]["vocabulary"]["sha256"],
-        "manifest of the cache, sha256",
+        "cache manifest, sha256",
         "| validation loss | 6.25 |",
-        "largest difference of logits",
-        "first tokens equal at 100.0000%",
+        "largest difference",
+        "same most likely token at 100.0000%",
     ):
         assert text in card, text
 
 
-def test_transformers_fills_a_span(folder):
+def test_transformers_generates_for_a_sentinel(folder):
+    import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -116,19 +118,13 @@ def test_transformers_fills_a_span(folder):
     made = model.generate(**inputs, max_new_tokens=4, min_new_tokens=4)[0].tolist()
     assert len(made) == 5
     assert made[0] == 0
-    # Greedy: each is the best after those before it.
-    logits = model(**inputs, decoder_input_ids=made_before(made)).logits[0]
+    # Decoding is greedy: each token is the best one after its predecessors.
+    logits = model(**inputs, decoder_input_ids=torch.tensor([made[:-1]])).logits[0]
     logits[:, 1] = -np.inf  # EOS, which was not allowed yet
     assert logits.argmax(-1).tolist()[:4] == made[1:]
 
 
-def made_before(made):
-    import torch
-
-    return torch.tensor([made[:-1]])
-
-
-def test_the_export_comes_back(folder, run):
+def test_an_export_loads_with_equal_parameters(folder, run):
     config = load_config(run)[0].model
     found = load(str(folder), config)
     assert model_config(str(folder)).vocab_size == config.vocab_size
@@ -140,48 +136,48 @@ def test_the_export_comes_back(folder, run):
         np.testing.assert_array_equal(tensors[name], array)
 
 
-def test_what_transformers_computes_otherwise_is_not_written(run, tmp_path, monkeypatch, capsys):
-    # A table turned around on the way to transformers.
-    def turned(params, config, to_tensors=names.to_tensors):
+def test_nothing_is_written_if_logits_differ(run, tmp_path, monkeypatch, capsys):
+    # Reverses the table of relative positions.
+    def reversed_table(params, config, to_tensors=names.to_tensors):
         tensors = to_tensors(params, config)
         name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         tensors[name] = tensors[name][::-1] + 1.0 * np.arange(32)[:, None]
         return tensors
 
-    monkeypatch.setattr(names, "to_tensors", turned)
+    monkeypatch.setattr(names, "to_tensors", reversed_table)
     output = tmp_path / "output"
     assert export.main([f"--model_dir={run}", f"--output={output}"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "transformers computes something else: largest difference of logits" in error
+    assert "transformers computes different logits: largest difference" in error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tokenizer_that_cuts_otherwise_is_not_written(run, tmp_path, monkeypatch, capsys):
+def test_nothing_is_written_if_tokenizers_differ(run, tmp_path, monkeypatch, capsys):
     from trainer.huggingface import tokenizer
 
     monkeypatch.setattr(tokenizer, "compare", lambda *_: tokenizer.Match(200, ["some text"] * 30))
     assert export.main([f"--model_dir={run}", f"--output={tmp_path}/output"]) == 1
-    assert "other ids than SentencePiece for 30 of 200 texts" in capsys.readouterr().err
+    assert "SentencePiece give different ids for 30 of 200 texts" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_mistakes_are_named(run, folder, tmp_path):
-    def refused(match, **changes):
+    def assert_rejected(match, **changes):
         arguments = {"model_dir": run, "output": f"{tmp_path}/new", **changes}
         with pytest.raises(UserError, match=match):
             export.export(**arguments)
         assert list(tmp_path.iterdir()) == []
 
-    refused(r"t5_exported exists: name another", output=str(folder))
-    refused("give a local folder", output="gs://bucket/model")
-    refused("holds no run", model_dir=str(tmp_path))
-    refused("no checkpoint of step 7; it has 2", step=7)
-    refused("max_shard_size=much: give a size", max_shard_size="much")
-    refused("no vocabulary at", vocabulary_path=str(tmp_path))
+    assert_rejected(r"t5_exported exists: name another", output=str(folder))
+    assert_rejected("give a local folder", output="gs://bucket/model")
+    assert_rejected("holds no run", model_dir=str(tmp_path))
+    assert_rejected("no checkpoint of step 7; it has 2", step=7)
+    assert_rejected("max_shard_size=much: give a size", max_shard_size="much")
+    assert_rejected("no vocabulary at", vocabulary_path=str(tmp_path))
 
 
-def test_another_vocabulary_is_refused(run, tmp_path, text_cache):
+def test_a_vocabulary_of_another_size_is_rejected(run, tmp_path, text_cache):
     from vocab.train import add_sentinels
 
     longer = tmp_path / "longer.model"
@@ -191,11 +187,11 @@ def test_another_vocabulary_is_refused(run, tmp_path, text_cache):
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     del proto.pieces[-100:]
     longer.write_bytes(add_sentinels(proto.SerializeToString(), 101))
-    with pytest.raises(UserError, match="has 701 ids, and the model was trained on 700"):
+    with pytest.raises(UserError, match="has 701 ids, but the model was trained on 700"):
         export.export(run, f"{tmp_path}/new", vocabulary_path=str(longer))
 
 
-def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch):
+def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'palimpsest\[huggingface\]'"):
         export.export(run, f"{tmp_path}/new")
@@ -206,30 +202,30 @@ PREFIX = "python_docs_decoder_prefix_lm"
 
 @pytest.fixture(scope="module")
 def prefix_run(text_cache, tmp_path_factory):
-    """A decoder alone that saw prefixes in both directions."""
+    """Returns a run of a decoder-only model with prefixes visible in both directions."""
     folder = tmp_path_factory.mktemp("export") / "lm"
-    return saved(text_cache, folder, "lm_tiny", "--lengths.targets=40", task=PREFIX)
+    return save_run(text_cache, folder, "lm_tiny", "--lengths.targets=40", task=PREFIX)
 
 
-def test_a_model_that_transformers_lacks_is_refused(prefix_run, tmp_path):
+def test_a_model_unknown_to_transformers_is_rejected(prefix_run, tmp_path):
     with pytest.raises(UserError, match="does not have; --custom_code writes a modelling file"):
         export.export(prefix_run, f"{tmp_path}/lm")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["lm_tiny", "tiny_primer"])
-def test_a_model_that_transformers_lacks_brings_its_code(text_cache, prefix_run, tmp_path, preset):
+def test_custom_code_runs_a_model_unknown_to_transformers(text_cache, prefix_run, tmp_path, preset):
     if preset != "lm_tiny":
         flags = ["--lengths.targets=40"]
-        prefix_run = saved(text_cache, tmp_path / "run", preset, *flags, task=PREFIX)
-    # In processes of their own: the modelling file is run from a folder of transformers' choice.
+        prefix_run = save_run(text_cache, tmp_path / "run", preset, *flags, task=PREFIX)
+    # In separate processes, since transformers copies the modelling file and imports the copy.
     environment = {"HF_HOME": f"{tmp_path}/home", "JAX_PLATFORMS": "cpu"}
     made = python(
         environment, "-m", "trainer.export", f"--model_dir={prefix_run}",
         f"--output={tmp_path}/lm", "--custom_code",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    assert "first tokens equal at 100.0000%" in made.stdout
+    assert "same most likely token at 100.0000%" in made.stdout
     program = f"""
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("{tmp_path}/lm", trust_remote_code=True)
@@ -259,13 +255,13 @@ def python(environment, *arguments):
     )
 
 
-def test_llama_sees_no_prefix(text_cache, tmp_path):
+def test_llama_is_exported_only_without_prefixes(text_cache, tmp_path):
     flags = ["--lengths.targets=40"]
-    prefix = saved(text_cache, tmp_path / "prefix", "llama_tiny", *flags, task=PREFIX)
-    with pytest.raises(UserError, match="LlamaForCausalLM sees what lies before alone"):
+    prefix = save_run(text_cache, tmp_path / "prefix", "llama_tiny", *flags, task=PREFIX)
+    with pytest.raises(UserError, match="LlamaForCausalLM attends to earlier positions only"):
         export.export(prefix, f"{tmp_path}/other")
     causal = "python_docs_autoregressive_lm"
-    llama = saved(text_cache, tmp_path / "lm", "llama_tiny", *flags, task=causal)
+    llama = save_run(text_cache, tmp_path / "lm", "llama_tiny", *flags, task=causal)
     step, found, _ = export.export(llama, f"{tmp_path}/llama")
     assert (step, found.rows) == (2, 16)
     assert found.difference <= parity.TOLERANCE

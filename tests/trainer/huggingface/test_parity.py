@@ -1,4 +1,4 @@
-"""transformers computes what our models do, and the gate shuts at the usual mistakes."""
+"""Tests that transformers computes our logits, and that usual mistakes of conversion are found."""
 
 import re
 from dataclasses import replace
@@ -11,7 +11,7 @@ from trainer.config.presets import model_preset
 from trainer.huggingface import configs, parity
 from trainer.huggingface.parity import Parity
 
-OF_TRANSFORMERS = (
+IN_TRANSFORMERS = (
     "t5_1_0",
     "t5_1_1",
     "t5_1_1_tied",
@@ -24,27 +24,27 @@ OF_TRANSFORMERS = (
 )
 
 
-@pytest.mark.parametrize("name", OF_TRANSFORMERS)
-def test_logits_are_ours(exported, name):
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_logits_of_transformers_equal_ours(exported, name):
     model = exported(name)
     found = model.parity()
     assert found.holds, str(found)
     assert found.agreement == 1.0
-    # Float32's noise, and logits that are no zeros.
+    # Only float32's rounding differs, and logits are not all 0.
     assert found.difference <= 1e-4
     assert found.rows == 4
     assert found.positions > 80
     assert np.abs(model.logits[0]).max() > 1
 
 
-OF_OUR_OWN = ("lm", "lm_untied", "lm_of_pieces", "vanilla", "primer_ez", "primer", "plusplus")
+CUSTOM_CODE = ("lm", "lm_untied", "lm_of_pieces", "vanilla", "primer_ez", "primer", "plusplus")
 
 
 @pytest.mark.parametrize(
     ("name", "prefix"),
-    [(name, False) for name in OF_OUR_OWN] + [("lm", True), ("primer", True)],
+    [(name, False) for name in CUSTOM_CODE] + [("lm", True), ("primer", True)],
 )
-def test_our_own_modelling_file_computes_the_same(exported, models, name, prefix):
+def test_logits_of_the_modelling_file_equal_ours(exported, models, name, prefix):
     from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM
 
     model, config = exported(name), models[name]
@@ -58,7 +58,7 @@ def test_our_own_modelling_file_computes_the_same(exported, models, name, prefix
     assert found.holds, str(found)
 
 
-def test_what_stands_before_a_padded_row_is_nothing(exported):
+def test_padding_before_a_row_has_no_effect(exported):
     import torch
 
     from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM
@@ -75,12 +75,12 @@ def test_what_stands_before_a_padded_row_is_nothing(exported):
     assert made[:, 3:].tolist() == expected.tolist()
 
 
-def turned_table(model):
+def reverse_table(model):
     name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     model.tensors[name] = model.tensors[name][::-1]
 
 
-def swapped_wi(model):
+def swap_wi(model):
     for name in [name for name in model.tensors if name.endswith("wi_0.weight")]:
         other = name.replace("wi_0", "wi_1")
         model.tensors[name], model.tensors[other] = model.tensors[other], model.tensors[name]
@@ -89,10 +89,10 @@ def swapped_wi(model):
 @pytest.mark.parametrize(
     ("name", "mistake", "least"),
     [
-        # "gated-gelu_python" is the gate with the normal distribution itself, not its tanh.
+        # "gated-gelu_python" is the exact GELU, not the approximation by tanh.
         ("t5_1_1", {"feed_forward_proj": "gated-gelu_python"}, 1e-4),
-        ("t5_1_1", turned_table, 1e-2),
-        ("t5_1_1", swapped_wi, 1e-1),
+        ("t5_1_1", reverse_table, 1e-2),
+        ("t5_1_1", swap_wi, 1e-1),
         ("t5_1_1", {"tie_word_embeddings": True, "scale_decoder_outputs": True}, 1e-1),
         ("t5_1_0", {"tie_word_embeddings": False, "scale_decoder_outputs": False}, 1e-1),
         ("bert", {"hidden_act": "gelu_new"}, 1e-4),
@@ -100,7 +100,7 @@ def swapped_wi(model):
     ],
     ids=["erf", "table", "wi", "tied_scale", "untied_scale", "bert_tanh", "rope"],
 )
-def test_the_gate_shuts_at_a_mistake(exported, name, mistake, least):
+def test_mistakes_are_found(exported, name, mistake, least):
     model = exported(name)
     if callable(mistake):
         mistake(model)
@@ -111,7 +111,7 @@ def test_the_gate_shuts_at_a_mistake(exported, name, mistake, least):
     assert found.difference > least
 
 
-def test_a_tensor_that_transformers_does_not_find_is_named(exported):
+def test_a_tensor_missing_in_transformers_is_named(exported):
     model = exported("t5_1_1")
     del model.tensors["encoder.final_layer_norm.weight"]
     model.write(model.written, model.tensors)
@@ -119,7 +119,7 @@ def test_a_tensor_that_transformers_does_not_find_is_named(exported):
         model.parity()
 
 
-def test_the_gate_is_shut_for_nan_and_for_another_first_token():
+def test_nan_and_another_most_likely_token_are_found():
     zeros = np.zeros((1, 2, 3), np.float32)
     batch = {"decoder_target_tokens": np.array([[5, 0]]), "decoder_input_tokens": zeros}
 
@@ -134,10 +134,10 @@ def test_the_gate_is_shut_for_nan_and_for_another_first_token():
     assert against(padding).holds
     assert not against(nan).holds
     assert against(close).difference < 1e-5
-    assert not against(close).holds  # token 1 is first, not token 0
+    assert not against(close).holds  # the most likely token is 1, not 0
 
 
-def test_of_packed_rows_the_first_example_counts():
+def test_only_the_first_example_of_packed_rows_is_compared():
     seen = []
 
     def model(batch):
@@ -169,7 +169,7 @@ def test_of_packed_rows_the_first_example_counts():
         ("llama_tiny", {"num_heads": 3}, "emb_dim 16 does not divide by 3 heads"),
     ],
 )
-def test_what_transformers_does_not_have_is_refused_with_the_reason(preset, changes, reason):
+def test_models_unknown_to_transformers_are_rejected_with_a_reason(preset, changes, reason):
     found = configs.refusal(replace(model_preset(preset), **changes))
     assert re.search(reason, found)
 
@@ -183,11 +183,11 @@ def test_what_transformers_does_not_have_is_refused_with_the_reason(preset, chan
         ("tiny_evolved_transformer", {}, "no model of family evolved_transformer"),
     ],
 )
-def test_what_our_modelling_file_does_not_have_is_refused(preset, changes, reason):
+def test_models_unsupported_by_the_modelling_file_are_rejected(preset, changes, reason):
     found = configs.refusal(replace(model_preset(preset), **changes), custom_code=True)
     assert re.search(reason, found), found
 
 
-def test_what_transformers_has_is_not_refused(models):
+def test_supported_models_are_accepted(models):
     for name, config in models.items():
         assert configs.refusal(config, custom_code=True) is None, name

@@ -1,4 +1,4 @@
-"""tokenizer.json gives SentencePiece's ids, on text as people write it and as they do not."""
+"""Tests that tokenizer.json gives SentencePiece's ids, on ordinary and on awkward text."""
 
 import io
 import random
@@ -37,8 +37,10 @@ AWKWARD = [
 
 
 def lines_of_text(count: int) -> list[str]:
-    """Lines of the standard library's documentation, of eleven languages, and of what can be made
-    of them: decomposed, wide, with signs put in at random."""
+    """Returns lines of Python's documentation and of eleven languages, plain and distorted.
+
+    Distorted lines are decomposed, fullwidth, or have random signs inserted.
+    """
     chance = random.Random(5)
     corpus = sources.resolve(sources.parse("python_docs"))
     plain: list[str] = []
@@ -52,7 +54,7 @@ def lines_of_text(count: int) -> list[str]:
     foreign = TEXTS.read_text().splitlines()
     signs = "\u200d\u200b\u00a0\u3000\t ①👍\ufe0f\u00ad½～<>▁"
 
-    def spoiled(line: str) -> str:
+    def distort(line: str) -> str:
         form = chance.choice(["NFC", "NFD", "NFKC", "NFKD"])
         letters = list(unicodedata.normalize(form, line))
         for _ in range(chance.randrange(4)):
@@ -61,15 +63,15 @@ def lines_of_text(count: int) -> list[str]:
             letters = [chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in letters]
         return "".join(letters)
 
-    spoilt = [
-        spoiled(chance.choice(foreign if chance.random() < 0.7 else plain))
+    distorted = [
+        distort(chance.choice(foreign if chance.random() < 0.7 else plain))
         for _ in range(count - len(plain) - len(AWKWARD))
     ]
-    return plain + spoilt + AWKWARD
+    return plain + distorted + AWKWARD
 
 
-def trained(lines=1500, **settings) -> vocabulary.Vocabulary:
-    """A small vocabulary of SentencePiece's own trainer, of the texts above."""
+def train(lines=1500, **settings) -> vocabulary.Vocabulary:
+    """Returns a small vocabulary, trained by SentencePiece on the lines above."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines_of_text(lines)),
@@ -101,8 +103,8 @@ KINDS = {
 }
 
 
-def loaded(folder, words, decoder_only=False):
-    """The tokenizer, as transformers loads it."""
+def load(folder, words, decoder_only=False):
+    """Returns the tokenizer as loaded by transformers."""
     from transformers import AutoTokenizer
 
     tokenizer.write(str(folder), words, decoder_only)
@@ -110,7 +112,7 @@ def loaded(folder, words, decoder_only=False):
 
 
 def cost(words, ids) -> float:
-    """What a way of cutting scores; pieces that are no text as an unknown character does."""
+    """Returns the score of a segmentation; special pieces score like unknown characters."""
     scores = [words.processor.get_score(int(token)) for token in ids]
     kinds = words.ids.kinds
     least = min(words.processor.get_score(n) for n, kind in enumerate(kinds) if kind == NORMAL)
@@ -121,8 +123,8 @@ def cost(words, ids) -> float:
 
 
 def check(folder, words, texts, ties: float):
-    """All ids are SentencePiece's, but for a share of `ties`, which score the same."""
-    theirs = loaded(folder, words)
+    """Asserts that ids equal SentencePiece's, up to a share of `ties` with the same score."""
+    theirs = load(folder, words)
     match = tokenizer.compare(theirs, words, texts)
     assert match.texts == len(texts)
     for text in match.different:
@@ -134,36 +136,38 @@ def check(folder, words, texts, ties: float):
 
 
 @pytest.mark.parametrize("kind", ["t5", "byte_fallback", "kept_whitespace", "bpe"])
-def test_ids_are_sentencepiece_s(tmp_path, kind):
-    check(tmp_path, trained(**KINDS[kind]), lines_of_text(2000), ties=0.005)
+def test_ids_equal_those_of_sentencepiece(tmp_path, kind):
+    check(tmp_path, train(**KINDS[kind]), lines_of_text(2000), ties=0.005)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_sentencepiece_s_on_10_000_lines(tmp_path, kind):
+def test_ids_equal_those_of_sentencepiece_on_10_000_lines(tmp_path, kind):
     symbols = tuple(KINDS[kind].get("user_defined_symbols", ["\0"]))
     lines = [line for line in lines_of_text(10_000) if not line.strip().startswith(symbols)]
     match = check(
         tmp_path,
-        trained(lines=10_000, vocab_size=3000, **KINDS[kind]),
+        train(lines=10_000, vocab_size=3000, **KINDS[kind]),
         lines,
         0.005,
     )
-    print(f"{kind}: {len(match.different)} of {match.texts} lines cut otherwise, as well")
+    print(
+        f"{kind}: {len(match.different)} of {match.texts} lines have an equally good segmentation"
+    )
 
 
 @pytest.fixture(scope="module")
 def words():
-    return trained(user_defined_symbols=["<code>"])
+    return train(user_defined_symbols=["<code>"])
 
 
 def test_sentinels_descend_from_the_last_id(tmp_path, words):
-    theirs = loaded(tmp_path, words)
+    theirs = load(tmp_path, words)
     assert theirs.convert_tokens_to_ids("<extra_id_0>") == words.size - 1
     assert theirs.convert_tokens_to_ids("<extra_id_99>") == words.size - 100
     assert len(theirs) == words.size
     assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
-    # A span's space goes with it; what follows begins a word where there is a space.
+    # A sentinel absorbs the space before it; text after it begins a word only after a space.
     before, after, inside = (words.encode([t])[0].tolist() for t in ("the", "of", "@of"))
     assert words.processor.id_to_piece(inside[0]) == "▁"
     last = words.size - 1
@@ -173,34 +177,34 @@ def test_sentinels_descend_from_the_last_id(tmp_path, words):
     assert theirs("the", "of").input_ids == [*before, 1, *after, 1]
 
 
-def test_text_comes_back(tmp_path, words):
-    theirs = loaded(tmp_path, words)
+def test_decoding_returns_the_text(tmp_path, words):
+    theirs = load(tmp_path, words)
     text = "The function returns None."
     ids = theirs(text).input_ids
     assert theirs.decode(ids, skip_special_tokens=True) == text == words.decode(ids)
 
 
-def test_a_decoder_alone_begins_with_the_id_of_training(tmp_path, words):
-    theirs = loaded(tmp_path, words, decoder_only=True)
+def test_a_decoder_only_text_begins_with_the_id_of_training(tmp_path, words):
+    theirs = load(tmp_path, words, decoder_only=True)
     ids = theirs("the").input_ids
     assert ids == [0, *words.encode(["the"])[0]]
-    # Id 0 must be seen, so it is not what rows are filled with.
+    # Id 0 must be attended to, so it is not the padding token.
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, 1, 1)
 
 
-def test_sentinels_that_the_model_does_not_have_are_added(tmp_path, words):
+def test_sentinels_missing_in_the_model_are_added(tmp_path, words):
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(words.model)
     del proto.pieces[-100:]
     bare = vocabulary.from_bytes(proto.SerializeToString(), extra_ids=100)
     assert bare.size == words.size
-    theirs = loaded(tmp_path, bare)
+    theirs = load(tmp_path, bare)
     assert tokenizer.compare(theirs, bare, ["the text <code> of"]).different == []
 
 
-def test_a_sentinel_with_another_id_is_refused(tmp_path, words):
-    theirs = loaded(tmp_path, words)
+def test_a_sentinel_with_another_id_is_rejected(tmp_path, words):
+    theirs = load(tmp_path, words)
     longer = vocabulary.from_bytes(add_sentinels_of(words, 101))
     with pytest.raises(UserError, match="the tokenizer gives <extra_id_0> the ids"):
         tokenizer.compare(theirs, longer, [])
@@ -214,8 +218,8 @@ def add_sentinels_of(words, count):
     return add_sentinels(proto.SerializeToString(), count)
 
 
-def test_kinds_that_tokenizers_lacks_are_refused():
+def test_models_unknown_to_tokenizers_are_rejected():
     with pytest.raises(UserError, match="neither a unigram nor a BPE model"):
-        tokenizer.tokenizer_json(trained(model_type="char"))
+        tokenizer.tokenizer_json(train(model_type="char"))
     with pytest.raises(UserError, match="add_dummy_prefix without"):
-        tokenizer.tokenizer_json(trained(add_dummy_prefix=False))
+        tokenizer.tokenizer_json(train(add_dummy_prefix=False))
