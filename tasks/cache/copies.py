@@ -69,7 +69,7 @@ def _fetch(url: str, size: int, file: int) -> None:
                     start = next(starts, None)
                 if start is None:
                     return
-                remote.patiently(url, functools.partial(_fetch_part, url, size, file, start))
+                remote.with_retries(url, functools.partial(_fetch_part, url, size, file, start))
         except BaseException as error:
             errors.append(error)
 
@@ -92,7 +92,7 @@ def _fetch_part(url: str, size: int, file: int, start: int) -> None:
     try:
         data = files.on_store(url, lambda fs, inner: fs.cat_file(inner, start=start, end=stop))
         if len(data) != stop - start:
-            raise remote.CutShort(f"{stop - start - len(data):,} bytes are missing")
+            raise remote.Truncated(f"{stop - start - len(data):,} bytes are missing")
     except (OSError, UserError):
         # Only now: of a file that is as planned nothing has to be asked.
         try:

@@ -189,7 +189,7 @@ class Shards:
             except Exception as error:
                 name = self._shards[number].records
                 logging.getLogger(__name__).warning(
-                    "%s was not copied ahead: %s", name, remote.said(error)
+                    "%s was not copied ahead: %s", name, remote.describe(error)
                 )
 
         def copy() -> None:

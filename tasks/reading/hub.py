@@ -1,50 +1,54 @@
 """Data sets of the Hugging Face Hub, as files to stream.
 
 Only the driver resolves a data set; workers read `hf://datasets/REPOSITORY@COMMIT/PATH` with the
-token that huggingface_hub finds on their own machine (HF_TOKEN, or its store). All goes through
-huggingface_hub's own session, tried again as `remote` says.
+token that huggingface_hub finds on their own machine (HF_TOKEN, or its store). All requests use
+huggingface_hub's own session and are retried as `remote` describes.
 """
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
-from tasks.reading.sources import VALIDATION, CorpusSpec, SourceFile
+from tasks.reading.corpus import VALIDATION, CorpusSpec, SourceFile
 from tasks.storage import remote
 from tasks.terminal.command_line import UserError
 
 _TIMEOUT_SECONDS = 30
-# A Hub that has never answered in this run is more likely a machine without a network than a Hub
-# that is about to recover.
+# If the Hub has not answered once in this run, the machine probably has no network.
 _FIRST_CONTACT_SECONDS = 30
 _PATHS_PER_REQUEST = 100
 _TIMEOUTS = ("connect", "read", "write", "pool")
 _TOKEN = "HF_TOKEN (or `hf auth login`)"
-_INSTEAD = "or read files that you have: --corpus=parquet:FILES"
-_FORMATS = ("parquet", "json", "text")
+_INSTEAD = "or read local files: --corpus=parquet:FILES"
 
 
-def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, str, list[SourceFile]]:
+def list_files(
+    spec: CorpusSpec, formats: Collection[str]
+) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
+    Args:
+      spec: a SPEC of the kind hf.
+      formats: names of the formats that can be read.
+
     Raises:
-      UserError: the Hub is out of reach, the data set cannot be accessed (a private one without a
-        token), it has no such revision or configuration, or its files are of another format.
+      UserError: the Hub cannot be reached, the data set cannot be accessed (a private one without a
+        token), it has no such revision or configuration, or its files have another format.
     """
     name = spec.location
     try:
-        with _patient_session(f"hf:{name}"):
+        with _retrying_session(f"hf:{name}"):
             commit, form, splits, states = _list(spec)
     except UserError:
         raise
     except Exception as error:  # the Hub's client and its HTTP library have dozens of kinds
         raise _explain(spec, error) from error
-    if form not in _FORMATS or not all(splits.values()):
+    if form not in formats or not all(splits.values()):
         raise UserError(
-            f"{spec} holds {form} files; only parquet, JSON lines and text are read. The Hub may "
-            f"have a parquet copy: try --corpus=hf:{name}@refs/convert/parquet"
+            f"{spec} holds {form} files; only {', '.join(formats)} can be read. The Hub may have a "
+            f"parquet copy: try --corpus=hf:{name}@refs/convert/parquet"
         )
     pinned = dataclasses.replace(spec, revision=commit)
     return pinned, form, [
@@ -55,7 +59,7 @@ def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, str, list[SourceFile]]:
 
 
 def _list(spec: CorpusSpec) -> tuple[str, str, dict[str, list[str]], dict[str, Any]]:
-    """Commit, format, paths by split, and what the Hub says of each path."""
+    """Returns the commit, the format, paths by split, and the Hub's info by path."""
     from huggingface_hub import HfApi
 
     api, name = HfApi(), spec.location
@@ -80,10 +84,10 @@ def _list(spec: CorpusSpec) -> tuple[str, str, dict[str, list[str]], dict[str, A
 
 
 @contextlib.contextmanager
-def _patient_session(what: str) -> Iterator[None]:
-    """Has every request to the Hub in the block tried again, those too that `datasets` makes.
+def _retrying_session(what: str) -> Iterator[None]:
+    """Retries every request to the Hub inside the block, including those that `datasets` makes.
 
-    It would take an answer that is late for a missing README and find other files without it.
+    `datasets` takes a timeout for a missing README, and would find other files without it.
     """
     from huggingface_hub import constants, get_session
 
@@ -105,17 +109,17 @@ def _patient_session(what: str) -> Iterator[None]:
             answered = True
             if response.headers.get("X-Error-Code") == "GatedRepo":
                 failures.append(_gated(what, response.status_code))
-            if response.status_code in remote.RETRIED or response.status_code >= 500:
+            if response.status_code in remote.RETRIED_STATUSES or response.status_code >= 500:
                 response.close()
-                raise remote.Refused(response.status_code, response.headers)
+                raise remote.HttpError(response.status_code, response.headers)
             return response
 
         try:
             wait = lambda: math.inf if answered else _FIRST_CONTACT_SECONDS  # noqa: E731
-            return remote.patiently(what, once, seconds=wait)
+            return remote.with_retries(what, once, seconds=wait)
         except UserError as error:
-            away = "" if answered else "the Hugging Face Hub cannot be reached: "
-            failures.append(UserError(f"{away}{error}, {_INSTEAD}"))
+            prefix = "" if answered else "the Hugging Face Hub cannot be reached: "
+            failures.append(UserError(f"{prefix}{error}, {_INSTEAD}"))
             raise
 
     session.send = send
@@ -123,17 +127,17 @@ def _patient_session(what: str) -> Iterator[None]:
         yield
     finally:
         del session.send
-        if failures:  # whatever was made of it
+        if failures:  # the cause of whatever error the block raised, if it raised one
             raise failures[0]
 
 
 def _gated(name: str, status: int) -> UserError:
     if status == 403:
         return UserError(
-            f"{name} is gated and the account of your token has no access: ask for it on the data "
+            f"{name} is gated and the account of your token has no access: request it on the data "
             f"set's page and run again, {_INSTEAD}"
         )
-    return UserError(f"{name} is gated: ask for access there, then set {_TOKEN}, {_INSTEAD}")
+    return UserError(f"{name} is gated: request access on its page, then set {_TOKEN}, {_INSTEAD}")
 
 
 def _builder(name: str, config: str, commit: str) -> Any:
@@ -153,10 +157,8 @@ def _source_file(name: str, commit: str, split: str, info: Any) -> SourceFile:
 def _explain(spec: CorpusSpec, error: Exception) -> UserError:
     from huggingface_hub import errors
 
-    chain: list[BaseException] = [error]
-    while following := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(following)
-    kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
+    chain = remote.causes(error, contexts=True)
+    kinds = remote.class_names(chain)
     name = f"hf:{spec.location}"
     if any(isinstance(link, errors.RevisionNotFoundError) for link in chain):
         return UserError(f"{name} has no revision {spec.revision}")
@@ -167,7 +169,7 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
             f"{name} does not exist or cannot be accessed: if it is private, set {_TOKEN} of an "
             f"account with access, {_INSTEAD}"
         )
-    reason = remote.said(error)
+    reason = remote.describe(error)
     if kinds & {"ConnectError", "ConnectionError", "TimeoutException", "OfflineModeIsEnabled"}:
         return UserError(
             f"the Hugging Face Hub cannot be reached for {name} ({reason}), {_INSTEAD}"
@@ -176,9 +178,9 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
 
 
 def fetch_from_hub(path: str, size: int, etag: str) -> remote.Fetch:
-    """Returns the Fetch of `hf://datasets/REPOSITORY@COMMIT/PATH`; every answer is checked.
+    """Returns the Fetch of `hf://datasets/REPOSITORY@COMMIT/PATH`; every response is checked.
 
-    One request a range, and none of the Hub's API, which counts them.
+    A range is one request, and no request goes to the Hub's API, whose rate is limited.
     """
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -193,36 +195,36 @@ def fetch_from_hub(path: str, size: int, etag: str) -> remote.Fetch:
         with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as answer:
             _check_answer(path, size, etag, answer)
             if answer.status_code != 206 and start:
-                raise UserError(f"{path} cannot be read: the server gives no ranges of bytes")
+                raise UserError(f"{path} cannot be read: the server does not serve byte ranges")
             left = stop - start
             for chunk in answer.iter_raw():
                 yield chunk[:left]
                 left -= len(chunk)
-                if left <= 0:  # a server that gives no ranges goes on
+                if left <= 0:  # a server that ignores ranges sends the whole file
                     return
 
     return fetch
 
 
 def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
-    """Raises what an answer that is an error means, or that it is of another file."""
+    """Checks that a response succeeded and comes from the file that was listed."""
     status = answer.status_code
     if status in (401, 403):
         raise UserError(
             f"{path} may not be read (HTTP {status}): every machine that reads it needs {_TOKEN} "
-            "of an account with access; give the same command again then"
+            "of an account with access; set it, then run the same command again"
         )
     if status == 404:
-        raise UserError(f"{path} is no longer there (HTTP 404)")
+        raise UserError(f"{path} no longer exists (HTTP 404)")
     if status >= 400 and status != 416:
-        raise remote.Refused(status, answer.headers)
+        raise remote.HttpError(status, answer.headers)
     total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    if answer.status_code == 200:
+    if status == 200:
         total = answer.headers.get("Content-Length", "")
-    # A large file is elsewhere; the Hub, which is asked first, says its checksum.
+    # Large files are redirected; the first response, the Hub's own, has the checksum.
     first = [*answer.history, answer][0]
     tag = first.headers.get("X-Linked-ETag") or first.headers.get("ETag", "")
     found = int(total) if total.isdecimal() else size
     remote.check(path, (size, etag), (found, tag.removeprefix("W/").strip('"')))
     if status == 416:
-        raise remote.Refused(status, answer.headers)
+        raise remote.HttpError(status, answer.headers)

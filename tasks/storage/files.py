@@ -1,4 +1,4 @@
-"""Paths, local or any fsspec URL: reading, listing, and writing that is complete or absent."""
+"""Local paths and fsspec URLs: reading, listing and atomic writing."""
 
 import contextlib
 import functools
@@ -17,26 +17,26 @@ from tasks.storage import remote
 from tasks.terminal.command_line import UserError
 
 PARTIAL = ".partial-"
-# What one request for a file elsewhere brings at least: at 100 MB/s its 50 ms are half of it.
+# Fewest bytes to request of a remote file: at 100 MB/s, latency of 50 ms is a third of its time.
 _REQUEST_BYTES = 8 << 20
-# What goes up in one request: all of it again after a failure.
+# Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
 
 Result = TypeVar("Result")
 
 
 def is_remote(path: str) -> bool:
-    """True for a URL such as gs://bucket/folder, False for a path of this machine."""
+    """Returns True for a URL such as gs://bucket/folder, False for a local path."""
     return "://" in path and not path.startswith("file://")
 
 
 def local_path(path: str) -> str:
-    """Returns `path` without a file:// in front and with ~ expanded."""
+    """Returns `path` without the prefix file:// and with ~ expanded."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 
 def join(folder: str, *names: str) -> str:
-    """Joins with "/", for local paths and URLs alike."""
+    """Joins local paths or URLs with "/"."""
     return "/".join([folder.rstrip("/") or "/", *names]) if names else folder
 
 
@@ -50,14 +50,14 @@ def filesystem(path: str):
 
     if not is_remote(path):
         return fsspec.core.url_to_fs(local_path(path))
-    # gcsfs asks by gRPC what kind of bucket it has to do with, before every operation if it may
-    # not know; the kinds that need it are for who sets this. On an emulator that is 35 to 96 s.
+    # gcsfs queries the bucket's type by gRPC, before every operation if the query is not permitted.
+    # Set this to true for the bucket types that need it. On an emulator the query takes 35 to 96 s.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    # It logs a traceback of every error that it then raises.
+    # gcsfs logs a traceback of every error that it raises.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    # Others write there too: what was listed before is not what is there.
+    # Other processes write there too, so cached listings are stale.
     fresh = {"use_listings_cache": False}
-    fsspec.config.conf.setdefault("gcs", {}).update(fresh)  # Orbax makes one of its own
+    fsspec.config.conf.setdefault("gcs", {}).update(fresh)  # for Orbax's own file system
     try:
         return fsspec.core.url_to_fs(path, **fresh)
     except (ImportError, ValueError) as error:
@@ -70,29 +70,29 @@ def _on_gcs(path: str) -> bool:
 
 
 def on_store(path: str, action: Callable[[Any, str], Result]) -> Result:
-    """Returns `action(file system, path inside it)`, called again whole while a failure may pass.
+    """Returns `action(file system, path inside it)`, repeated after transient errors.
 
     Raises:
-      UserError: the store cannot be reached for minutes, or it refuses: no credentials, no
-        permission, no such bucket.
-      FileNotFoundError: the bucket is there and the file is not.
+      UserError: the store cannot be reached despite retries, or rejects the request: no
+        credentials, no permission, no such bucket.
+      FileNotFoundError: the bucket exists but the file does not.
     """
     fs, inner = filesystem(path)
     try:
-        return remote.patiently(path, lambda: action(fs, inner))
+        return remote.with_retries(path, lambda: action(fs, inner))
     except FileNotFoundError:
         if _on_gcs(path):
             _check_bucket(inner.partition("/")[0])
         raise
     except Exception as error:
-        if refusal := _refusal(path, error):
-            raise UserError(refusal) from error
+        if advice := _advice(path, error):
+            raise UserError(advice) from error
         raise
 
 
-def _refusal(path: str, error: Exception) -> str:
-    """What to do about an answer that stays an error, "" if it is none."""
-    status, _ = remote.answer(error)
+def _advice(path: str, error: Exception) -> str:
+    """Returns what to do about a permanent HTTP error, "" for other errors."""
+    status, _ = remote.http_status(error)
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):
         status = 403
     if status == 401:
@@ -103,72 +103,76 @@ def _refusal(path: str, error: Exception) -> str:
         )
     if status == 403:
         return (
-            f"{path}: permission denied ({remote.said(error)}): whose credentials these are needs "
-            "the role storage.objectUser on the bucket, or storage.objectViewer to read only"
+            f"{path}: permission denied ({remote.describe(error)}): the account of these "
+            "credentials needs the role storage.objectUser on the bucket, or "
+            "storage.objectViewer to read only"
         )
-    return f"{path}: {remote.said(error)}" if 400 <= status < 500 else ""
+    return f"{path}: {remote.describe(error)}" if 400 <= status < 500 else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _check_bucket(bucket: str) -> None:
-    """Tells a bucket that is not there from a file that is not.
+    """Checks that a bucket exists, when a file in it was not found.
 
     Raises:
-      UserError: it is not there.
+      UserError: there is no such bucket.
     """
     fs, _ = filesystem(f"gs://{bucket}")
 
-    # Listing is what readers of objects may do; asking for a bucket is not.
+    # Readers of objects are permitted to list them, but not to query the bucket.
     def look() -> None:
         fs.call("GET", "b/{}/o", bucket, maxResults=1)
 
     try:
-        remote.patiently(f"gs://{bucket}", look)
+        remote.with_retries(f"gs://{bucket}", look)
     except FileNotFoundError as error:
         raise UserError(
             f"there is no bucket {bucket}: make it with `gcloud storage buckets create "
             f"gs://{bucket} --location=REGION`, in the region of the machines"
         ) from error
     except Exception as error:
-        if not _refusal(bucket, error):
+        if not _advice(bucket, error):
             raise
 
 
 def open_read(path: str) -> IO[bytes]:
-    """Opens `path` for reading bytes; of a URL by ranges, as they are asked for.
+    """Opens `path` for reading bytes; a URL is read in ranges, on demand.
 
     Raises:
-      FileNotFoundError: it is not there.
-      UserError: see `on_store`; from reading, too.
+      FileNotFoundError: there is no such file.
+      UserError: see `on_store`; also raised while reading.
     """
     if not is_remote(path):
         return open(local_path(path), "rb")
     info = on_store(path, lambda fs, inner: fs.info(inner))
     if info["type"] != "file":
         raise FileNotFoundError(path)
-    fetch = fetch_from_store(path, info["size"], etag(info), known=True)
+    fetch = fetch_from_store(path, info["size"], etag(info), checked=True)
     return io.BufferedReader(remote.File(path, info["size"], fetch), _REQUEST_BYTES)
 
 
-def fetch_from_store(path: str, size: int, planned: str, known: bool = False) -> remote.Fetch:
-    """Returns the Fetch of a file of any fsspec store, which is held against its `size` and the
-    `planned` etag when it is first read, unless that is `known`, and after every failure."""
+def fetch_from_store(path: str, size: int, listed: str, checked: bool = False) -> remote.Fetch:
+    """Returns the Fetch of a file of any fsspec store.
+
+    The file is compared with its `size` and its `listed` etag before the first read, unless the
+    caller has just `checked` it, and again after every failure.
+    """
     fs, inner = filesystem(path)
 
     def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
-        nonlocal known
-        if not known:
+        nonlocal checked
+        if not checked:
             info = fs.info(inner)
-            remote.check(path, (size, planned), (info["size"], etag(info)))
-        known = False  # an attempt that fails leaves it so: look again before going on
+            remote.check(path, (size, listed), (info["size"], etag(info)))
+        checked = False  # stays False if this attempt fails: check again before resuming
         yield fs.cat_file(inner, start=start, end=stop)
-        known = True
+        checked = True
 
     return fetch
 
 
 def etag(info: dict[str, Any]) -> str:
-    """What a store says of a file's content: a checksum, else its tag, else when it was written."""
+    """Returns a checksum of a file from a store's info, else its etag, else its write time."""
     for key in ("md5Hash", "crc32c", "ETag", "etag", "generation", "mtime", "LastModified"):
         if info.get(key):
             return str(info[key]).strip('"')
@@ -176,7 +180,7 @@ def etag(info: dict[str, Any]) -> str:
 
 
 def exists(path: str) -> bool:
-    """True when a file or folder is there."""
+    """Returns True if a file or folder exists."""
     if not is_remote(path):
         return os.path.exists(local_path(path))
     try:
@@ -187,14 +191,14 @@ def exists(path: str) -> bool:
 
 
 def size(path: str) -> int:
-    """Size in bytes."""
+    """Returns a file's size in bytes."""
     if not is_remote(path):
         return os.path.getsize(local_path(path))
     return on_store(path, lambda fs, inner: fs.info(inner))["size"]
 
 
 def list_names(folder: str) -> list[str]:
-    """Names of what lies in `folder`, sorted; empty when there is no such folder."""
+    """Returns the sorted names of the files and folders in `folder`; [] if it does not exist."""
     if not is_remote(folder):
         path = local_path(folder)
         return sorted(os.listdir(path)) if os.path.isdir(path) else []
@@ -211,18 +215,18 @@ def list_names(folder: str) -> list[str]:
 
 
 def make_folder(path: str) -> None:
-    """Makes the folder and those above it; object stores need none."""
+    """Makes the folder and its parents; object stores need none."""
     if not is_remote(path):
         os.makedirs(local_path(path), exist_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_write(path: str) -> Iterator[IO[bytes]]:
-    """Yields a file whose content appears under `path` whole, on success, or not at all.
+    """Yields a file whose content appears at `path` complete, on success, or not at all.
 
-    Locally the bytes are written beside `path`, flushed to the disk and renamed; elsewhere they are
-    collected in a temporary file and uploaded as one object, since closing a half-written fsspec
-    file would publish the half. Object stores show an object when the last of its bytes has come.
+    Locally the bytes are written beside `path`, flushed to the disk and renamed. For a remote path
+    they are collected in a temporary file and uploaded as one object, since closing a half-written
+    fsspec file would publish half of it. An object becomes visible once all its bytes are uploaded.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
@@ -247,7 +251,7 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
 
 
 def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
-    """Uploads a file as one object, again if it was not kept as it was sent."""
+    """Uploads a file as one object; raises ChecksumError (transient) if it arrived damaged."""
     if not on_gcs:
         fs.put_file(source, target)
     elif os.path.getsize(source) > _SMALL_BYTES:
@@ -258,7 +262,7 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
                 fs.rm_file(target)
             raise
     else:
-        # Not by put_file, which puts what is small between marks that it does not look for in it.
+        # put_file would send a multipart body, whose boundary it does not look for in the data.
         bucket, _, name = target.partition("/")
         with open(source, "rb") as file:
             data = file.read()
@@ -276,7 +280,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def remove_partial(folder: str) -> None:
-    """Deletes what killed writers left beside their targets in a local `folder`."""
+    """Deletes the partial files that killed writers left in a local `folder`."""
     if is_remote(folder):
         return
     for name in list_names(folder):
@@ -286,7 +290,7 @@ def remove_partial(folder: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Deletes a file if it is there."""
+    """Deletes a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if is_remote(path):
             on_store(path, lambda fs, inner: fs.rm_file(inner))
@@ -295,7 +299,7 @@ def remove(path: str) -> None:
 
 
 def rename(source: str, target: str) -> None:
-    """Gives a file another name; in a store a copy, then the old one goes."""
+    """Renames a file; in a store, copies it and then deletes the old one."""
     if not is_remote(source):
         os.replace(local_path(source), local_path(target))
         return
@@ -305,7 +309,7 @@ def rename(source: str, target: str) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Returns the whole file."""
+    """Returns a file's bytes."""
     if is_remote(path):
         return on_store(path, lambda fs, inner: fs.cat_file(inner))
     with open_read(path) as file:
@@ -313,7 +317,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Writes the whole file, complete or not at all."""
+    """Writes a file, complete or not at all."""
     with atomic_write(path) as file:
         file.write(data)
 
@@ -322,7 +326,7 @@ def read_json(path: str) -> Any:
     """Parses a JSON file.
 
     Raises:
-      UserError: it is not JSON (a truncated or foreign file).
+      UserError: it is not valid JSON (for example truncated).
     """
     try:
         return json.loads(read_bytes(path))
@@ -331,7 +335,7 @@ def read_json(path: str) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Returns the bytes of a JSON file: sorted keys, a final newline, equal for equal values."""
+    """Returns indented JSON with sorted keys and a final newline; equal for equal values."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     return text.encode()
 
@@ -342,7 +346,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def sha256(path: str) -> str:
-    """Hex sha256 of a file's bytes."""
+    """Returns the hex SHA-256 of a file."""
     with open_read(path) as file:
         return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 

@@ -1,11 +1,10 @@
-"""What goes over the network is tried again for minutes; files are read by ranges, and never others
-than were planned.
+"""Network reads with retries. Files are read in byte ranges and checked against the listing.
 
-Whatever may pass is tried again with exponential backoff and jitter, from the byte that was
-reached: connections reset or timed out, answers 408, 425, 429 and 5xx, answers cut short. A server
-that says when to come back (Retry-After) is obeyed. What will not pass is an error at once.
+Transient errors are retried with exponential backoff and jitter, from the byte that was reached:
+connections reset or timed out, HTTP 408, 425, 429 and 5xx, truncated responses. A server's
+Retry-After is respected. Permanent errors are raised at once.
 
-    PALIMPSEST_RETRY_SECONDS   give up after so long without a byte of progress (600)
+    PALIMPSEST_RETRY_SECONDS   give up after so many seconds without a byte of progress (600)
     PALIMPSEST_RETRY_DELAY     seconds before the first retry, then doubled up to a minute (1)
 """
 
@@ -17,7 +16,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tasks.terminal.command_line import UserError
@@ -26,21 +25,22 @@ Result = TypeVar("Result")
 # Yields the bytes [start, stop) of a file in chunks of any size.
 Fetch = Callable[[int, int], Generator[bytes, None, None]]
 
+# HTTP statuses that are retried, besides those from 500 up.
+RETRIED_STATUSES = (408, 425, 429)
+
 _LONGEST_DELAY_SECONDS = 60.0
-# Statuses worth another try, beside those from 500 up.
-RETRIED = (408, 425, 429)
-# Errors of the HTTP libraries under fsspec and huggingface_hub, by name: which of the libraries is
-# installed depends on the store.
-_PASSING = {
-    "ConnectionError", "TimeoutError", "gaierror", "CutShort",
+# Transient errors of the HTTP libraries under fsspec and huggingface_hub, by name: which libraries
+# are installed depends on the store.
+_TRANSIENT = {
+    "ConnectionError", "TimeoutError", "gaierror", "Truncated",
     "TransportError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead",
     "ChunkedEncodingError", "ProtocolError", "HTTPClientError", "ChecksumError",
 }  # fmt: skip
-_LASTING = {"UserError", "OfflineModeIsEnabled", "UnsupportedProtocol", "LocalProtocolError"}
+_PERMANENT = {"UserError", "OfflineModeIsEnabled", "UnsupportedProtocol", "LocalProtocolError"}
 
 
-class Refused(OSError):
-    """An answer of HTTP that is an error."""
+class HttpError(OSError):
+    """An HTTP response with an error status."""
 
     def __init__(self, status: int, headers: Mapping[str, str]):
         super().__init__(f"HTTP {status}")
@@ -48,27 +48,27 @@ class Refused(OSError):
         self.headers = headers
 
 
-class CutShort(OSError):
-    """Fewer bytes than were asked for and are there."""
+class Truncated(OSError):
+    """A response with fewer bytes than were requested and exist."""
 
 
-def patiently(
+def with_retries(
     what: str,
     action: Callable[[], Result],
     progress: Callable[[], object] = lambda: None,
     seconds: Callable[[], float] = lambda: math.inf,
 ) -> Result:
-    """Returns `action()`, called again while it fails for a reason that may pass.
+    """Returns `action()`, called again after every transient error.
 
     Args:
-      what: the file or the service, for the message.
-      action: is called again whole; it remembers what it has done.
-      progress: says how far it has come; a change begins the waiting anew.
-      seconds: how long without progress before giving up, if less than the module says.
+      what: the file or service, for messages.
+      action: called again from the start; it keeps track of what it has done.
+      progress: returns any measure of progress; a change resets the time limit and the delay.
+      seconds: time limit without progress, if lower than PALIMPSEST_RETRY_SECONDS.
 
     Raises:
-      UserError: no progress for so long; names `what` and the last reason.
-      Exception: whatever else `action` raises.
+      UserError: the time limit has passed; names `what` and the last error.
+      Exception: any permanent error that `action` raises.
     """
     most = float(os.environ.get("PALIMPSEST_RETRY_SECONDS", 600))
     first = float(os.environ.get("PALIMPSEST_RETRY_DELAY", 1))
@@ -77,67 +77,80 @@ def patiently(
         try:
             return action()
         except Exception as error:
-            passing = _passing(error)
-            if passing is None:
+            transient = _transient(error)
+            if transient is None:
                 raise
-            reason, asked = passing
+            reason, least = transient
             if progress() != before:
                 before, delay, began = progress(), first, time.monotonic()
-            # Half of it by chance, so that workers who failed together do not return together.
+            # Half of the delay is random, so that workers that failed together retry apart.
             limit = min(most, seconds())
-            pause = max(asked, delay * random.uniform(0.5, 1))
+            pause = max(least, delay * random.uniform(0.5, 1))
             if time.monotonic() + pause - began > limit:
                 raise UserError(
-                    f"{what} cannot be reached: nothing came for {limit:.0f} s, the last reason "
-                    f"was {reason}; what is finished is kept, give the same command again to go on"
+                    f"{what} cannot be reached: no data for {limit:.0f} s, the last error was "
+                    f"{reason}; finished work is kept, run the same command again to resume"
                 ) from error
-        logging.getLogger(__name__).warning("%s: %s, again in %.1f s", what, reason, pause)
+        logging.getLogger(__name__).warning("%s: %s, retrying in %.1f s", what, reason, pause)
         time.sleep(pause)
         delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
 
 
-def _passing(error: Exception) -> tuple[str, float] | None:
-    """(why, seconds to wait at least) of an error that may pass by itself, else None."""
-    chain: list[BaseException] = [error]
-    # Not what was being handled as it happened, which is another request's failure.
-    while following := chain[-1].__cause__:
+def causes(error: BaseException, contexts: bool = False) -> list[BaseException]:
+    """Returns an error and the chain of its causes.
+
+    With `contexts`, the chain includes errors that were being handled when another was raised,
+    which may be of an unrelated request.
+    """
+    chain = [error]
+    while following := chain[-1].__cause__ or (contexts and chain[-1].__context__):
         chain.append(following)
-    kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
-    outermost = {kind.__name__ for kind in type(error).__mro__}
-    if outermost & _LASTING or "SSLCertVerificationError" in kinds:
+    return chain
+
+
+def class_names(errors: Iterable[BaseException]) -> set[str]:
+    """Returns the names of the errors' classes and all their base classes."""
+    return {kind.__name__ for error in errors for kind in type(error).__mro__}
+
+
+def _transient(error: Exception) -> tuple[str, float] | None:
+    """Returns (reason, seconds to wait at least) of a transient error, else None."""
+    chain = causes(error)
+    names = class_names(chain)
+    if class_names([error]) & _PERMANENT or "SSLCertVerificationError" in names:
         return None
     for link in chain:
-        status, headers = answer(link)
+        status, headers = http_status(link)
         if status:
-            again = status in RETRIED or status >= 500
-            return (f"HTTP {status}", _asked_to_wait(headers)) if again else None
-    return (said(error), 0.0) if kinds & _PASSING else None
+            retried = status in RETRIED_STATUSES or status >= 500
+            return (f"HTTP {status}", _retry_after(headers)) if retried else None
+    return (describe(error), 0.0) if names & _TRANSIENT else None
 
 
-def said(error: BaseException) -> str:
-    """What an error says, for a message: without what gives access to the files."""
+def describe(error: BaseException) -> str:
+    """Returns an error's class and text for a message, without tokens or signed URLs."""
     text = re.sub(r"(\w+://[^\s?]+)\?[^\s'\"]+", r"\1", " ".join(str(error).split()))
     text = re.sub(r"\bhf_\w+|Bearer \S+", "...", text)[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def answer(error: BaseException) -> tuple[int, Mapping[str, str]]:
-    """Status and headers of an answer of HTTP that a library's error carries, else 0."""
+def http_status(error: BaseException) -> tuple[int, Mapping[str, str]]:
+    """Returns the HTTP status and headers that a library's error carries; status 0 if none."""
     if any(kind.__name__ == "BadHttpMessage" for kind in type(error).__mro__):
-        return 0, {}  # aiohttp's, of a body that was cut short: its 400 is nobody's answer
+        return 0, {}  # aiohttp's error for a truncated body: no server sent its status 400
     holder: Any = getattr(error, "response", None) or error
     for name in ("status_code", "status", "code"):
         status = getattr(holder, name, None)
         if isinstance(status, int) and 400 <= status < 600:
             return status, getattr(holder, "headers", None) or {}
     if isinstance(holder, dict):  # botocore
-        answer = holder.get("ResponseMetadata", {})
-        return answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {})
+        metadata = holder.get("ResponseMetadata", {})
+        return metadata.get("HTTPStatusCode", 0), metadata.get("HTTPHeaders", {})
     return 0, {}
 
 
-def _asked_to_wait(headers: Mapping[str, str]) -> float:
-    """Seconds of Retry-After, given as a number or a date, or of the Hub's own RateLimit."""
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Returns the seconds of Retry-After (a number or a date) or of the Hub's RateLimit, else 0."""
     import email.utils
 
     given = headers.get("Retry-After") or headers.get("retry-after") or ""
@@ -149,13 +162,13 @@ def _asked_to_wait(headers: Mapping[str, str]) -> float:
     return float(found[1]) if found else 0.0
 
 
-def check(path: str, planned: tuple[int, str], found: tuple[int, str]) -> None:
-    """Holds (size, etag) that a store reports against those of the plan; an empty etag is unknown.
+def check(path: str, listed: tuple[int, str], found: tuple[int, str]) -> None:
+    """Compares the (size, etag) that a store reports with the listing's; "" matches any etag.
 
     Raises:
-      UserError: the file is another one now.
+      UserError: the file has changed.
     """
-    sizes, tags = zip(planned, found, strict=True)
+    sizes, tags = zip(listed, found, strict=True)
     if sizes[0] != sizes[1]:
         difference = f"it had {sizes[0]:,} bytes and has {sizes[1]:,}"
     elif all(tags) and tags[0] != tags[1]:
@@ -163,13 +176,13 @@ def check(path: str, planned: tuple[int, str], found: tuple[int, str]) -> None:
     else:
         return
     raise UserError(
-        f"{path} has changed since the corpus was listed ({difference}): give the file back, or "
-        "begin anew in another folder"
+        f"{path} has changed since the corpus was listed ({difference}): restore the file, or "
+        "start over in another folder"
     )
 
 
 class File(io.RawIOBase):
-    """A file elsewhere for reading and seeking; a read gives all that it asks for or the end."""
+    """A remote file for reading and seeking; a read is only short at the end of the file."""
 
     def __init__(self, path: str, size: int, fetch: Fetch):
         self._path, self._size, self._fetch = path, size, fetch
@@ -190,7 +203,7 @@ class File(io.RawIOBase):
         return self._position
 
     def size(self) -> int:
-        """Bytes; pyarrow asks."""
+        """Returns the file's size in bytes; pyarrow calls this."""
         return self._size
 
     def readinto(self, buffer: Any) -> int:
@@ -205,11 +218,11 @@ class File(io.RawIOBase):
                 for chunk in chunks:
                     end = self._position + len(chunk)
                     if end > stop:
-                        raise OSError(f"more bytes than the {stop - start} asked for")
+                        raise OSError(f"more bytes than the {stop - start} requested")
                     view[self._position - start : end - start] = chunk
                     self._position = end
             if self._position < stop:
-                raise CutShort(f"{stop - self._position:,} bytes are missing")
+                raise Truncated(f"{stop - self._position:,} bytes are missing")
 
-        patiently(self._path, rest, lambda: self._position)
+        with_retries(self._path, rest, lambda: self._position)
         return stop - start

@@ -150,7 +150,7 @@ def test_what_never_passes_is_one_line_that_says_how_to_go_on(hub_server, with_h
     with hub_server.HubServer(folder, always="503") as server:
         done = with_hub(server.url, *arguments, token=TOKEN, PALIMPSEST_RETRY_SECONDS="0.3")
     line = refused(done)
-    assert "data/train.jsonl cannot be reached: nothing came for 0 s" in line
+    assert "data/train.jsonl cannot be reached: no data for 0 s" in line
     assert "HTTP 503" in line
     assert "the same command again" in line
     asked = [path for _, path, _ in server.seen if path.endswith("train.jsonl")]
@@ -190,7 +190,7 @@ def refused(done):
     assert TOKEN not in done.stderr
     assert "Traceback" not in done.stderr
     *retries, line = done.stderr.splitlines()
-    assert all(", again in " in retry for retry in retries)
+    assert all(", retrying in " in retry for retry in retries)
     return line
 
 
@@ -213,7 +213,7 @@ def test_a_gated_data_set_says_whether_a_token_or_access_is_missing(hub, tmp_pat
     (hub.folder / "data/train.jsonl").write_text('{"text": "x"}\n')
     hub.server.access = "gated"
     line = refused(hub(*train(tmp_path, "hf:an/owner")))
-    assert "is gated: ask for access there, then set HF_TOKEN" in line
+    assert "is gated: request access on its page, then set HF_TOKEN" in line
     line = refused(hub(*train(tmp_path, "hf:an/owner"), token="hf_other"))
     assert "is gated and the account of your token has no access" in line
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.reading import readers, sources, stdlib_docs
+from tasks.reading import sources, splits, stdlib_docs
+from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -131,7 +132,7 @@ LINES = st.lists(
 def test_text_of_any_shape_is_read_once_in_pieces_of_any_size(
     tmp_path, monkeypatch, lines, end, last, piece_bytes, block, batch
 ):
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(lines_format, "_BLOCK_BYTES", block)
     data = end.join(lines) + (end if last else b"")
     (tmp_path / "a.txt").write_bytes(data)
     (tmp_path / "more.txt").write_bytes(b"at least one")
@@ -303,7 +304,7 @@ def test_batches_are_bounded_in_bytes(tmp_path):
     ],
 )
 def test_the_words_of_a_name_tell_its_split(name, split):
-    assert sources._split_of(name) == split
+    assert splits.split_of(name) == split
 
 
 @pytest.fixture

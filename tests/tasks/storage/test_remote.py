@@ -28,7 +28,7 @@ def test_a_file_is_read_exactly_whatever_fails(seed):
                 case 0:
                     raise ConnectionResetError("gone")
                 case 1:
-                    raise remote.Refused(503, {})
+                    raise remote.HttpError(503, {})
                 case 2:
                     return  # cut short
             size = min(stop - start, chance.randrange(1, 500))
@@ -65,9 +65,9 @@ def cut_short():
         (cut_short(), 3),
         (ConnectionResetError("gone"), 3),
         (TimeoutError(), 3),
-        (remote.Refused(429, {}), 3),
-        (remote.Refused(503, {}), 3),
-        (remote.Refused(404, {}), 1),
+        (remote.HttpError(429, {}), 3),
+        (remote.HttpError(503, {}), 3),
+        (remote.HttpError(404, {}), 1),
         (FileNotFoundError("gone"), 1),
         (PermissionError("no"), 1),
         (OfflineModeIsEnabled(), 1),
@@ -89,10 +89,10 @@ def test_only_what_may_pass_is_tried_again(error, tries):
         raise FileNotFoundError
     except FileNotFoundError:
         if tries == 3:
-            assert remote.patiently("a", action) == "done"
+            assert remote.with_retries("a", action) == "done"
         else:
             with pytest.raises(type(error)):
-                remote.patiently("a", action)
+                remote.with_retries("a", action)
     assert len(asked) == tries
 
 
@@ -103,8 +103,8 @@ def test_only_what_may_pass_is_tried_again(error, tries):
 def test_a_server_that_says_when_is_obeyed(monkeypatch, headers):
     waits = []
     monkeypatch.setattr(remote.time, "sleep", waits.append)
-    errors = [remote.Refused(429, headers)]
-    remote.patiently("a", lambda: errors and exec("raise error", {"error": errors.pop()}))
+    errors = [remote.HttpError(429, headers)]
+    remote.with_retries("a", lambda: errors and exec("raise error", {"error": errors.pop()}))
     assert waits == [7]
 
 
@@ -121,11 +121,11 @@ def test_without_progress_it_ends_and_with_progress_it_goes_on(monkeypatch):
         if len(done) < 20:
             raise ConnectionResetError("https://x/y?signature=abc gone, hf_abc")
 
-    remote.patiently("a", action, progress=lambda: len(done))
+    remote.with_retries("a", action, progress=lambda: len(done))
     assert now[0] > 300
     done.clear()
-    with pytest.raises(UserError, match="a cannot be reached: nothing came for 100 s") as caught:
-        remote.patiently("a", action)
+    with pytest.raises(UserError, match="a cannot be reached: no data for 100 s") as caught:
+        remote.with_retries("a", action)
     assert "signature" not in str(caught.value)
     assert "hf_abc" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Documents of any length: split at white space, found in giant lines, in constant memory."""
+"""Documents of any length: split at white space, found in giant lines, in bounded memory."""
 
 import json
 import os
@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.reading import long_json, readers, sources
+from tasks.reading import batches, long_documents, long_json, sources
+from tasks.reading.formats import json_lines, lines
 from tasks.terminal.command_line import UserError
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -61,7 +62,7 @@ def test_a_document_is_cut_at_the_last_white_space_however_it_streams(text, long
     for size in sizes:
         chunks.append(data[:size])
         data = data[size:]
-    parts = list(readers._cut([*chunks, data], longest))
+    parts = list(long_documents.split([*chunks, data], longest))
     assert [part.decode() for part in parts] == expected_parts(text, longest)
     assert all(len(part) <= longest for part in parts)
 
@@ -77,14 +78,15 @@ def test_a_document_is_cut_at_the_last_white_space_however_it_streams(text, long
 def test_parts_are_the_same_from_every_format(
     tmp_path, monkeypatch, texts, longest, piece_bytes, block, batch
 ):
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
-    monkeypatch.setattr(readers, "_LONG_LINE_BYTES", block)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(lines, "_LONG_LINE_BYTES", block)
+    monkeypatch.setattr(long_documents, "_CHUNK_BYTES", block)
     monkeypatch.setattr(long_json, "_CHUNK_BYTES", block)
-    monkeypatch.setattr(readers, "_BATCH_BYTES", 40)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 40)
     ids = [f"id{i}" for i in range(len(texts))]
     pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "a.parquet", row_group_size=3)
-    lines = [json.dumps({"id": i, "text": t}) for i, t in zip(ids, texts, strict=True)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    objects = [json.dumps({"id": i, "text": t}) for i, t in zip(ids, texts, strict=True)]
+    (tmp_path / "a.jsonl").write_text("\n".join(objects))
     (tmp_path / "a.txt").write_text("\r\n".join(text + " " for text in texts), newline="")
     expected = []
     for name, text in zip(ids, texts, strict=True):
@@ -169,9 +171,9 @@ def test_a_long_line_means_what_json_says(monkeypatch, members, ascii, indent, e
 def check(line: bytes):
     line = line.replace(b"\n", b" ")
     spec = sources.parse("json:x")
-    expected = [readers._json_document(spec, line, "where")] if line.strip() else []
-    reader = readers._LongLine(None, line + b"\n", 0)
-    got = list(readers._long_json_document(spec, reader, "where", 1 << 20))
+    expected = [json_lines._document(spec, line, "where")] if line.strip() else []
+    reader = lines.LongLine(None, line + b"\n", 0)
+    got = list(json_lines._long_document(spec, reader, "where", 1 << 20))
     assert got == expected
 
 
@@ -213,11 +215,11 @@ def test_corners_of_json(monkeypatch, line):
 
 
 def test_a_line_longer_than_can_be_held_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_LONG_LINE_BYTES", 100)
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", 10)
-    monkeypatch.setattr(readers, "_LONGEST_JSON_LINE_BYTES", 1000)
-    lines = [json.dumps({"text": "x" * size}) for size in (50, 500, 5000, 5)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(lines, "_LONG_LINE_BYTES", 100)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 10)
+    monkeypatch.setattr(json_lines, "_LONGEST_LINE_BYTES", 1000)
+    documents = [json.dumps({"text": "x" * size}) for size in (50, 500, 5000, 5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(documents))
     got = rows(f"json:{tmp_path}/a.jsonl?validation=0")
     assert [row[3] for row in got] == [None, None, "longer than 1 GiB", None]
     assert [len(row[2] or "") for row in got] == [50, 500, 0, 5]

@@ -1,0 +1,128 @@
+"""Batches of documents, bounded in number and in bytes.
+
+Columns: `id` string, `text` string or large_string, `problem` string, `part` int32; see
+`sources.read` for their meaning.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tasks.reading import long_documents, long_json
+from tasks.reading.long_documents import Document, Text
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Batches = Generator["pa.RecordBatch", None, None]
+
+# A batch has at most so many bytes of text, unless one document is larger.
+BATCH_BYTES = 4 << 20
+
+
+def collect(documents: Iterable[Document], count: int, longest: int) -> Batches:
+    """Yields batches of at most `count` documents; splits those of more than `longest` bytes."""
+    rows: list[Document] = []
+    size = 0
+    for document in _split_long(documents, longest):
+        length = len(document[1] or "")
+        if rows and (len(rows) >= count or size + length > BATCH_BYTES):
+            yield _batch_of(rows)
+            rows, size = [], 0
+        rows.append(document)
+        size += length
+    if rows:
+        yield _batch_of(rows)
+
+
+def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Document]:
+    for document in documents:
+        name, text, _, part = document
+        # A character has at most four bytes.
+        if isinstance(text, str) and 4 * len(text) > longest:
+            text = text.encode()
+        if isinstance(text, bytes) and len(text) > longest and not part:
+            yield from long_documents.parts(name, long_documents.chunked(text), longest)
+        else:
+            yield name, text, *document[2:]
+
+
+def _batch_of(rows: list[Document]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    ids, texts, problems, parts = map(list, zip(*rows, strict=True))
+    return batch(
+        pa.array(ids, pa.string()),
+        _text_array(texts),
+        pa.array(problems, pa.string()),
+        pa.array(parts, pa.int32()),
+    )
+
+
+def _text_array(texts: list[Text]) -> "pa.LargeStringArray":
+    """Returns an array of valid UTF-8, without the spare capacity of Arrow's own builder."""
+    import numpy as np
+    import pyarrow as pa
+
+    data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
+    bounds = np.cumsum([0, *map(len, data)], dtype=np.int64)
+    valid = None
+    if None in texts:
+        present = np.array([text is not None for text in texts])
+        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+    joined = data[0] if len(data) == 1 else b"".join(data)
+    buffers = [valid, pa.py_buffer(bounds), pa.py_buffer(joined)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+
+
+def batch(
+    ids: "pa.Array", texts: "pa.Array", problems: "pa.Array", parts: Any = None
+) -> "pa.RecordBatch":
+    """Returns a batch of these columns; without `parts`, all documents are whole."""
+    import numpy as np
+    import pyarrow as pa
+
+    parts = pa.array(np.zeros(len(ids), np.int32)) if parts is None else parts
+    columns = {"id": ids, "text": texts, "problem": problems, "part": parts}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def bounded(batch: "pa.RecordBatch", count: int) -> Batches:
+    """Slices a batch into ones of at most `count` documents and BATCH_BYTES of text."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    lengths = pc.fill_null(pc.binary_length(batch.column("text")), 0)
+    ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+    begin = 0
+    while begin < batch.num_rows:
+        done = ends[begin - 1] if begin else 0
+        fits = int(np.searchsorted(ends, done + BATCH_BYTES, side="right"))
+        end = min(max(fits, begin + 1), begin + count)
+        yield batch.slice(begin, end - begin)
+        begin = end
+
+
+def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.StringArray"]:
+    """Returns the texts and each one's problem; a missing or invalid text is null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    nothing = pa.scalar(None, pa.string())
+    problems = pc.if_else(pc.is_null(raw), "null", nothing)
+    try:
+        return raw.cast(pa.large_string()), problems  # checks that it is UTF-8
+    except pa.ArrowInvalid:
+        valid = pa.array(
+            [not value.is_valid or long_json.is_utf8(value.as_buffer()) for value in raw]
+        )
+        texts = pc.if_else(valid, raw, pa.scalar(None, pa.large_binary()))
+        return texts.cast(pa.large_string()), pc.if_else(valid, problems, "invalid UTF-8")
+
+
+def numbered_ids(file: str, numbers: "np.ndarray") -> "pa.StringArray":
+    """Returns the ids "file:number"."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(f"{file}:", pa.array(numbers).cast(pa.string()), "")

@@ -1,0 +1,45 @@
+"""Cutting the files of a corpus into pieces of about equal size."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+from tasks.reading.corpus import FileRange
+
+# A small corpus is still cut into this many pieces, to occupy several workers, unless they would be
+# too small to be worth starting one.
+_LEAST_PIECES = 8
+_LEAST_PIECE_BYTES = 64 << 10
+
+
+def target_bytes(total: int, piece_bytes: int) -> int:
+    """Returns the largest size of a piece of a corpus of `total` bytes; at most `piece_bytes`."""
+    return max(1, min(piece_bytes, max(_LEAST_PIECE_BYTES, math.ceil(total / _LEAST_PIECES))))
+
+
+def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
+    """Cuts a file's ranges evenly into ones of at most `target` bytes, and joins small neighbours.
+
+    Only Parquet's row groups are ever small: a file of lines is one range.
+    """
+    joined: FileRange | None = None
+    for each in itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges):
+        if joined and joined.bytes + each.bytes <= target:
+            joined = FileRange(joined.start, each.stop, joined.bytes + each.bytes)
+        else:
+            if joined:
+                yield joined
+            joined = each
+    if joined:
+        yield joined
+
+
+def _evenly(whole: FileRange, target: int) -> Iterator[FileRange]:
+    if whole.stop is None:
+        yield whole
+        return
+    length = whole.stop - whole.start
+    count = max(1, min(length, math.ceil(whole.bytes / target)))
+    cuts = [whole.start + length * i // count for i in range(count + 1)]
+    for start, stop in itertools.pairwise(cuts):
+        yield FileRange(start, stop, whole.bytes * (stop - start) // length)

@@ -1,0 +1,1 @@
+"""File formats of corpora: one class per format, listed in `registry`."""

@@ -1,0 +1,46 @@
+"""The interface of a file format."""
+
+from typing import Protocol
+
+from tasks.reading.batches import Batches
+from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.terminal.command_line import UserError, nearest
+
+
+class Format(Protocol):
+    """A file format: how its files are checked, divided into ranges, and read.
+
+    Both methods may raise what their libraries raise for a broken file (OSError, EOFError,
+    ValueError, …): the caller turns it into one line that names the file.
+    """
+
+    @property
+    def has_columns(self) -> bool:
+        """True if documents have named columns; otherwise a SPEC may not set `column` or `id`."""
+        ...
+
+    def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
+        """Checks a file and returns the ranges that can be read by themselves, in order.
+
+        Ranges are cut evenly into pieces of the wanted size, and small ones are joined, so `read`
+        must accept any start and stop within them. A file without documents has no ranges.
+
+        Raises:
+          UserError: the file lacks a column, or its column is not text.
+        """
+        ...
+
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        """Yields batches of at most `batch_documents` documents; see `sources.read`.
+
+        `batches.collect` makes such batches of documents that come one by one.
+        """
+        ...
+
+
+def missing_column(path: str, column: str, known: list[str]) -> UserError:
+    """Returns the error of a file without `column` that has the columns `known`."""
+    return UserError(
+        f"{path} has no column {column}{nearest(column, known)}; it has {', '.join(known)}: "
+        "add ?column=NAME"
+    )

@@ -1,0 +1,152 @@
+"""JSON lines: one object a line, whose members are the columns."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.reading import batches, long_documents, long_json, opening
+from tasks.reading.batches import Batches
+from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.reading.formats import lines
+from tasks.reading.formats.format import missing_column
+from tasks.reading.long_documents import Document
+from tasks.terminal.command_line import UserError
+
+_LONGEST_LINE_BYTES = 1 << 30
+# The beginning of each file is checked for its columns: one small request each.
+_PEEK_BYTES = 256 << 10
+_PEEK_LINES = 100
+_KINDS = {
+    bool: "true or false", int: "number", float: "number", list: "array", dict: "object",
+}  # fmt: skip
+_BLANK = re.compile(rb"[\t-\r ]*+")
+
+
+class JsonLines:
+    """The format `json`; a document without an id gets the offset of its first byte."""
+
+    has_columns = True
+
+    def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
+        if file.bytes:
+            _check_columns(spec, file)
+        return lines.ranges(file)
+
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        longest = corpus.max_document_bytes
+        with lines.open_piece(piece) as found:
+            documents = _documents(corpus.spec, piece.file, found, longest)
+            yield from batches.collect(documents, batch_documents, longest)
+
+
+def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
+    """Checks the first lines of a file for its columns, and that its text is text.
+
+    Raises:
+      UserError: they are not JSON objects, lack a column, or hold no text.
+    """
+    with (
+        opening.open_file(file.path, file.bytes, file.etag, _PEEK_BYTES) as handle,
+        opening.decompress(handle, file.path) as stream,
+    ):
+        head = stream.read(_PEEK_BYTES)
+        cut_short = len(head) == _PEEK_BYTES or stream.read(1)
+    found = head.removeprefix(lines.MARK).split(b"\n")
+    found = [line for line in (found[:-1] if cut_short else found) if line.strip()]
+    if not found:  # or one long line, which is checked when it is read
+        return
+    rows = []
+    for line in found[:_PEEK_LINES]:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            rows += [value] if isinstance(value, dict) else []
+    if not rows:
+        raise UserError(f"{file.path} is not JSON lines: its first lines hold no JSON object")
+    for column in filter(None, (spec.column, spec.id)):
+        if not any(column in row for row in rows):
+            raise missing_column(file.path, column, sorted(set().union(*rows)))
+    kinds = {type(row[spec.column]) for row in rows if spec.column in row} - {type(None)}
+    if kinds and str not in kinds:
+        names = ", ".join(sorted(_KINDS[kind] for kind in kinds))
+        raise UserError(f"{file.path}: column {spec.column} is {names}, not text")
+
+
+def _documents(spec: CorpusSpec, file: str, found: lines.Lines, longest: int) -> Iterator[Document]:
+    for offset, data in found:
+        if isinstance(data, lines.LongLine):
+            yield from _long_document(spec, data, f"{file}:{offset}", longest)
+            continue
+        for line in data.split(b"\n"):
+            if line.strip():
+                yield _document(spec, line, f"{file}:{offset}")
+            offset += len(line) + 1
+
+
+def _document(spec: CorpusSpec, line: bytes, where: str) -> Document:
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return where, None, "invalid UTF-8", 0
+    except (ValueError, RecursionError):
+        return where, None, "invalid JSON", 0
+    if not isinstance(value, dict):
+        return where, None, "missing column", 0
+    name = _id(value.get(spec.id or "id"), where)
+    if spec.column not in value:
+        return name, None, "missing column", 0
+    text = value[spec.column]
+    if text is None:
+        return name, None, "null", 0
+    if not isinstance(text, str):
+        return name, None, "not a string", 0
+    try:
+        return name, text.encode(), None, 0
+    except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is not a character
+        return name, None, "invalid UTF-8", 0
+
+
+def _id(value: Any, where: str) -> str:
+    return where if value is None else str(value).encode(errors="replace").decode()
+
+
+def _long_document(
+    spec: CorpusSpec, chunks: lines.LongLine, where: str, longest: int
+) -> Iterator[Document]:
+    """Yields what `_document` returns, in parts, for a line too long to become Python objects."""
+    line = bytearray()
+    for chunk in chunks:
+        if chunks.size <= _LONGEST_LINE_BYTES:
+            line += chunk
+        else:
+            line.clear()
+    id_column = spec.id or "id"
+    if chunks.size > _LONGEST_LINE_BYTES:
+        yield where, None, "longer than 1 GiB", 0
+        return
+    if _BLANK.fullmatch(line):
+        return
+    if not long_json.is_utf8(line):
+        yield where, None, "invalid UTF-8", 0
+        return
+    try:
+        spans = long_json.find(line, {spec.column, id_column})
+    except ValueError:
+        yield where, None, "invalid JSON", 0
+        return
+    if spans is None:
+        yield where, None, "missing column", 0
+        return
+    name = where
+    if id_column in spans:
+        name = _id(json.loads(line[slice(*spans[id_column])].decode()), where)
+    span = spans.get(spec.column)
+    if span is None:
+        yield name, None, "missing column", 0
+    elif line[span[0]] != ord('"'):
+        yield name, None, "null" if line[slice(*span)] == b"null" else "not a string", 0
+    elif not long_json.is_text(line, span):
+        yield name, None, "invalid UTF-8", 0
+    else:
+        yield from long_documents.parts(name, long_json.characters(line, span), longest)

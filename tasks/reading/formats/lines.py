@@ -1,0 +1,93 @@
+"""Reading files of one document a line, from any byte to any other."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+from tasks.reading import opening
+from tasks.reading.corpus import FileRange, Piece, SourceFile
+
+MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
+
+_BLOCK_BYTES = 1 << 20
+# Longer lines are not held as one string: text is split, and JSON is searched instead of parsed.
+_LONG_LINE_BYTES = 4 << 20
+
+
+def ranges(file: SourceFile) -> list[FileRange]:
+    """Returns the file as one range of bytes; a compressed file cannot be cut."""
+    stop = None if file.path.endswith(opening.COMPRESSED) else file.bytes
+    return [FileRange(0, stop, file.bytes)] if file.bytes else []
+
+
+class LongLine:
+    """A long line as chunks of bytes without its newline. Iterate once, to the end."""
+
+    def __init__(self, file: IO[bytes], head: bytes, mark: int):
+        self._file, self._head = file, head[mark:]
+        self.size = mark  # with its newline; complete after the iteration
+        self.after = b""  # what was read of the following lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        block, self._head = self._head, b""
+        while block:
+            chunk, newline, self.after = block.partition(b"\n")
+            self.size += len(chunk) + len(newline)
+            yield chunk
+            if newline:
+                return
+            block = self._file.read(_BLOCK_BYTES)
+
+
+Lines = Iterable[tuple[int, bytes | LongLine]]
+
+
+@contextlib.contextmanager
+def open_piece(piece: Piece) -> Iterator[Lines]:
+    """Yields the piece's lines as (offset in the file, data); see `_lines`."""
+    with (
+        opening.open_file(piece.path, piece.file_bytes, piece.etag) as handle,
+        opening.decompress(handle, piece.path) as file,
+    ):
+        yield _lines(file, piece.start, piece.stop)
+
+
+def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes | LongLine]]:
+    """Yields (offset, data) of the lines that begin in [start, stop).
+
+    `data` is either some whole lines, of which only the file's last may lack its newline, or one
+    long line. The byte order mark is left out.
+    """
+    position, pending = 0, b""
+    if start:  # from one byte earlier: a line that begins at `start` itself belongs to this range
+        file.seek(start - 1)
+        position = start - 1
+        newline = b""
+        while not newline:
+            block = file.read(_BLOCK_BYTES)
+            if not block or (stop is not None and position >= stop):
+                return
+            skipped, newline, pending = block.partition(b"\n")
+            position += len(skipped) + len(newline)
+    while stop is None or position < stop:
+        block = file.read(_BLOCK_BYTES)
+        pending += block
+        marked = position == 0 and pending.startswith(MARK)
+        # A marked first line is yielded alone: its offsets in the file are not those in `data`.
+        cut = 1 + (pending.find(b"\n") if marked else pending.rfind(b"\n"))
+        if cut:
+            data, pending = pending[:cut], pending[cut:]
+            if stop is not None and position + cut > stop:
+                # After the first newline at stop - 1 or later, lines belong to the next piece.
+                data = data[: data.index(b"\n", max(0, stop - 1 - position)) + 1]
+            yield position, data.removeprefix(MARK) if marked else data
+            position += cut
+        elif not block:
+            if pending:
+                yield position, pending.removeprefix(MARK) if marked else pending
+            return
+        elif len(pending) > _LONG_LINE_BYTES:
+            line = LongLine(file, pending, len(MARK) if marked else 0)
+            yield position, line
+            position += line.size
+            pending = line.after

@@ -1,0 +1,81 @@
+"""Splitting documents that are too long.
+
+While more than `longest` bytes of UTF-8 are left of a document, a part ends at the last white space
+(any of Unicode's) that leaves it at most `longest` bytes, and that one character is dropped. Where
+there is no white space, the part ends between two characters.
+
+Bytes stream in and are never held whole; each part is checked to be UTF-8 by itself.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tasks.reading import long_json
+
+Text = str | bytes | None
+# (id, text, problem, part): see `sources.read`. Bytes are UTF-8.
+Document = tuple[str, Text, str | None, int]
+
+_CHUNK_BYTES = 1 << 20
+# The characters for which str.isspace() is true, as UTF-8; group 1 is the last one.
+_LAST_SPACE = re.compile(
+    rb"(?s).+([\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80"
+    rb"|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
+)
+
+
+def chunked(data: Any) -> Iterator[bytes]:
+    """Yields any buffer as bytes, in chunks."""
+    view = memoryview(data)
+    return (bytes(view[i : i + _CHUNK_BYTES]) for i in range(0, len(view), _CHUNK_BYTES))
+
+
+def parts(name: str, chunks: Iterable[bytes], longest: int) -> Iterator[Document]:
+    """Yields a document whose bytes stream in, in parts if it is long; checks each part's UTF-8."""
+    pieces = split(chunks, longest)
+    first = next(pieces)
+    second = next(pieces, None)
+    if second is None:
+        yield _checked(name, first, 0)
+        return
+    yield _checked(name, first, 1)
+    for number, piece in enumerate(itertools.chain([second], pieces), 2):
+        yield _checked(f"{name}#part{number}", piece, number)
+
+
+def _checked(name: str, piece: bytes, number: int) -> Document:
+    if long_json.is_utf8(piece):
+        return name, piece, None, number
+    return name, None, "invalid UTF-8", number
+
+
+def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:
+    """Yields the parts, at least one, of bytes that stream in; see the module's docstring."""
+    rest = bytearray()
+    for chunk in chunks:
+        rest += chunk
+        # One whole character more than a part may have: it may be the white space.
+        while len(rest) >= longest + 4:
+            yield _pop_part(rest, longest)
+    while len(rest) > longest:
+        yield _pop_part(rest, longest)
+    yield bytes(rest)
+
+
+def _pop_part(rest: bytearray, longest: int) -> bytes:
+    """Removes the first part from `rest`, which has more than `longest` bytes, and returns it."""
+    found = _LAST_SPACE.match(rest, 0, longest + 3)
+    while found and found.start(1) > longest:
+        found = _LAST_SPACE.match(rest, 0, found.start(1))
+    if found:
+        stop, begin = found.span(1)
+    else:
+        stop = longest
+        while stop > longest - 3 and rest[stop] & 0xC0 == 0x80:  # inside a character
+            stop -= 1
+        begin = stop
+    part = bytes(memoryview(rest)[:stop])
+    del rest[:begin]
+    return part

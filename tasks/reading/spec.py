@@ -1,0 +1,79 @@
+"""The grammar of a SPEC, the argument of --corpus; `sources` describes what it means."""
+
+import dataclasses
+import math
+import re
+import urllib.parse
+from typing import Any
+
+from tasks.reading.corpus import OPTIONS, PYTHON_DOCS, CorpusSpec, default_spec
+from tasks.reading.formats.registry import FORMATS
+from tasks.terminal.command_line import UserError, nearest
+
+HUB = "hf"
+
+FORMS = (
+    f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
+    f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
+    "each with ?column=text&split=train&id=id&validation=0.01 as needed"
+)
+
+_KINDS = (PYTHON_DOCS, HUB, *FORMATS)
+
+
+def parse(text: str) -> CorpusSpec:
+    """Parses a SPEC.
+
+    Raises:
+      UserError: it is invalid; the message says why and shows the forms.
+    """
+    head, _, query = text.partition("?")
+    kind, _, location = head.partition(":")
+    if kind not in _KINDS:
+        raise _invalid(text, f"unknown kind {kind!r}{nearest(kind, _KINDS)}")
+    if bool(location) == (kind == PYTHON_DOCS):
+        reason = f"{kind} takes no path" if location else f"{kind}: needs a path after it"
+        raise _invalid(text, reason)
+    config = revision = ""
+    if kind == HUB:
+        location, config, revision = _data_set(text, location)
+    options = _options(text, query)
+    has_columns = kind == HUB or (kind in FORMATS and FORMATS[kind].has_columns)
+    if not has_columns and {"column", "id"} & options.keys():
+        raise _invalid(text, f"{kind} has no columns")
+    return dataclasses.replace(
+        default_spec(kind), location=location, config=config, revision=revision, **options
+    )
+
+
+def _data_set(text: str, location: str) -> tuple[str, str, str]:
+    """Returns (OWNER/NAME, CONFIG, REVISION)."""
+    location, at, revision = location.partition("@")
+    location, colon, config = location.partition(":")
+    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", location):
+        raise _invalid(text, f"{location!r} is not OWNER/NAME")
+    if (at and not revision) or (colon and not config):
+        raise _invalid(text, "a revision or configuration is empty")
+    return location, config, revision
+
+
+def _options(text: str, query: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        if name not in OPTIONS:
+            raise _invalid(text, f"unknown option {name!r}{nearest(name, OPTIONS)}")
+        if not value:
+            raise _invalid(text, f"option {name!r} is empty")
+        options[name] = value
+    if "validation" in options:
+        try:
+            options["validation"] = float(options["validation"])
+        except ValueError:
+            options["validation"] = math.nan
+        if not 0 <= options["validation"] < 1:
+            raise _invalid(text, "validation is a share: at least 0 and less than 1")
+    return options
+
+
+def _invalid(text: str, reason: str) -> UserError:
+    return UserError(f"corpus {text!r}: {reason}; a corpus is {FORMS}")

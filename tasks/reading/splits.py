@@ -1,0 +1,125 @@
+"""Splits: which files and which documents of a corpus belong to train and to validation."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tasks.reading.corpus import TRAIN, VALIDATION, CorpusSpec, Piece, SourceFile
+from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Source: the keywords of datasets/data_files.py, so that files and the Hub agree.
+_SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenFile:
+    """A file to read and the splits that its documents go to.
+
+    With `held_out`, a hash of a document's id decides its split.
+    """
+
+    file: SourceFile
+    splits: tuple[str, ...]
+    held_out: bool
+
+
+def split_of(name: str) -> str:
+    """Returns the split that a file's name contains, innermost folder first; train if none."""
+    for component in reversed(name.lower().split("/")):
+        for word in re.findall(r"[^-._ 0-9]+", component):
+            if word in _SPLIT_WORDS:
+                return _SPLIT_WORDS[word]
+    return TRAIN
+
+
+def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
+    """Returns the splits of the train files and whether a hash decides between them.
+
+    This is for a corpus without a validation split of its own.
+    """
+    if spec.split == VALIDATION:
+        if not spec.validation:
+            raise UserError(f"corpus {spec} has no validation, and validation=0 holds none out")
+        return (VALIDATION,), True
+    return ((TRAIN, VALIDATION), True) if spec.validation else ((TRAIN,), False)
+
+
+def choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
+    """Returns the files to read: those of the wanted split, then those of validation.
+
+    Raises:
+      UserError: the corpus has no such split.
+    """
+    own = [ChosenFile(file, (VALIDATION,), False) for file in found if file.split == VALIDATION]
+    if own and spec.split == VALIDATION:
+        return own
+    source = TRAIN if spec.split == VALIDATION else spec.split
+    splits, held_out = ((TRAIN,), False) if own else held_out_splits(spec)
+    chosen = [ChosenFile(file, splits, held_out) for file in found if file.split == source]
+    if not chosen:
+        names = ", ".join(sorted({file.split for file in found}))
+        raise UserError(f"corpus {spec} has no split {source}; it has {names}: add ?split=NAME")
+    return [*chosen, *own]
+
+
+def generations(
+    spec: CorpusSpec, found: list[SourceFile], earlier: Sequence[Sequence[str]]
+) -> list[list[ChosenFile]]:
+    """Returns the files to read by generation: those named in `earlier`, then the new ones.
+
+    A cache that is extended has one generation of files per build. If a file of `earlier` is gone,
+    all files are one generation.
+
+    Raises:
+      UserError: the new files would move documents of earlier files between splits.
+    """
+    chosen = choose(spec, found)
+    known = {name for names in earlier for name in names}
+    if not known or not known <= {file.name for file in found}:
+        return [chosen]
+    before = choose(spec, [file for file in found if file.name in known])
+    if before != [each for each in chosen if each.file.name in known]:
+        raise UserError(
+            f"corpus {spec}: with the new files, documents of the old ones would move between "
+            "train and validation: build a new cache in another --cache_dir"
+        )
+    new = [each for each in chosen if each.file.name not in known]
+    old = [[each for each in before if each.file.name in names] for names in earlier]
+    return [*old, new] if new else old
+
+
+def divide(
+    piece: Piece, validation: float, batch: "pa.RecordBatch"
+) -> Iterator[tuple[str, "pa.RecordBatch"]]:
+    """Yields (split, its documents of a batch). All parts of a document go to the same split.
+
+    `validation` is the share of documents held out where a hash decides.
+    """
+    if not piece.held_out:
+        yield piece.splits[0], batch
+        return
+    # The first eight bytes of a hash, as a number, against the share of all such numbers.
+    share = int(validation * 2**64).to_bytes(8)
+    held = [hashlib.sha256(id.encode()).digest() < share for id in _base_ids(batch)]
+    for split in piece.splits:
+        rows = [i for i, is_held in enumerate(held) if is_held == (split == VALIDATION)]
+        if rows:
+            yield split, batch if len(rows) == batch.num_rows else batch.take(rows)
+
+
+def _base_ids(batch: "pa.RecordBatch") -> list[str]:
+    """Returns the ids of the documents, the same for all parts of one document."""
+    ids = batch.column("id").to_pylist()
+    for row, part in enumerate(batch.column("part").to_pylist()):
+        if part > 1:
+            ids[row] = ids[row].removesuffix(f"#part{part}")
+    return ids

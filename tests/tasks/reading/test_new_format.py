@@ -1,0 +1,156 @@
+"""Adding a file format takes one new file and two lines of the registry; everything else follows.
+
+The packages are copied, the format is added to the copy as a user would add it, and the commands
+run there.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+REGISTRY = "tasks/reading/formats/registry.py"
+FASTA = '''
+"""FASTA: records of one line ">id" and any number of lines of sequence."""
+
+from collections.abc import Iterable, Iterator
+
+from tasks.reading import batches, opening
+from tasks.reading.batches import Batches
+from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.reading.long_documents import Document
+
+
+class Fasta:
+    has_columns = False
+
+    def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
+        with opening.open_file(file.path, file.bytes, file.etag) as handle:
+            if handle.read(1) not in (b">", b""):
+                raise ValueError("a FASTA file begins with >")
+        return [FileRange(0, None, file.bytes)] if file.bytes else []
+
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        with opening.open_file(piece.path, piece.file_bytes, piece.etag) as handle:
+            records = _records(handle)
+            yield from batches.collect(records, batch_documents, corpus.max_document_bytes)
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[Document]:
+    name, sequence = "", []
+    for line in lines:
+        if line.startswith(b">"):
+            if name:
+                yield name, b"".join(sequence), None, 0
+            name, sequence = line[1:].strip().decode(), []
+        else:
+            sequence.append(line.strip())
+    if name:
+        yield name, b"".join(sequence), None, 0
+'''
+LINES = {
+    "from tasks.reading.formats.fasta import Fasta\n": "from tasks.reading.formats.format import",
+    '    "fasta": Fasta(),\n': "}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Returns a copy of our packages that also reads FASTA."""
+    tree = tmp_path_factory.mktemp("tree")
+    for package in ("pipeline", "tasks", "vocab"):
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tree / package, ignore=skip)
+    (tree / "tasks/reading/formats/fasta.py").write_text(FASTA)
+    text = (tree / REGISTRY).read_text()
+    for line, following in LINES.items():
+        assert text.count(following) == 1
+        text = text.replace(following, line + following)
+    (tree / REGISTRY).write_text(text)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def sequences(tree):
+    """Returns 400 sequences by id, also written as FASTA and as JSON lines."""
+    texts = {
+        f"record{n}": " ".join(hashlib.sha256(b"%d.%d" % (n, i)).hexdigest()[:5] for i in range(20))
+        for n in range(400)
+    }
+    records = [f">{name}\n{text[:60]}\n{text[60:]}\n" for name, text in texts.items()]
+    (tree / "a.fasta").write_text("".join(records))
+    lines = [
+        json.dumps({"id": name, "text": text[:60].strip() + text[60:].strip()})
+        for name, text in texts.items()
+    ]
+    (tree / "a.jsonl").write_text("\n".join(lines))
+    return texts
+
+
+def run(tree, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True
+    )
+
+
+READ = """
+import json
+from tasks.reading import sources
+corpus = sources.resolve(sources.parse("fasta:*.fasta"))
+print(json.dumps([
+    (split, row["id"], row["text"])
+    for piece in corpus.pieces
+    for split, batch in sources.read(corpus, piece)
+    for row in batch.to_pylist()
+]))
+"""
+
+
+def test_every_document_is_read_and_some_are_held_out(tree, sequences):
+    done = run(tree, "-c", READ)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {name for _, name, _ in rows} == set(sequences)
+    assert len(rows) == len(sequences)
+    assert {split for split, _, _ in rows} == {"train", "validation"}
+
+
+def test_help_and_errors_name_the_format(tree, sequences):
+    assert "fasta:GLOB" in run(tree, "-m", "vocab.train", "--help").stdout
+    train = ("-m", "vocab.train", "--output=none")
+    assert "did you mean fasta?" in run(tree, *train, "--corpus=fasts:x").stderr
+    assert "fasta has no columns" in run(tree, *train, "--corpus=fasta:x?column=y").stderr
+    wrong = run(tree, *train, "--corpus=fasta:*.jsonl")
+    assert wrong.returncode == 2
+    assert "a.jsonl cannot be read: a FASTA file begins with >" in wrong.stderr
+
+
+def test_a_vocabulary_and_a_cache_are_built_of_it(tree, sequences):
+    trained = run(
+        tree, "-m", "vocab.train", "--corpus=fasta:a.fasta", "--output=vocabulary",
+        "--vocab_size=600",
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    digests = {}
+    for corpus in ("fasta:a.fasta", "json:a.jsonl"):
+        built = run(
+            tree, "-m", "pipeline.build", "--task=rlm_span_corruption", f"--corpus={corpus}",
+            "--vocabulary=vocabulary", f"--cache_dir={corpus[:4]}", "--tokenizer=sentencepiece",
+            "--workers=2",
+        )  # fmt: skip
+        assert built.returncode == 0, built.stderr
+        folder = tree / corpus[:4] / "rlm_span_corruption"
+        digests[corpus] = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.iterdir()
+            if path.name.startswith(("train", "validation"))
+        }
+    assert len(digests["fasta:a.fasta"]) > 4
+    assert digests["fasta:a.fasta"] == digests["json:a.jsonl"]
