@@ -17,6 +17,12 @@ SEQIO = "seqio:"
 # Rows of the embedding are a multiple of this, as T5's 32,128 for 32,100 ids: accelerators like it,
 # and tensor parallelism divides it. Source: T5X `examples/t5/t5_1_1/base.gin`.
 _VOCABULARY_MULTIPLE = 128
+# Architecture -> presets that have it.
+_FITTING = {
+    "encoder": "an encoder-only preset (bert_base, …)",
+    "encoder_decoder": "an encoder-decoder preset (t5_1_1_small, …)",
+    "decoder": "a decoder-only preset (lm_small, …)",
+}
 _IMPLIED_BY_TOKENS = {
     "tokens_per_batch": "batch_size",
     "tokens_per_microbatch_per_replica": "microbatches",
@@ -150,16 +156,9 @@ def _refuse_idle(config: Config, idle: tuple[str, ...]) -> None:
 
 
 def _check_task(task: TaskSpec, config: Config) -> None:
-    wanted = {*task.objective.features}
-    fills_encoder = config.model.architecture != "encoder_decoder" or task.lengths.inputs
-    if fills_encoder and features.convertible(config.model, task.objective.features):
+    if features.convertible(config.model, task.objective):
         return
-    if "order" in wanted:
-        fitting = "an encoder-only preset (bert_base, …)"
-    elif task.lengths.inputs and "prefix" not in wanted:
-        fitting = "an encoder-decoder or decoder-only preset (t5_1_1_small, lm_small, …)"
-    else:
-        fitting = "a decoder-only preset (lm_small, …)"
+    fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
     made_of = ", ".join(task.objective.features)
     raise UserError(
         f"preset {config.preset} cannot train on task {task.name}, whose examples are {made_of}: "
