@@ -72,7 +72,7 @@ def samples(
             found = trace(task.objective, tokens_N, key, lengths, cache.ids)
             facts += [
                 ("task", task.name),
-                ("objective", show.describe(task.objective, key)),
+                ("objective", task.objective.describe(key)),
                 ("noise", f"seed {seed}, {f'epoch {epoch}' if split == 'train' else 'evaluation'}"),
                 *show.features(found),
             ]

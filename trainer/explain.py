@@ -113,7 +113,7 @@ class Explanation:
         made = trace(task.task.objective, tokens_N, found.key, self._lengths, task.ids)
         facts = (
             ("task", found.task),
-            ("objective", show.describe(task.task.objective, found.key)),
+            ("objective", task.task.objective.describe(found.key)),
             ("window", f"{found.window:,}, epoch {found.epoch:,}"),
             *show.features(made),
             ("cache", task.cache),

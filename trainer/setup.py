@@ -20,6 +20,12 @@ SEQIO = "seqio:"
 # sizes are fast on accelerators and divide among devices.
 # Source: T5X `examples/t5/t5_1_1/base.gin`.
 _VOCABULARY_MULTIPLE = 128
+# Architecture -> presets that have it.
+_FITTING = {
+    "encoder": "an encoder-only preset (bert_base, …)",
+    "encoder_decoder": "an encoder-decoder preset (t5_1_1_small, …)",
+    "decoder": "a decoder-only preset (lm_small, …)",
+}
 # Fields in tokens, and the fields in rows or parts that they determine.
 _IMPLIED_BY_TOKENS = {
     "tokens_per_batch": "batch_size",
@@ -225,19 +231,12 @@ def _reject_unused(config: Config, unused: tuple[str, ...]) -> None:
 
 def _check_task(task: TaskSpec, config: Config) -> None:
     """Rejects a task whose examples the model cannot read."""
-    made_of = task.objective.features
-    fills_encoder = config.model.architecture != "encoder_decoder" or task.lengths.inputs
-    if fills_encoder and features.convertible(config.model, made_of):
+    if features.convertible(config.model, task.objective):
         return
-    if "order" in made_of:
-        fitting = "an encoder-only preset (bert_base, …)"
-    elif task.lengths.inputs and "prefix" not in made_of:
-        fitting = "an encoder-decoder or decoder-only preset (t5_1_1_small, lm_small, …)"
-    else:
-        fitting = "a decoder-only preset (lm_small, …)"
+    fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
     raise UserError(
         f"preset {config.preset} cannot train on task {task.name}, whose examples consist of "
-        f"{', '.join(made_of)}: choose {fitting} or another task"
+        f"{', '.join(task.objective.features)}: choose {fitting} or another task"
     )
 
 

@@ -264,10 +264,8 @@ def _report(
 
 def _preset(task: str, module: str | None) -> str:
     """Returns the name of a trainer preset that fits the task."""
-    spec = registry.get(task, module)
-    if "order" in spec.objective.features:
-        return "bert_base"
-    return "t5_1_1_small" if spec.lengths.inputs else "lm_small"
+    presets = {"encoder": "bert_base", "encoder_decoder": "t5_1_1_small", "decoder": "lm_small"}
+    return presets[registry.get(task, module).objective.architectures[0]]
 
 
 def _print_estimate(

@@ -7,9 +7,7 @@ text in the targets. The page needs no network; what its script adds is comfort.
 import dataclasses
 import html
 import itertools
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +15,7 @@ from tasks.cache.lineage import Part
 from tasks.cache.windows import Place
 from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, texts
 from tasks.inspection.trace import SHUFFLED_PARTS, Side, Trace
-from tasks.objectives import Lengths, Objective
-from tasks.objectives.ul2 import MixtureOfDenoisers
+from tasks.objectives import Lengths
 from tasks.vocabulary import EOS_ID, TokenIds
 
 COLOURS = 8
@@ -95,14 +92,6 @@ class Strip:
     blocks: tuple[tuple[str, tuple[Token, ...]], ...]
 
 
-def describe(objective: Objective, key: np.integer | np.ndarray) -> str:
-    """Returns an objective in words; of UL2's mixture the denoiser that a noise key chooses."""
-    if isinstance(objective, MixtureOfDenoisers):
-        chosen = objective.denoisers[int(objective.choices(np.array([key], np.uint64))[0])]
-        return f"UL2, mode {chosen.mode}: {_words(chosen.objective)}"
-    return _words(objective)
-
-
 def features(trace: Trace) -> list[tuple[str, str]]:
     """Returns what an example's further features say, as facts."""
     said = {
@@ -116,20 +105,6 @@ def features(trace: Trace) -> list[tuple[str, str]]:
         (name, said[name](values) if name in said else f"{len(values):,} values")
         for name, values in trace.more.items()
     ]
-
-
-def _words(value: Any) -> str:
-    if not dataclasses.is_dataclass(value):
-        text = str(value)
-        return text if "<" in text else text.replace("_", " ")
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(value).__name__)
-    name = " ".join(word if word.isupper() else word.lower() for word in name.split())
-    fields = [
-        f"{field.name.replace('_', ' ')} {_words(getattr(value, field.name))}"
-        for field in dataclasses.fields(value)
-        if not isinstance(getattr(value, field.name), tuple)
-    ]
-    return f"{name} ({', '.join(fields)})" if fields else name
 
 
 def extent(part: Part) -> str:

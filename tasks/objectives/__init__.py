@@ -1,20 +1,16 @@
-"""Objectives: how examples are made from windows of tokens."""
+"""Objectives make examples from windows of tokens. A new one subclasses `Objective`."""
 
 from tasks.objectives.denoising import (
     DENOISING,
-    AutoregressiveLM,
-    DecoderPrefixLM,
     Denoising,
-    Examples,
-    Lengths,
-    Objective,
-    RandomPrefix,
     prefix_lm,
     span_corruption,
     span_corruption_lengths,
-    with_eos,
 )
+from tasks.objectives.language_model import AutoregressiveLM, DecoderPrefixLM
 from tasks.objectives.masked_lm import MaskedLM
+from tasks.objectives.masks import RandomPrefix
+from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.objectives.ul2 import MixtureOfDenoisers, ul2_denoisers
 
 __all__ = [

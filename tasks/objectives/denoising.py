@@ -1,84 +1,30 @@
-"""Objectives: how many tokens a window has, and the features made from it.
+"""Denoising, T5's matrix of objectives: a mask, and what inputs and targets make of it.
 
-An objective is frozen plain data with a few questions to ask it; `examples` is vectorised over a
-batch of windows and pure in (tokens, keys). Denoising is T5's matrix: a mask, what inputs make of
-it, and what targets make of it; `DENOISING` has the rows of the T5 paper by name.
+`DENOISING` holds the objectives that the T5 paper compares, by name.
 
 Dimensions: W windows, N tokens of a window.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.masks import (
+    Bounds,
+    IidTokens,
+    Mask,
+    RandomPrefix,
+    RandomSpans,
+    RegularSpans,
+)
+from tasks.objectives.objective import Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError, nearest
-from tasks.vocabulary import EOS_ID, TokenIds
-
-# Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
-Examples = dict[str, tuple[np.ndarray, np.ndarray]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Lengths:
-    """Positions of an example's features, EOS included; `inputs` is 0 where there are none."""
-
-    inputs: int
-    targets: int
-
-
-class Objective(Protocol):
-    """What pipeline, trainer and seqio ask of an objective.
-
-    Attributes:
-      features: what an example consists of. "inputs" and "targets" are ids. "weights" (0 or 1 a
-        target) says where the loss is, on all targets if it is not there. "prefix" is 1 where a
-        decoder sees in both directions. "segments" and "order" are those of `MaskedLM`.
-      pieces: pieces that the vocabulary must have, by their text.
-      separator: what must end documents in the cache ("none" or "eos"); None if either will do.
-    """
-
-    @property
-    def features(self) -> tuple[str, ...]: ...
-
-    @property
-    def pieces(self) -> tuple[str, ...]: ...
-
-    @property
-    def separator(self) -> str | None: ...
-
-    def window_tokens(self, lengths: Lengths) -> int:
-        """Tokens of the corpus that one example takes.
-
-        Raises:
-          UserError: the lengths cannot hold such examples; says which would.
-        """
-
-    def sentinels(self, lengths: Lengths) -> int:
-        """Most sentinels that one example takes."""
-
-    def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
-    ) -> Examples:
-        """Returns feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
-
-        Args:
-          tokens_WN: int32 [W, N] windows of at most `window_tokens`, padded with 0.
-          lengths_W: int64 [W] their lengths.
-          keys_W: uint64 [W] noise keys.
-          lengths: those that the window was planned with.
-          ids: the vocabulary; sentinels are its last ids, descending.
-        """
+from tasks.vocabulary import TokenIds
 
 
 @functools.cache
@@ -87,8 +33,8 @@ def span_corruption_lengths(
 ) -> tuple[int, int]:
     """Returns (raw tokens, targets length) that exactly fill `inputs_length`: 512 -> (568, 114).
 
-    Source: T5 `data/preprocessors.py`, random_spans_helper, with one sentinel a span and EOS on
-    both sides; rounding is Python's (half to even, float64).
+    Source: T5 `data/preprocessors.py`, random_spans_helper, with one sentinel per span and an EOS
+    on both sides. Rounding is Python's: half to even, in float64.
     """
 
     def filled(raw: int) -> tuple[int, int]:
@@ -105,129 +51,13 @@ def span_corruption_lengths(
     return raw, targets
 
 
-class Bounds(NamedTuple):
-    """What a mask may be in a window: fewest and most noise tokens, most spans, and the most that
-    tokens and spans come to together."""
-
-    fewest: int
-    tokens: int
-    spans: int
-    tokens_and_spans: int
-
-
-class Mask(Protocol):
-    """Chooses noise. `certain` says whether `bounds` hold for every window."""
-
-    @property
-    def certain(self) -> bool: ...
-
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
-        """Returns bool [W, width]."""
-
-    def bounds(self, raw: int) -> Bounds:
-        """Of a window of `raw` tokens."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomSpans:
-    """Spans of random lengths, as many as `noise.span_counts` says; see `noise.span_mask`."""
-
-    noise_density: float = 0.15
-    mean_noise_span_length: float = 3.0
-    certain = True
-
-    def draw(self, keys_W, lengths_W, width):
-        return noise.span_mask(
-            keys_W, lengths_W, width, self.noise_density, self.mean_noise_span_length
-        )
-
-    def bounds(self, raw):
-        counts = noise.span_counts(np.array([raw]), self.noise_density, self.mean_noise_span_length)
-        tokens, spans = (int(count[0]) for count in counts)
-        return Bounds(tokens, tokens, spans, tokens + spans)
-
-
-@dataclasses.dataclass(frozen=True)
-class RegularSpans:
-    """Spans of one length, at one distance; see `noise.regular_mask`."""
-
-    noise_density: float = 0.15
-    shortest: int = 3
-    longest: int = 3
-    certain = True
-
-    def draw(self, keys_W, lengths_W, width):
-        return noise.regular_mask(
-            keys_W, lengths_W, width, self.noise_density, self.shortest, self.longest
-        )
-
-    def bounds(self, raw):
-        tokens, spans, both = [], [], []
-        for length in range(self.shortest, self.longest + 1):
-            period = int(noise.regular_period(length, self.noise_density))
-            offset = np.arange(period)[:, None]
-            mask = (np.arange(raw) + offset) % period < length
-            tokens.append(mask.sum(axis=1))
-            spans.append(noise.run_starts(mask).sum(axis=1))
-            both.append(tokens[-1] + spans[-1])
-        return Bounds(
-            min(int(each.min()) for each in tokens),
-            *(max(int(each.max()) for each in several) for several in (tokens, spans, both)),
-        )
-
-
-# Masks of independent tokens are planned for so many standard deviations above the mean. One
-# window in 700 has more noise than that; its noise ends where the targets are full.
-_DEVIATIONS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class IidTokens:
-    """Each token on its own; see `noise.iid_mask`."""
-
-    noise_density: float = 0.15
-    certain = False
-
-    def draw(self, keys_W, lengths_W, width):
-        return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
-
-    def bounds(self, raw):
-        # With x of a token 1 where it is noise and x' that of the token before, 0 before the first:
-        # sums of x, of beginnings of spans x (1 - x'), and of both, x (2 - x').
-        d = self.noise_density
-        start = d * (1 - d)
-        tokens = _most(raw * d, raw * start, raw)
-        spans = _most((raw - 1) * start + d, raw * start * (1 - 3 * start), (raw + 1) // 2)
-        mean = d * (2 - d)
-        variance = d * (4 - 3 * d) - mean**2 + 2 * (d * mean - mean**2)
-        both = _most((raw - 1) * mean + 2 * d, raw * variance, raw + (raw + 1) // 2)
-        return Bounds(0, tokens, spans, both)
-
-
-def _most(mean: float, variance: float, possible: int) -> int:
-    return min(possible, math.ceil(mean + _DEVIATIONS * math.sqrt(max(variance, 0.0))))
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomPrefix:
-    """A prefix of random length counts as noise; see `noise.prefix_mask`."""
-
-    noise_density: float = 0.5
-    certain = True
-
-    def draw(self, keys_W, lengths_W, width):
-        return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density)
-
-    def bounds(self, raw):
-        fewest = int(noise.shortest_prefix(np.array([raw]), self.noise_density)[0])
-        return Bounds(fewest, raw - 1, 1, raw)
-
-
 class _Side(NamedTuple):
-    """What becomes of a window on one side of an example.
+    """How one side of an example, inputs or targets, is made from a window.
 
-    `make`: (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths). `tokens`: the most
-    that it makes of a window of so many tokens. `sentinels`: the most it takes.
+    Attributes:
+      make: (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
+      tokens: (tokens of the window, bounds of its mask) -> most tokens of the side.
+      sentinels: bounds of the mask -> most sentinels of the side.
     """
 
     make: Callable[..., tuple[np.ndarray, np.ndarray]]
@@ -246,12 +76,12 @@ def _replaced(random_share: float, kept_share: float) -> _Side:
 
 
 def _closing(bounds: Bounds) -> int:
-    """1 if text may follow the last span, where T5's targets then have one more sentinel."""
+    """Returns 1 if text may follow the last span: T5's targets then end in one more sentinel."""
     return int(bounds.fewest != bounds.tokens)
 
 
-# T5's functions of a noise mask, by T5's names; "all" is the window itself (T5: targets_fn = None),
-# and the last number of the third name says which share of tokens stays, as in BERT.
+# T5's functions of a noise mask, by T5's names. "all" is the window itself (T5: targets_fn = None).
+# "..._or_itself" leaves one noise token in ten as it is, like BERT.
 # Source: T5 `data/preprocessors.py`; Raffel et al. 2020, sections 3.3.1 and 3.3.2.
 SIDES: Mapping[str, _Side] = MappingProxyType(
     {
@@ -312,40 +142,36 @@ SIDES: Mapping[str, _Side] = MappingProxyType(
 )
 
 
-def with_eos(tokens_WN: np.ndarray, lengths_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens int32 [W, N + 1], lengths + 1), an EOS after each."""
-    out_WN = np.zeros((tokens_WN.shape[0], tokens_WN.shape[1] + 1), np.int32)
-    out_WN[:, :-1] = tokens_WN
-    out_WN[np.arange(len(out_WN)), lengths_W] = EOS_ID
-    return out_WN, lengths_W + 1
-
-
 @dataclasses.dataclass(frozen=True)
-class Denoising:
-    """A window under a noise mask: `inputs` and `targets` name what SIDES makes of it.
+class Denoising(Objective):
+    """Denoising: inputs and targets are made from a window and a noise mask.
 
-    A window is as long as random spans with one sentinel each need to fill the inputs, and one
-    token shorter than the inputs under other masks.
+    `inputs` and `targets` name functions in SIDES. With random spans of one sentinel each, a window
+    is as long as it takes to fill the inputs; with other masks it is one token shorter than the
+    inputs.
 
     Source: T5 `data/preprocessors.py`, denoise; Raffel et al. 2020, section 3.3.
-    Differences: where independent tokens of noise make too much for the targets or take too many
-    sentinels, T5 cuts the targets and takes pieces for sentinels; here the noise ends earlier.
+    Differences: where independent tokens of noise need longer targets or more sentinels than there
+    are, T5 cuts the targets and uses ordinary pieces as sentinels; here the noise ends earlier.
 
     Raises:
-      ValueError: at construction, if a side is not one of SIDES.
+      ValueError: at construction, if a side is not in SIDES.
     """
 
-    mask: Mask = RandomSpans()
+    mask: Mask = dataclasses.field(default_factory=RandomSpans)
     inputs: str = "noise_span_to_unique_sentinel"
     targets: str = "nonnoise_span_to_unique_sentinel"
     features = ("inputs", "targets")
-    pieces = ()
-    separator = None
+    appends_eos = True
 
     def __post_init__(self) -> None:
         for side in (self.inputs, self.targets):
             if side not in SIDES:
                 raise ValueError(f"unknown side {side!r}{nearest(side, SIDES)}")
+
+    @property
+    def codes_text(self):
+        return isinstance(self.mask, RandomPrefix) and self.targets == "drop_noise_tokens"
 
     def window_tokens(self, lengths):
         raw = self._raw(lengths.inputs)
@@ -365,7 +191,7 @@ class Denoising:
         raw, _ = span_corruption_lengths(
             inputs_length, self.mask.noise_density, self.mask.mean_noise_span_length
         )
-        # T5 plans no span where there is less noise than half a span, and draws one: it would cut.
+        # For less noise than half a span, T5 plans without a span and draws one: it would be cut.
         while raw > 1:
             bounds = self.mask.bounds(raw)
             if raw - bounds.tokens + bounds.spans + 1 <= inputs_length:
@@ -374,7 +200,7 @@ class Denoising:
         return raw
 
     def fitting(self, inputs_length: int) -> Lengths:
-        """Returns `inputs_length` with the shortest targets length that goes with it."""
+        """Returns `inputs_length` with the shortest targets length that fits it."""
         raw = self.window_tokens(Lengths(inputs_length, 1 << 62))
         needed = SIDES[self.targets].tokens(raw, self.mask.bounds(raw)) + 1
         return Lengths(inputs_length, needed)
@@ -394,7 +220,7 @@ class Denoising:
         }
 
     def _limited(self, mask_WN: np.ndarray, lengths: Lengths, ids: TokenIds) -> np.ndarray:
-        # One position is EOS's and one, with one sentinel, that of text after the last span.
+        # EOS takes one position; a sentinel for text after the last span takes another.
         if self.targets == "nonnoise_span_to_unique_sentinel":
             return noise.limit_noise(mask_WN, 1, 1, lengths.targets - 2, ids.sentinels - 1)
         if self.targets == "nonnoise_span_to_sentinel":
@@ -405,21 +231,21 @@ class Denoising:
 
 
 def span_corruption(noise_density: float = 0.15, mean_noise_span_length: float = 3.0) -> Denoising:
-    """T5's span corruption. Source: Raffel et al. 2020, section 3.1.4."""
+    """Returns T5's span corruption. Source: Raffel et al. 2020, section 3.1.4."""
     return Denoising(RandomSpans(noise_density, mean_noise_span_length))
 
 
 def prefix_lm(noise_density: float = 0.5) -> Denoising:
-    """A prefix of random length as inputs, the rest of the window as targets.
+    """Returns the prefix LM: inputs are a prefix of random length, targets the rest of the window.
 
     Source: Raffel et al. 2020, section 3.2.3; T5 `data/preprocessors.py`, prefix_lm.
     """
     return Denoising(RandomPrefix(noise_density), "drop_nonnoise_tokens", "drop_noise_tokens")
 
 
-# The objectives that the T5 paper compares, by the names of its experiments: u unique sentinels,
-# d dropped, m a mask token, r random tokens, s sentinels, k kept, f the full text; numbers are
-# span lengths and percentages.
+# The objectives that the T5 paper compares, by the names of its experiments. Letters mean: u unique
+# sentinels, d dropped, m a mask token, r random tokens, s sentinels, k kept, f the full text.
+# Numbers are span lengths and percentages.
 # Source: Raffel et al. 2020, tables 3 to 7, and the operative configurations of its experiments.
 DENOISING: Mapping[str, Denoising] = MappingProxyType(
     {
@@ -442,76 +268,3 @@ DENOISING: Mapping[str, Denoising] = MappingProxyType(
         "deshuffling": Denoising(IidTokens(1.0), "permute_noise_tokens", "all"),
     }
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class AutoregressiveLM:
-    """The window as targets, no inputs.
-
-    With `eos` "window" an EOS ends every window, T5's `lm`; with "document" the EOS are those that
-    the cache has after documents, T5's `full_lm`. The two losses do not compare: the place of a
-    window's EOS is no surprise.
-
-    Source: T5 `data/preprocessors.py`, lm and full_lm.
-    """
-
-    eos: str = "window"
-    features = ("targets",)
-    pieces = ()
-
-    def __post_init__(self) -> None:
-        if self.eos not in ("window", "document"):
-            raise ValueError(f"AutoregressiveLM.eos is {self.eos!r}; it is 'window' or 'document'")
-
-    @property
-    def separator(self):
-        return "eos" if self.eos == "document" else None
-
-    def window_tokens(self, lengths):
-        if lengths.targets < 2:
-            raise UserError("an autoregressive LM needs targets of at least 2 positions")
-        return lengths.targets - (self.eos == "window")
-
-    def sentinels(self, lengths):
-        return 0
-
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
-        if self.eos == "window":
-            return {"targets": with_eos(tokens_WN, lengths_W)}
-        return {"targets": (tokens_WN, lengths_W)}
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderPrefixLM:
-    """Prefix LM for a decoder alone: the window whole, seen in both directions up to a uniform
-    place and learned from there on; no EOS between.
-
-    Feature "prefix" is 1 on the prefix and one position more, the one whose input is the prefix's
-    last token.
-
-    Source: Raffel et al. 2020, section 3.2.3; T5 `data/preprocessors.py`,
-    pack_prefix_lm_decoder_only.
-    """
-
-    features = ("targets", "weights", "prefix")
-    pieces = ()
-    separator = None
-
-    def window_tokens(self, lengths):
-        if lengths.targets < 2:
-            raise UserError("a prefix LM needs targets of at least 2 positions")
-        return lengths.targets
-
-    def sentinels(self, lengths):
-        return 0
-
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
-        width = tokens_WN.shape[1]
-        prefix_WN = noise.prefix_mask(keys_W, lengths_W, width)
-        place_W = np.count_nonzero(prefix_WN, axis=1)
-        weights_WN = noise.within(lengths_W, width) & ~prefix_WN
-        return {
-            "targets": (tokens_WN, lengths_W),
-            "weights": (weights_WN.astype(np.int32), lengths_W),
-            "prefix": (noise.within(place_W + 1, width).astype(np.int32), place_W + 1),
-        }

@@ -1,4 +1,4 @@
-"""BERT's objective: masked words, and which of two segments came first.
+"""BERT's objective: masked words and the order of two segments.
 
 Dimensions: W windows, N tokens of a window, L positions of an example.
 """
@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.objective import Objective
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, sentinel_piece
 
@@ -15,22 +16,22 @@ _SPLIT, _SWAP, _ORDER, _GRAM, _TOKEN = 21, 22, 23, 24, 25  # streams of a window
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLM:
-    """Whole words are masked, in runs of up to `longest` words, and two segments are put in order.
+class MaskedLM(Objective):
+    """BERT's two tasks: predict masked whole words, and tell which of two segments came first.
 
-    A window is split at a uniform beginning of a word into A and B; with probability one half B
-    comes first. Inputs are `classify` A EOS B EOS, so a window is 3 tokens shorter. Of its tokens
-    `noise_density` are chosen: runs of n words, with n in proportion to 1 / n, one run after the
-    other at random places until no further word fits. A chosen token is 8 times in 10 replaced by
-    `mask`, once by a random piece, and once stays.
+    A window is split into A and B at the beginning of a word, drawn uniformly; with probability one
+    half B comes first. Inputs are `classify` A EOS B EOS, so a window is 3 tokens shorter. A share
+    `noise_density` of its tokens is chosen, in runs of up to `longest` words: a run has n words
+    with probability proportional to 1 / n, and runs are drawn at random positions until no further
+    word fits. Of the chosen tokens 8 in 10 become `mask`, 1 becomes a random piece, and 1 stays.
 
-    Features, all [W, L] but the last: "inputs"; "targets", the inputs before masking; "weights", 1
-    on chosen tokens; "segments", 1 on `classify` and the segment that stands first, 2 on the other;
-    "order" int32 [W, 1], 1 where B comes first.
+    Features are int32 [W, L] except the last: "inputs"; "targets", the inputs before masking;
+    "weights", 1 on chosen tokens; "segments", 1 on `classify` and the first segment, 2 on the
+    second; "order", int32 [W, 1], 1 if B comes first.
 
     Source: Devlin et al. 2019, section 3.1; Lan et al. 2020 (arXiv:1909.11942), sections 3.1 and
-    4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions, for stopping.
-    Differences: rows of a cache have no sentences, so segments are cut at words.
+    4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions, when to stop.
+    Differences: rows of a cache do not mark sentences, so segments are cut at words.
     """
 
     noise_density: float = 0.15
@@ -38,7 +39,7 @@ class MaskedLM:
     mask: str = sentinel_piece(0)
     classify: str = sentinel_piece(1)
     features = ("inputs", "targets", "weights", "segments", "order")
-    separator = None
+    architectures = ("encoder",)
 
     @property
     def pieces(self):
@@ -49,8 +50,8 @@ class MaskedLM:
             raise UserError("masked LM needs inputs of at least 5 positions")
         if lengths.targets != lengths.inputs:
             raise UserError(
-                f"masked LM predicts in place: set the targets length to {lengths.inputs}, that of "
-                "the inputs"
+                "masked LM predicts in place: set the targets length to that of the inputs, "
+                f"{lengths.inputs}"
             )
         return lengths.inputs - 3
 
@@ -73,7 +74,7 @@ class MaskedLM:
         )
         split_W = self._split(starts_WN, lengths_W, noise.fold_in(keys_W, _SPLIT))
         swapped_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
-        # Where each token of the window goes: A after `classify`, B after the EOS of A, or B first.
+        # Positions of the window's tokens: A after `classify`, B after A's EOS, or B first.
         columns = np.arange(width)
         in_b_WN = columns >= split_W[:, None]
         length_b_W = lengths_W - split_W
@@ -109,23 +110,24 @@ class MaskedLM:
 
     def _word_starts(self, tokens_WN, lengths_W, ids) -> np.ndarray:
         starts_WN = ids.word_starts[tokens_WN]
-        starts_WN[:, 0] = True  # the end of a word cut by the window counts as one
+        starts_WN[:, 0] = True  # the end of a word that the window cuts counts as a word
         starts_WN[:, 1:] |= tokens_WN[:, :-1] == EOS_ID
         return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
     def _split(self, starts_WN, lengths_W, keys_W) -> np.ndarray:
-        """A uniform beginning of a word other than the first; of one word, its end."""
+        """Returns the beginning of a word other than the first, drawn uniformly, int64 [W]; the end
+        of a window that is one word."""
         counts_W = np.count_nonzero(starts_WN, axis=1)
         rank_W = noise.integers(keys_W, np.minimum(1, counts_W - 1), counts_W - 1)
         place_W = np.argmax(np.cumsum(starts_WN, axis=1) > rank_W[:, None], axis=1)
         return np.where(counts_W > 1, place_W, lengths_W)
 
     def _choose(self, starts_WN, lengths_W, keys_W) -> np.ndarray:
-        """bool [W, N], the tokens to predict."""
+        """Returns the tokens to predict, bool [W, N]."""
         windows, width = starts_WN.shape
         counts_W = np.count_nonzero(starts_WN, axis=1)
         words = int(counts_W.max(initial=0))
-        # First token of every word, and beyond the last word the window's end.
+        # The first token of each word and, after the last word, the window's end.
         begin_WV = np.repeat(lengths_W[:, None], words + self.longest + 1, axis=1)
         begin_WV[noise.within(counts_W, begin_WV.shape[1])] = np.nonzero(starts_WN)[1]
         draws_WV = noise.uniforms(noise.fold_in(keys_W, _ORDER), words)
@@ -147,7 +149,7 @@ class MaskedLM:
             word = order_WV[open_windows, turn]
             gram = np.minimum(grams_WV[open_windows, turn], counts_W[open_windows] - word)
             size = np.zeros(len(word), np.int64)
-            # A run that is too long for what is left is tried with fewer words.
+            # A run that exceeds the tokens left is tried with fewer words.
             for fewer in range(self.longest):
                 tried = np.maximum(gram - fewer, 1)
                 tokens = begin_WV[open_windows, word + tried] - begin_WV[open_windows, word]

@@ -1,4 +1,4 @@
-"""UL2's mixture of denoisers: every window is denoised by one of several objectives.
+"""UL2's mixture of denoisers: one of several objectives denoises each window.
 
 Dimensions: W windows, N tokens of a window, L positions of a feature.
 """
@@ -8,7 +8,8 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.objectives.denoising import Denoising, Lengths, prefix_lm, span_corruption
+from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
+from tasks.objectives.objective import Lengths, Objective, words
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import sentinel_piece
 
@@ -17,23 +18,23 @@ _CHOICE, _OFFSET, _NOISE = 11, 12, 13  # streams of a window's key
 
 @dataclasses.dataclass(frozen=True)
 class Denoiser:
-    """One of a mixture: `rate` is its weight, `mode` the piece that its inputs begin with."""
+    """One objective of the mixture: `rate` is its weight, `mode` the first piece of its inputs."""
 
     objective: Denoising
     rate: float
     mode: str
 
 
-# The mode tokens, where a vocabulary has no pieces for them: its hundred sentinels' last three.
+# Mode tokens for vocabularies without pieces for them: the last three of a hundred sentinels.
 R, X, S = (sentinel_piece(number) for number in (99, 98, 97))
 
 
 def ul2_denoisers(
     regular: str = R, extreme: str = X, sequential: str = S, sequential_rate: float = 0.2
 ) -> tuple[Denoiser, ...]:
-    """UL2's seven denoisers; arguments name the pieces that serve as [R], [X] and [S].
+    """Returns UL2's seven denoisers; arguments name the pieces that serve as [R], [X] and [S].
 
-    Regular and extreme denoising share equally what sequential denoising leaves.
+    Regular and extreme denoising share equally the rate that sequential denoising leaves.
 
     Source: Tay et al. 2022 (arXiv:2205.05131), table 1 and section 4.5.
     """
@@ -48,15 +49,16 @@ def ul2_denoisers(
 
 
 @dataclasses.dataclass(frozen=True)
-class MixtureOfDenoisers:
-    """Each window goes to a denoiser chosen by its key, whose mode token comes before the inputs.
+class MixtureOfDenoisers(Objective):
+    """Each window is denoised by a denoiser that its noise key chooses; inputs begin with its mode.
 
-    A window is as long as the longest denoiser needs. One that needs less takes as much of it from
-    a place drawn anew each epoch, so that no token is always left out.
+    A window is as long as the longest denoiser needs. A denoiser that needs less reads a part of
+    it, from a position drawn in each epoch, so that no token is always left out.
 
     Source: Tay et al. 2022 (arXiv:2205.05131).
-    Differences: UL2's code for T5 gives every denoiser its own share of documents, cut to its own
-    lengths; here all read the same windows, so that one cache and one order serve any rates.
+    Differences: UL2's code for T5 gives every denoiser its own share of the documents, cut to its
+    own lengths; here all denoisers read the same windows, so one cache and one order serve any
+    rates.
 
     Raises:
       ValueError: at construction, if a rate is negative or all are 0.
@@ -64,7 +66,7 @@ class MixtureOfDenoisers:
 
     denoisers: tuple[Denoiser, ...] = ul2_denoisers()
     features = ("inputs", "targets")
-    separator = None
+    appends_eos = True
 
     def __post_init__(self) -> None:
         rates = [denoiser.rate for denoiser in self.denoisers]
@@ -80,20 +82,20 @@ class MixtureOfDenoisers:
         return max(each.objective.window_tokens(inner) for each in self.denoisers)
 
     def sentinels(self, lengths):
-        """Most sentinels of a denoiser, or more if sentinels after them are mode tokens.
+        """Returns the largest number of sentinels of a denoiser.
 
         Raises:
-          UserError: a span would take a mode token for its sentinel.
+          UserError: a span would need a mode token as its sentinel.
         """
         inner = _without_mode(lengths)
         spans = max(each.objective.sentinels(inner) for each in self.denoisers)
         for number in range(spans):
             if sentinel_piece(number) in self.pieces:
                 raise UserError(
-                    f"at inputs length {lengths.inputs} a denoiser takes {spans} sentinels, and "
-                    f"{sentinel_piece(number)} is a mode token: use shorter inputs, or other "
-                    f"pieces for modes, of a vocabulary with {spans + len(self.pieces)} sentinels "
-                    f"from {sentinel_piece(spans)} on"
+                    f"at inputs length {lengths.inputs} a denoiser needs {spans} sentinels, and "
+                    f"{sentinel_piece(number)} is a mode token: use shorter inputs, or a "
+                    f"vocabulary with {spans + len(self.pieces)} sentinels and modes from "
+                    f"{sentinel_piece(spans)} on"
                 )
         return spans
 
@@ -123,8 +125,12 @@ class MixtureOfDenoisers:
                 sizes[name][mine] = counts_W + after
         return {name: (rows[name], sizes[name]) for name in sides}
 
+    def describe(self, key):
+        chosen = self.denoisers[int(self.choices(np.array([key], np.uint64))[0])]
+        return f"UL2, mode {chosen.mode}: {words(chosen.objective)}"
+
     def choices(self, keys_W: np.ndarray) -> np.ndarray:
-        """Returns which denoiser each window goes to: int64 [W]."""
+        """Returns the index of each window's denoiser, int64 [W]."""
         rates = np.array([denoiser.rate for denoiser in self.denoisers])
         borders = np.cumsum(rates / rates.sum())[:-1]
         draws_W = noise.uniforms(noise.fold_in(keys_W, _CHOICE), 1)[:, 0]
@@ -138,7 +144,8 @@ def _without_mode(lengths: Lengths) -> Lengths:
 def _parts(
     tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """At most `width` consecutive tokens of each window, from a uniform place."""
+    """Returns (tokens, lengths) of a part of each window: at most `width` consecutive tokens, from
+    a uniform position."""
     parts_W = np.minimum(lengths_W, width)
     first_W = noise.integers(keys_W, 0, lengths_W - parts_W)
     columns_WN = np.minimum(first_W[:, None] + np.arange(width), tokens_WN.shape[1] - 1)

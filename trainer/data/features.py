@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasks.objectives import Examples, Lengths
+from tasks.objectives import Examples, Lengths, Objective
 from trainer.model.config import ModelConfig
 
 Batch = dict[str, np.ndarray]
@@ -34,11 +34,10 @@ def converter(model: ModelConfig, lengths: Lengths) -> Converter:
     return FeatureConverter(lengths, encoder_decoder=model.architecture == "encoder_decoder")
 
 
-def convertible(model: ModelConfig, features: tuple[str, ...]) -> bool:
-    """Whether a model can be trained on an objective with these features."""
-    if model.architecture == "encoder":
-        return {*features} == {*EncoderConverter.features}
-    return {*features} <= {"inputs", "targets", "weights", "prefix"}
+def convertible(model: ModelConfig, objective: Objective) -> bool:
+    """Returns whether a model can train on the examples of an objective."""
+    known = EncoderConverter if model.architecture == "encoder" else FeatureConverter
+    return model.architecture in objective.architectures and {*objective.features} <= known.features
 
 
 # Metric of how full a feature is -> the feature.
@@ -76,6 +75,7 @@ class FeatureConverter:
 
     lengths: Lengths
     encoder_decoder: bool
+    features = frozenset({"inputs", "targets", "weights", "prefix"})
 
     @property
     def encoder_length(self) -> int:
@@ -128,7 +128,7 @@ class EncoderConverter:
 
     lengths: Lengths
     decoder_length = 0
-    features = ("inputs", "targets", "weights", "segments", "order")
+    features = frozenset({"inputs", "targets", "weights", "segments", "order"})
 
     @property
     def encoder_length(self) -> int:
@@ -138,7 +138,8 @@ class EncoderConverter:
     def __call__(self, examples: Examples) -> Batch:
         """Returns int32 arrays padded with 0."""
         inputs_WL, targets_WL, weights_WL, segments_WL = (
-            _fit(examples[name][0], self.lengths.inputs) for name in self.features[:4]
+            _fit(examples[name][0], self.lengths.inputs)
+            for name in ("inputs", "targets", "weights", "segments")
         )
         return {
             "encoder_input_tokens": inputs_WL,

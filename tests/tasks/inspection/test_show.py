@@ -210,7 +210,7 @@ def test_ul2_leaves_tokens_out_and_says_its_mode(window, loaded):
         assert made.inputs.places_L[0] == -1
         assert made.inputs.spans_L[0] == -1
         mode = vocabulary.sentinel_piece(loaded.size - 1 - int(made.inputs.tokens_L[0]))
-        assert f"mode {mode}:" in show.describe(task.objective, noise.fold_in(seed, 7))
+        assert f"mode {mode}:" in task.objective.describe(noise.fold_in(seed, 7))
         modes.add(mode)
     assert len(modes) == 3
 

@@ -124,7 +124,7 @@ def test_what_cannot_work_is_refused():
     mixture = MixtureOfDenoisers()
     with pytest.raises(UserError, match="makes targets of up to"):
         mixture.window_tokens(Lengths(384, 300))
-    with pytest.raises(UserError, match="takes 127 sentinels, and <extra_id_97> is a mode"):
+    with pytest.raises(UserError, match="needs 127 sentinels, and <extra_id_97> is a mode"):
         mixture.sentinels(Lengths(512, 512))
     named = MixtureOfDenoisers(ul2_denoisers("[R]", "[X]", "[S]"))
     assert named.sentinels(Lengths(512, 512)) == 127

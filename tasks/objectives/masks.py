@@ -1,0 +1,140 @@
+"""Noise masks as plain data: which tokens of a window are noise, and the bounds of their number.
+
+Dimensions: W windows, N tokens of a window.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tasks.objectives import noise
+
+
+class Bounds(NamedTuple):
+    """Bounds of a mask in one window.
+
+    Attributes:
+      fewest: fewest tokens of noise.
+      tokens: most tokens of noise.
+      spans: most spans of noise.
+      tokens_and_spans: largest sum of tokens and spans of noise.
+    """
+
+    fewest: int
+    tokens: int
+    spans: int
+    tokens_and_spans: int
+
+
+class Mask(Protocol):
+    """Chooses the tokens of a window that are noise.
+
+    `certain` is True if `bounds` hold for every window, False if a window may exceed them.
+    """
+
+    @property
+    def certain(self) -> bool: ...
+
+    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+        """Returns bool [W, width], True on noise."""
+
+    def bounds(self, raw: int) -> Bounds:
+        """Returns the bounds of the mask in a window of `raw` tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomSpans:
+    """Spans of random lengths; see `noise.span_mask` and, for their number, `noise.span_counts`."""
+
+    noise_density: float = 0.15
+    mean_noise_span_length: float = 3.0
+    certain = True
+
+    def draw(self, keys_W, lengths_W, width):
+        return noise.span_mask(
+            keys_W, lengths_W, width, self.noise_density, self.mean_noise_span_length
+        )
+
+    def bounds(self, raw):
+        counts = noise.span_counts(np.array([raw]), self.noise_density, self.mean_noise_span_length)
+        tokens, spans = (int(count[0]) for count in counts)
+        return Bounds(tokens, tokens, spans, tokens + spans)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegularSpans:
+    """Spans of equal length at equal distance; see `noise.regular_mask`."""
+
+    noise_density: float = 0.15
+    shortest: int = 3
+    longest: int = 3
+    certain = True
+
+    def draw(self, keys_W, lengths_W, width):
+        return noise.regular_mask(
+            keys_W, lengths_W, width, self.noise_density, self.shortest, self.longest
+        )
+
+    def bounds(self, raw):
+        tokens, spans, both = [], [], []
+        for length in range(self.shortest, self.longest + 1):
+            period = int(noise.regular_period(length, self.noise_density))
+            offset = np.arange(period)[:, None]
+            mask = (np.arange(raw) + offset) % period < length
+            tokens.append(mask.sum(axis=1))
+            spans.append(noise.run_starts(mask).sum(axis=1))
+            both.append(tokens[-1] + spans[-1])
+        return Bounds(
+            min(int(each.min()) for each in tokens),
+            *(max(int(each.max()) for each in several) for several in (tokens, spans, both)),
+        )
+
+
+# Masks of independent tokens are planned for this many standard deviations above the mean. One
+# window in 700 has more noise; its noise ends where the targets are full.
+_DEVIATIONS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class IidTokens:
+    """Independent tokens; see `noise.iid_mask`."""
+
+    noise_density: float = 0.15
+    certain = False
+
+    def draw(self, keys_W, lengths_W, width):
+        return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
+
+    def bounds(self, raw):
+        # Let x be 1 on a token of noise, and x' the x of the token before, 0 for the first token.
+        # Tokens are the sum of x, spans the sum of x (1 - x'), both together of x (2 - x').
+        d = self.noise_density
+        start = d * (1 - d)
+        tokens = _most(raw * d, raw * start, raw)
+        spans = _most((raw - 1) * start + d, raw * start * (1 - 3 * start), (raw + 1) // 2)
+        mean = d * (2 - d)
+        variance = d * (4 - 3 * d) - mean**2 + 2 * (d * mean - mean**2)
+        both = _most((raw - 1) * mean + 2 * d, raw * variance, raw + (raw + 1) // 2)
+        return Bounds(0, tokens, spans, both)
+
+
+def _most(mean: float, variance: float, possible: int) -> int:
+    """Returns the mean plus `_DEVIATIONS`, at most `possible`."""
+    return min(possible, math.ceil(mean + _DEVIATIONS * math.sqrt(max(variance, 0.0))))
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomPrefix:
+    """A prefix of random length, treated as noise; see `noise.prefix_mask`."""
+
+    noise_density: float = 0.5
+    certain = True
+
+    def draw(self, keys_W, lengths_W, width):
+        return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density)
+
+    def bounds(self, raw):
+        fewest = int(noise.shortest_prefix(np.array([raw]), self.noise_density)[0])
+        return Bounds(fewest, raw - 1, 1, raw)

@@ -1,0 +1,131 @@
+"""What an objective is: it makes a model's examples from windows of tokens.
+
+Dimensions: W windows, N tokens of a window.
+"""
+
+import abc
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+
+from tasks.vocabulary import EOS_ID, TokenIds
+
+# Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
+Examples = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Lengths of an example's features in tokens, EOS included; `inputs` is 0 without inputs."""
+
+    inputs: int
+    targets: int
+
+
+class Objective(abc.ABC):
+    """Makes examples from windows; a pure function of tokens and noise keys.
+
+    Subclasses are frozen dataclasses whose fields are the objective's settings. They define
+    `features`, `window_tokens`, `sentinels` and `examples`; everything else has a default.
+    """
+
+    @property
+    @abc.abstractmethod
+    def features(self) -> tuple[str, ...]:
+        """Names of an example's features.
+
+        "inputs" and "targets" are ids. "weights" (0 or 1 for each target) says which targets count
+        in the loss; without it all do. "prefix" is 1 where a decoder attends in both directions.
+        "segments" and "order" are those of `MaskedLM`.
+        """
+
+    @abc.abstractmethod
+    def window_tokens(self, lengths: Lengths) -> int:
+        """Returns the number of corpus tokens in one example.
+
+        Raises:
+          UserError: these lengths cannot hold such examples; the message says which can.
+        """
+
+    @abc.abstractmethod
+    def sentinels(self, lengths: Lengths) -> int:
+        """Returns the largest number of sentinels in one example."""
+
+    @abc.abstractmethod
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
+        """Returns feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
+
+        Args:
+          tokens_WN: int32 [W, N] windows of at most `window_tokens`, padded with 0.
+          lengths_W: int64 [W] lengths of the windows.
+          keys_W: uint64 [W] noise keys.
+          lengths: the lengths that `window_tokens` was given.
+          ids: the vocabulary; sentinels are its last ids, descending.
+        """
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """Texts of the pieces that the vocabulary must have."""
+        return ()
+
+    @property
+    def separator(self) -> str | None:
+        """Required separator after documents in the cache, "none" or "eos"; None for either."""
+        return None
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Architectures that can train on the examples, the most usual first.
+
+        They are "encoder_decoder", "decoder" and "encoder".
+        """
+        return ("encoder_decoder", "decoder") if "inputs" in self.features else ("decoder",)
+
+    @property
+    def codes_text(self) -> bool:
+        """True if targets with a loss are corpus tokens, each predicted from all tokens before it.
+
+        Only then are bits per byte and perplexity per word defined.
+        """
+        return False
+
+    @property
+    def appends_eos(self) -> bool:
+        """True if the targets of every example end in an EOS that is not in the window."""
+        return False
+
+    def describe(self, key: np.integer | np.ndarray) -> str:
+        """Returns the objective and its settings in words, as it acts under a noise key."""
+        return words(self)
+
+
+def words(value: Any) -> str:
+    """Returns a dataclass in words: its name and, in brackets, its fields; tuples are left out."""
+    if not dataclasses.is_dataclass(value):
+        text = str(value)
+        return text if "<" in text else text.replace("_", " ")
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(value).__name__)
+    name = " ".join(word if word.isupper() else word.lower() for word in name.split())
+    fields = [
+        f"{field.name.replace('_', ' ')} {words(getattr(value, field.name))}"
+        for field in dataclasses.fields(value)
+        if not isinstance(getattr(value, field.name), tuple)
+    ]
+    return f"{name} ({', '.join(fields)})" if fields else name
+
+
+def with_eos(tokens_WN: np.ndarray, lengths_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Appends an EOS to each window: (tokens int32 [W, N + 1], lengths + 1)."""
+    out_WN = np.zeros((tokens_WN.shape[0], tokens_WN.shape[1] + 1), np.int32)
+    out_WN[:, :-1] = tokens_WN
+    out_WN[np.arange(len(out_WN)), lengths_W] = EOS_ID
+    return out_WN, lengths_W + 1

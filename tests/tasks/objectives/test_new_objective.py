@@ -1,0 +1,141 @@
+"""A user's own objective, in a task module of their own, works from the cache to the batches."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pipeline import build, inspect
+from tasks import registry
+from tasks.cache.cache import Cache
+from tasks.objectives import Lengths, Objective
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID
+from trainer.pretrain import build_config
+from trainer.setup import prepare
+
+# All that a user writes: one file.
+MODULE = '''
+import dataclasses
+
+from tasks.objectives import Lengths, Objective, with_eos
+from tasks.task import TaskSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation(Objective):
+    """The first `given` tokens of a window are the inputs, the others the targets."""
+
+    given: int = 24
+    features = ("inputs", "targets")
+    codes_text = True
+    appends_eos = True
+
+    def window_tokens(self, lengths):
+        return self.given + lengths.targets - 1
+
+    def sentinels(self, lengths):
+        return 0
+
+    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        inputs_W = lengths_W.clip(max=self.given)
+        return {
+            "inputs": with_eos(tokens_WN[:, : self.given], inputs_W),
+            "targets": with_eos(tokens_WN[:, self.given :], lengths_W - inputs_W),
+        }
+
+
+TASKS = (TaskSpec("my_continuation", "python_docs", Continuation(), Lengths(32, 16)),)
+'''
+NAME = "my_continuation"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with the module, and a small cache of its task in "cache"."""
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("new_objective")
+    (folder / "continuation_tasks.py").write_text(MODULE)
+    lines = [f"line {n} says that {n} times {n} is {n * n}, and no more" for n in range(400)]
+    (folder / "train.txt").write_text("\n".join(lines[40:]))
+    (folder / "validation.txt").write_text("\n".join(lines[:40]))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(folder / "words"), vocab_size=80,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        build.main(
+            [
+                *(f"--task={NAME}", "--task_module=continuation_tasks"),
+                *(f"--corpus=text:{folder}/*.txt", f"--vocabulary={folder}/words.model"),
+                f"--cache_dir={folder}/cache",
+            ]
+        )
+    return folder
+
+
+@pytest.fixture
+def prepared(folder, monkeypatch):
+    """Returns a function: a preset and flags -> the run of the task."""
+    monkeypatch.chdir(folder)
+
+    def run(preset, *flags):
+        given = [f"--task={NAME}", "--task_module=continuation_tasks", "--model_dir=none"]
+        given += [f"--cache_dir={folder}/cache", "--batch_size=4", *flags]
+        return prepare(*build_config(preset, given))
+
+    return run
+
+
+def test_batches_are_made_from_its_examples(prepared):
+    data = prepared("t5_1_1_tiny").data
+    batch = data.batches()[0]
+    windows_W = data.batches().places(0).windows
+    tokens_WN, _ = data.sources[0].maker.windows.read(windows_W)
+    assert tokens_WN.shape == (4, 39)
+    np.testing.assert_array_equal(batch["encoder_input_tokens"][:, :24], tokens_WN[:, :24])
+    np.testing.assert_array_equal(batch["decoder_target_tokens"][:, :15], tokens_WN[:, 24:])
+    assert (batch["encoder_input_tokens"][:, 24] == EOS_ID).all()
+    assert (batch["decoder_target_tokens"][:, 15] == EOS_ID).all()
+
+
+def test_bits_per_byte_count_the_text_that_it_predicts(prepared):
+    data = prepared("t5_1_1_tiny").data
+    (each,) = data.tasks
+    assert each.task.objective.codes_text
+    (rows,) = data.evaluation("validation", 4)
+    weights_WL = np.concatenate([batch["decoder_loss_weights"] for batch in rows.iterate()])
+    windows = data.maker(each, "validation", keep_tails=True).windows
+    _, lengths_W = windows.read(np.arange(len(windows)))
+    targets = weights_WL.sum() - each.task.objective.appends_eos * weights_WL.any(axis=1).sum()
+    assert targets == np.maximum(lengths_W - 24, 0).sum() > 100
+
+
+def test_its_settings_are_flags_and_words(prepared, folder):
+    cache = Cache.open(str(folder / "cache" / NAME))
+    task = registry.get(NAME, "continuation_tasks")
+    (sample,) = inspect.samples(cache, "train", task, Lengths(32, 16), [3])
+    assert ("objective", "continuation (given 24)") in sample.facts
+    assert sample.trace.exact
+    objective = prepared("t5_1_1_tiny", "--objective=given=20").data.tasks[0].task.objective
+    assert objective.given == 20
+    assert objective.describe(np.uint64(0)) == "continuation (given 20)"
+
+
+def test_models_that_cannot_train_on_it_are_rejected(prepared):
+    assert prepared("lm_tiny").data.tasks[0].task.objective.architectures == (
+        "encoder_decoder",
+        "decoder",
+    )
+    with pytest.raises(UserError, match=re.escape("choose an encoder-decoder preset")):
+        prepared("bert_tiny")
+
+
+def test_an_objective_must_define_its_examples():
+    class Incomplete(Objective):
+        features = ("targets",)
+
+    with pytest.raises(TypeError, match=r"abstract methods? .*examples"):
+        Incomplete()
