@@ -1,32 +1,32 @@
-"""What is in a cache, as one HTML page: `python -m pipeline.report --cache=DIR`.
+"""Describes a cache on one HTML page: `python -m pipeline.report --cache=DIR`.
 
-Counts of documents, tokens, rows and of what was left out are the whole cache's. What takes reading
-the rows (lengths, pieces, duplicates, examples) is of at most --sample_shards shards of each split,
-which the page says; memory grows with those alone, by 16 bytes a document. The page needs no
-network and no JavaScript.
+The numbers of documents, tokens, rows and omitted documents are those of the whole cache. Whatever
+requires reading rows (lengths, pieces, duplicates, examples) comes from at most --sample_shards
+shards of each split, as the page says. Memory grows with the sample alone, by 16 bytes per
+document. The page needs no network and no JavaScript.
 """
 
 import dataclasses
 import hashlib
-import html
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from tasks.cache.manifest import CacheManifest, Shard, shard_file
+from tasks.inspection import page as html_page
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.vocabulary import UNK_ID, VOCABULARY, Vocabulary
 
-_EXAMPLES = 3  # of each reason of quarantine, and rows shown in full
+_EXAMPLES = 3  # documents shown per reason of quarantine, and rows shown in full
 _TOP_PIECES = 24
 _TOP_DUPLICATES = 8
 _TOP_FILES = 200  # rows of the table of files
-_START_TOKENS = 24  # of a document, shown to know it by
-_WORD_TOKENS = 200_000  # turned back into text to count words
+_START_TOKENS = 24  # tokens shown of a repeated document
+_WORD_TOKENS = 200_000  # tokens that are decoded to count words
 _QUANTILES = (0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _BINS_AN_OCTAVE = 2
 _LEAST_BINS = 8
@@ -34,7 +34,7 @@ _LEAST_BINS = 8
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateGroup:
-    """Documents of the same tokens: how many, some of their ids, how they begin."""
+    """Documents with equal tokens: their number, some of their ids, and the start of their text."""
 
     count: int
     ids: list[str]
@@ -43,9 +43,9 @@ class DuplicateGroup:
 
 @dataclasses.dataclass(frozen=True)
 class SampleRow:
-    """A decoded row: (id, text) of the document, or part of one, at each place in it.
+    """A decoded row: (id, text) of each part.
 
-    The id is empty for a document that began in an earlier row.
+    The id is empty for the rest of a document that began in an earlier row.
     """
 
     place: str
@@ -54,17 +54,18 @@ class SampleRow:
 
 @dataclasses.dataclass
 class Findings:
-    """What reading the sampled shards showed.
+    """Results from the sampled shards.
 
     Attributes:
-      shards: how many were read, of how many.
-      lengths: int64[documents] tokens of each, separators included.
-      pieces: int64[vocabulary size] how often each id occurs.
-      words, word_tokens: counts of words (what white space separates) and their tokens.
-      by_file: documents and tokens of each file of the corpus, where ids name it.
-      duplicates, groups: documents that repeat an earlier one, and how many different ones do.
-      top_duplicates: the largest groups.
-      quarantine: reason -> (id, location) of some documents.
+      shards: (number of shards read, number of shards).
+      lengths: int64[documents] tokens per document, including separators.
+      pieces: int64[vocabulary size] number of occurrences of each id.
+      words, word_tokens: numbers of words, separated by white space, and of their tokens.
+      by_file: [documents, tokens] of each file of the corpus, if the ids contain the file's name.
+      duplicates: number of documents that repeat an earlier one.
+      groups: number of distinct documents that are repeated.
+      top_duplicates: the largest groups of equal documents.
+      quarantine: (id, location) of some documents by reason.
       rows: some rows.
     """
 
@@ -83,7 +84,7 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True)
 class _ShardContent:
-    """One shard: all its tokens, where rows and documents' pieces begin, and whose they are."""
+    """One shard: its tokens, the start of each row, and the parts of documents in its lineage."""
 
     tokens: np.ndarray
     row_begins: np.ndarray
@@ -93,7 +94,7 @@ class _ShardContent:
     ids: list[str]
 
     def documents(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (id, tokens) of each document, those that were cut put together."""
+        """Yields (id, tokens) of each document, joining the parts of those that were cut."""
         cut = {self.ids[number] for number in np.flatnonzero(self.offsets).tolist()}
         parts: dict[str, list[tuple[int, np.ndarray]]] = {}
         for number, name in enumerate(self.ids):
@@ -115,7 +116,7 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
     """Reads at most `sample_shards` shards of each split, chosen by a hash of their names.
 
     Raises:
-      CorruptRecord: a record is damaged; pipeline.verify says where and what to do.
+      CorruptRecord: a record is damaged; pipeline.verify reports the place and the remedy.
       OSError: a file cannot be read.
     """
     chosen = [key for split in manifest.splits for key in _choose(manifest, split, sample_shards)]
@@ -184,7 +185,7 @@ def _read(folder: str, manifest: CacheManifest, split: str, index: int) -> _Shar
 
 
 def _digest(tokens: np.ndarray) -> bytes:
-    # Never ends in a zero byte, which numpy's strings would drop.
+    # The last byte must not be zero: numpy drops zeros at the end of byte strings.
     return hashlib.blake2b(tokens.tobytes(), digest_size=15).digest() + b"."
 
 
@@ -211,7 +212,7 @@ def _quarantine(
 
 
 def _sample_row(loaded: Vocabulary, content: _ShardContent, split: str, index: int) -> SampleRow:
-    """The row in the middle of the shard."""
+    """Returns the row in the middle of the shard."""
     number = len(content.row_begins) // 2
     begin = int(content.row_begins[number])
     after = content.row_begins[number + 1 : number + 2]
@@ -236,7 +237,7 @@ def _find_duplicates(
     chosen: list[tuple[str, int]],
     hashes: list[np.ndarray],
 ) -> None:
-    """Counts documents of equal tokens, and reads again those shown as examples."""
+    """Counts documents with equal tokens, and rereads those that are shown as examples."""
     _, which, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts > 1)
     found.groups = len(repeated)
@@ -256,9 +257,8 @@ def _find_duplicates(
 
 
 def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
-    """Returns the HTML page."""
+    """Returns the report as HTML."""
     plan = manifest.plan
-    title = f"Cache of {plan.task}"
     read, every = found.shards
     note = f"<p class=note>From {read:,} of the {every:,} shards.</p>" if read < every else ""
     sections = [
@@ -269,100 +269,26 @@ def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findin
         ("Duplicates", note + _duplicates(found)),
         ("Left out", _left_out(manifest, found)),
         ("Rows", note + _rows(found)),
-        ("What it was built by", _provenance(folder, manifest)),
+        ("Provenance", _provenance(folder, manifest)),
     ]
-    links = "".join(f"<li><a href='#{_slug(name)}'>{name}</a></li>" for name, _ in sections)
     body = "".join(
-        f"<section id='{_slug(name)}'><h2>{name}</h2>{content}</section>"
+        f"<article id={_slug(name)}><h2>{name}</h2>{content}</article>"
         for name, content in sections
     )
-    return (
-        "<!DOCTYPE html><html lang=en><head><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<header><h1>{_text(title)}</h1><p>{_text(plan.corpus['spec'])}</p>"
-        f"{_headline(manifest, found)}<nav aria-label=Contents><ul>{links}</ul></nav></header>"
-        f"<main>{body}</main></body></html>\n"
+    return html_page.document(
+        f"Cache of {plan.task}",
+        {_slug(name): name for name, _ in sections},
+        head=f"<p>{html_page.text(plan.corpus['spec'])}</p>{_headline(manifest)}",
+        body=f"<main>{body}</main>",
+        interactive=False,
     )
-
-
-_STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.5rem 4rem; color: #1c2430;
-  background: #fff; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { margin: 0; font-size: 1.75rem; line-height: 1.25; }
-h2 { margin: 2.75rem 0 .75rem; font-size: 1.25rem; }
-header p { margin: .25rem 0 1.25rem; color: #4a5568; overflow-wrap: anywhere; }
-nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 1.25rem 0 0; padding: 0;
-  list-style: none; }
-a { color: #1a56a8; }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; margin: 0; }
-.figures dt { color: #4a5568; font-size: .875rem; }
-.figures dd { margin: 0; font-size: 1.375rem; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .75rem 0 1.5rem; }
-caption { padding-bottom: .375rem; text-align: left; color: #4a5568; font-size: .875rem; }
-th, td { padding: .3rem 1.25rem .3rem 0; border-bottom: 1px solid #e2e8f0; text-align: left;
-  vertical-align: top; overflow-wrap: break-word; max-width: 36rem; }
-th { font-weight: 600; white-space: nowrap; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.note { color: #4a5568; font-size: .875rem; }
-code, .row { font: .875rem/1.6 ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; }
-.row { margin: .25rem 0 1.5rem; padding: .75rem 1rem; border: 1px solid #e2e8f0;
-  border-radius: 6px; background: #f8fafc; white-space: pre-wrap; overflow-wrap: anywhere; }
-.row b { padding: 0 .3rem; border-left: 3px solid #1a56a8; background: #dbe8f8; font-weight: 600; }
-svg { display: block; width: 100%; max-width: 46rem; height: auto; margin: .5rem 0; }
-svg text { fill: #4a5568; font: 12.5px system-ui, sans-serif; }
-svg rect { fill: #3b76bd; }
-.bar { display: inline-block; height: .7em; background: #3b76bd; }
-"""
-
-
-def _text(value: object) -> str:
-    """Escapes; control characters, which HTML forbids, become pictures of themselves."""
-    text = "".join(
-        chr(0x2400 + ord(letter)) if letter < " " and letter not in "\n\t" else letter
-        for letter in str(value)
-    )
-    return html.escape(text)
 
 
 def _slug(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _table(
-    caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], html_last: bool = False
-) -> str:
-    """A table; what is a number in a row, or looks like one, stands to the right.
-
-    `html_last`: whether the last cell of each row is HTML already.
-    """
-    lines = []
-    numeric = [True] * len(head)
-    rows = [list(row) for row in rows]
-    for row in rows:
-        for column, cell in enumerate(row):
-            looks = str(cell).replace(",", "").replace(".", "").rstrip(" %").isdigit()
-            numeric[column] &= column > 0 and looks
-    for row in rows:
-        cells = []
-        for column, cell in enumerate(row):
-            content = str(cell) if html_last and column == len(row) - 1 else _text(cell)
-            kind = "td class=number" if numeric[column] else "td"
-            cells.append(f"<{kind}>{content}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    heads = "".join(
-        f"<th scope=col{' class=number' if right and rows else ''}>{_text(name)}</th>"
-        for name, right in zip(head, numeric, strict=True)
-    )
-    return (
-        f"<div class=scroll><table><caption>{_text(caption)}</caption><thead><tr>{heads}</tr>"
-        f"</thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def _headline(manifest: CacheManifest, found: Findings) -> str:
+def _headline(manifest: CacheManifest) -> str:
     splits = manifest.splits
     size = sum(
         entry.bytes
@@ -378,10 +304,7 @@ def _headline(manifest: CacheManifest, found: Findings) -> str:
         "on disk": _size(size),
         "left out": f"{left_out:,}",
     }
-    items = "".join(
-        f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items()
-    )
-    return f"<dl class=figures>{items}</dl>"
+    return html_page.facts(figures.items(), "figures")
 
 
 def _size(size: int) -> str:
@@ -408,11 +331,11 @@ def _splits(manifest: CacheManifest) -> str:
             )
         )
     plan = manifest.plan
-    head = ("split", "shards", "documents", "of them split", "tokens", "rows", "rows filled")
-    return _table(
+    header = ("split", "shards", "documents", "split documents", "tokens", "rows", "rows filled")
+    return html_page.table(
         f"{plan.packing} packing into rows of {plan.row_tokens:,} tokens, separator "
         f"{plan.separator}",
-        head,
+        header,
         rows,
     )
 
@@ -424,7 +347,7 @@ def _corpus(manifest: CacheManifest, found: Findings, note: str) -> str:
         for name, value in sorted(record.items())
         if isinstance(value, str | int | float) and value != ""
     ]
-    parts = [_table("As it was found", ("what", "value"), facts)]
+    parts = [html_page.table("As resolved by the build", ("name", "value"), facts)]
     sources = record.get("files", [])
     if sources:
         rows = []
@@ -434,25 +357,25 @@ def _corpus(manifest: CacheManifest, found: Findings, note: str) -> str:
             cells = [n if isinstance(n, str) else f"{n:,}" for n in (documents, tokens)]
             rows.append((file["name"], file["split"], f"{file['bytes']:,}", *cells, state[:16]))
         shown = "" if len(sources) <= _TOP_FILES else f", the first {_TOP_FILES}"
-        head = ("file", "split", "bytes", "documents", "tokens", "sha256 or etag")
-        parts.append(_table(f"Files: {len(sources):,}{shown}", head, rows))
+        header = ("file", "split", "bytes", "documents", "tokens", "sha256 or etag")
+        parts.append(html_page.table(f"Files: {len(sources):,}{shown}", header, rows))
         if found.by_file:
             parts.append(note)
         else:
             parts.append(
-                "<p class=note>Documents have ids of their own, which do not name their file.</p>"
+                "<p class=note>The corpus has its own document ids, which do not name files.</p>"
             )
     return "".join(parts)
 
 
 def _lengths(manifest: CacheManifest, found: Findings) -> str:
     if not len(found.lengths):
-        return "<p>There are no documents.</p>"
+        return "<p>The cache holds no documents.</p>"
     quantiles = np.quantile(found.lengths, _QUANTILES, method="lower").astype(int)
-    names = ["least", *(f"{share:.0%}" for share in _QUANTILES[1:-1]), "most"]
-    table = _table(
-        f"Tokens of a document: so many at most in this share of {len(found.lengths):,}",
-        ("share", *names),
+    names = ["minimum", *(f"{share:.0%}" for share in _QUANTILES[1:-1]), "maximum"]
+    table = html_page.table(
+        f"Tokens per document: quantiles of {len(found.lengths):,} documents",
+        ("quantile", *names),
         [("tokens", *(f"{value:,}" for value in quantiles))],
     )
     mean = found.lengths.mean()
@@ -460,7 +383,7 @@ def _lengths(manifest: CacheManifest, found: Findings) -> str:
 
 
 def _histogram(lengths: np.ndarray) -> str:
-    """Bars over bins of equal width in the logarithm, each with its numbers as a title."""
+    """Returns a histogram with logarithmic bins as SVG; each bar's title gives its numbers."""
     bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_AN_OCTAVE).astype(int)
     low, high = int(bins.min()), max(int(bins.max()), int(bins.min()) + _LEAST_BINS - 1)
     counts = np.bincount(bins - low, minlength=_LEAST_BINS)
@@ -491,9 +414,9 @@ def _histogram(lengths: np.ndarray) -> str:
     marks.append(f"<text x={left} y=12>documents</text>")
     marks.append(
         f"<text x={(left + width - right) / 2} y={height - 3} text-anchor=middle>"
-        "tokens of a document (logarithmic)</text>"
+        "tokens per document (logarithmic)</text>"
     )
-    marks.append(f"<path d='M{left} {base}H{width - right}' stroke='#94a3b8'/>")
+    marks.append(f"<path d='M{left} {base}H{width - right}'/>")
     label = f"Histogram of document lengths from {lengths.min():,} to {lengths.max():,} tokens"
     return (
         f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{label}'>{''.join(marks)}</svg>"
@@ -517,8 +440,8 @@ def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) ->
     facts = [
         ("pieces of text", f"{len(of_text):,}"),
         ("never used", f"{unused / max(len(of_text), 1):.2%}"),
-        ("bytes a token", f"{text_bytes / max(text_tokens, 1):.3f}"),
-        ("tokens a word", f"{found.word_tokens / max(found.words, 1):.3f}"),
+        ("bytes per token", f"{text_bytes / max(text_tokens, 1):.3f}"),
+        ("tokens per word", f"{found.word_tokens / max(found.words, 1):.3f}"),
         ("unknown tokens", f"{found.pieces[UNK_ID] / total:.4%}"),
         ("byte-fallback tokens", f"{in_bytes / total:.4%}"),
     ]
@@ -534,7 +457,7 @@ def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) ->
         for token in order
         if found.pieces[token]
     ]
-    return _table("How it fits the corpus", ("what", "value"), facts) + _table(
+    return html_page.table("Fit to the corpus", ("name", "value"), facts) + html_page.table(
         "The most frequent pieces", ("piece", "times", "share", ""), rows, html_last=True
     )
 
@@ -547,11 +470,11 @@ def _duplicates(found: Findings) -> str:
         (group.start, f"{group.count:,}", ", ".join(group.ids)) for group in found.top_duplicates
     ]
     facts = [
-        ("documents with the tokens of an earlier one", f"{found.duplicates:,}"),
+        ("documents with the same tokens as an earlier one", f"{found.duplicates:,}"),
         ("share of the documents", f"{share:.2%}"),
         ("groups of equal documents", f"{found.groups:,}"),
     ]
-    return _table("Nothing was removed", ("what", "value"), facts) + _table(
+    return html_page.table("Nothing was removed", ("name", "value"), facts) + html_page.table(
         "The largest groups", ("begins with", "documents", "some ids"), rows
     )
 
@@ -567,19 +490,20 @@ def _left_out(manifest: CacheManifest, found: Findings) -> str:
         examples = found.quarantine.get(reason, [])
         places = "; ".join(f"{name} ({place})" if name else place for name, place in examples)
         rows.append((reason, f"{count:,}", places or "in shards that were not read"))
-    return _table("Documents by reason", ("reason", "documents", "some of them"), rows)
+    return html_page.table("Documents by reason", ("reason", "documents", "some of them"), rows)
 
 
 def _rows(found: Findings) -> str:
     if not found.rows:
-        return "<p>There are no rows.</p>"
-    parts = ["<p>Decoded; a mark with its id shows where a document begins.</p>"]
+        return "<p>The shards that were read hold no rows.</p>"
+    parts = ["<p>Decoded text; each document begins with its id.</p>"]
     for row in found.rows:
         text = "".join(
-            (f"<b>{_text(name)}</b> " if name else "") + _text(part) + "\n"
+            (f"<b>{html_page.text(name)}</b> " if name else "") + html_page.text(part) + "\n"
             for name, part in row.parts
         )
-        parts.append(f"<h3 class=note>{_text(row.place)}</h3><div class=row>{text.rstrip()}</div>")
+        parts.append(f"<h3 class=note>{html_page.text(row.place)}</h3>")
+        parts.append(f"<div class=row>{text.rstrip()}</div>")
     return "".join(parts)
 
 
@@ -587,28 +511,25 @@ def _provenance(folder: str, manifest: CacheManifest) -> str:
     vocabulary = manifest.plan.vocabulary
     facts = [
         ("cache", folder),
-        ("plan's fingerprint", manifest.plan.fingerprint),
-        ("vocabulary, sha256", vocabulary.sha256),
-        (
-            "ids",
-            f"{vocabulary.size:,}, of them {vocabulary.sentinels} sentinels",
-        ),
+        ("fingerprint of the plan", manifest.plan.fingerprint),
+        ("SHA-256 of the vocabulary", vocabulary.sha256),
+        ("ids", f"{vocabulary.size:,}, including {vocabulary.sentinels} sentinels"),
         ("format", manifest.plan.format),
         *sorted(manifest.software.items()),
     ]
-    return _table("", ("what", "value"), facts) + (
-        "<p class=note>manifest.json has the sha256 of every file; "
-        "<code>python -m pipeline.verify</code> checks them all.</p>"
+    return html_page.table("", ("name", "value"), facts) + (
+        "<p class=note>manifest.json records the SHA-256 of every file; "
+        "<code>python -m pipeline.verify</code> checks them.</p>"
     )
 
 
 def main(argv: list[str]) -> None:
-    """The command."""
+    """Runs the command."""
     parser = Parser(prog="python -m pipeline.report", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--cache", required=True, help="the cache's folder: CACHE_DIR/TASK")
-    add("--output", default="report.html", help="the file to write")
-    add("--sample_shards", type=positive, default=32, help="shards of each split to read, at most")
+    add("--cache", required=True, help="folder of the cache: CACHE_DIR/TASK")
+    add("--output", "--html", default="report.html", help="HTML file to write")
+    add("--sample_shards", type=positive, default=32, help="most shards of each split to read")
     flags = parser.parse_args(argv)
 
     from tasks import vocabulary

@@ -1,4 +1,4 @@
-"""The page about a cache: figures are the manifest's and the corpus's, and nothing is active."""
+"""The report on a cache: numbers agree with manifest and corpus, and the page has no scripts."""
 
 import html.parser
 import json
@@ -17,7 +17,7 @@ VOID = {"meta"}
 
 
 class Page(html.parser.HTMLParser):
-    """Tables by caption, as lists of rows of text; text of the rest; and that tags are closed."""
+    """Parsed page: tables by caption, as rows of text; all other text; every tag must be closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -70,7 +70,7 @@ def number(text):
     return float(text.replace(",", "").rstrip("%"))
 
 
-def test_figures_are_the_caches(report, cache, documents, vocabulary):
+def test_numbers_are_those_of_the_cache(report, cache, documents, vocabulary):
     page = report(cache)
     manifest = CacheManifest.load(str(cache))
     (caption,) = [name for name in page.tables if "packing" in name]
@@ -87,17 +87,17 @@ def test_figures_are_the_caches(report, cache, documents, vocabulary):
 
     encoded = [load(str(vocabulary)).processor.encode(text) for text in documents.values()]
     lengths = np.array([len(tokens) for tokens in encoded])
-    (caption,) = [name for name in page.tables if "Tokens of a document" in name]
+    (caption,) = [name for name in page.tables if "Tokens per document" in name]
     values = dict(zip(*page.tables[caption], strict=True))
-    assert number(values["least"]) == lengths.min()
-    assert number(values["most"]) == lengths.max()
+    assert number(values["minimum"]) == lengths.min()
+    assert number(values["maximum"]) == lengths.max()
     assert number(values["50%"]) == np.quantile(lengths, 0.5, method="lower")
     assert f"The mean is {lengths.mean():,.1f} tokens" in page.text
 
-    fit = dict(page.tables["How it fits the corpus"][1:])
+    fit = dict(page.tables["Fit to the corpus"][1:])
     tokens = np.concatenate([np.array(each) for each in encoded])
     size = sum(len(text.encode()) for text in documents.values())
-    assert number(fit["bytes a token"]) == pytest.approx(size / len(tokens), abs=0.001)
+    assert number(fit["bytes per token"]) == pytest.approx(size / len(tokens), abs=0.001)
     processor = load(str(vocabulary)).processor
     in_bytes = sum(processor.is_byte(token) for token in tokens.tolist()) / len(tokens)
     assert number(fit["byte-fallback tokens"]) == pytest.approx(100 * in_bytes, abs=0.0001)
@@ -109,7 +109,7 @@ def test_figures_are_the_caches(report, cache, documents, vocabulary):
     assert manifest.software["apache-beam"] in page.text
 
 
-def test_duplicates_quarantine_and_what_looks_like_html(report, build, tmp_path):
+def test_duplicates_quarantine_and_text_that_looks_like_html(report, build, tmp_path):
     texts = [f"text number {n} of many" for n in range(200)] + [EVIL] * 3 + ["twice here"] * 2
     lines = [json.dumps({"id": f"<i>{n}</i>", "text": text}) for n, text in enumerate(texts)]
     lines += ['{"id": "none", "text": null}', '{"id": "none2", "text": null}', "not json"]
@@ -117,7 +117,7 @@ def test_duplicates_quarantine_and_what_looks_like_html(report, build, tmp_path)
     cache = build(tmp_path / "cache", f"--corpus=json:{tmp_path}/corpus.jsonl?validation=0")
     page = report(cache)
     facts = dict(page.tables["Nothing was removed"][1:])
-    assert facts["documents with the tokens of an earlier one"] == "3"
+    assert facts["documents with the same tokens as an earlier one"] == "3"
     assert facts["groups of equal documents"] == "2"
     groups = page.tables["The largest groups"][1:]
     assert [row[1] for row in groups] == ["3", "2"]
@@ -151,8 +151,8 @@ def test_documents_of_files_and_rows_of_documents(report, build, tmp_path):
     manifest = CacheManifest.load(str(cache))
     tokens = sum(number(row[4]) for row in page.tables["Files: 2"][1:])
     assert tokens == manifest.total("train", "tokens")
-    (caption,) = [name for name in page.tables if "Tokens of a document" in name]
-    assert re.search(r"of 100$", caption)
+    (caption,) = [name for name in page.tables if "Tokens per document" in name]
+    assert re.search(r"of 100 documents$", caption)
     assert any(tag == "b" for tag, _ in page.tags)
 
 

@@ -139,7 +139,11 @@ def check_wheel(data: bytes) -> None:
         assert archive.testzip() is None
         names = set(archive.namelist())
         for package in ("pipeline", "tasks", "vocab"):
-            ours = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+            ours = {
+                str(path.relative_to(ROOT))
+                for suffix in ("py", "css", "js")
+                for path in (ROOT / package).rglob(f"*.{suffix}")
+            }
             assert ours <= names
             assert not [name for name in names if name.startswith("trainer")]
         assert (
