@@ -94,7 +94,8 @@ def _step_times(arguments: argparse.Namespace, arms: dict[str, str]) -> dict[str
         times = files.read_json(arguments.step_times)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(
-            f"--step_times={arguments.step_times}: {error}; write it with benchmarks.variants --output"
+            f"--step_times={arguments.step_times}: {error}; write the file with "
+            "benchmarks.variants --output"
         ) from error
     missing = [preset for preset in arms.values() if preset not in times]
     if missing:
