@@ -1,1 +1,1 @@
-"""Comparisons of models: each is one command, made of the project's own."""
+"""Comparisons of models; each is one command built from the project's own commands."""

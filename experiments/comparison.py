@@ -1,4 +1,4 @@
-"""What learning curves of several models and seeds say about them, against a baseline."""
+"""Compares the learning curves of several models and seeds with a baseline."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.storage import files
+from tasks.terminal import table as tables
 from trainer.reporting.drawing import load_pyplot
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A run: validation loss, in nats a token, after each of `steps` updates.
+    """The learning curve of a run.
 
-    `step_seconds` is the time of an update; `bits_per_byte` at the end, None if it has none.
+    Attributes:
+      steps: the evaluated steps, in updates.
+      losses: validation loss at each of them, in nats per token.
+      step_seconds: time of one update.
+      bits_per_byte: validation bits per byte at the end; None if the task has none.
     """
 
     steps: tuple[int, ...]
@@ -27,13 +32,14 @@ class Curve:
 
     @property
     def final(self) -> float:
-        """The loss at the end."""
+        """The loss at the last evaluation."""
         return self.losses[-1]
 
     def steps_to(self, loss: float) -> float:
-        """Updates until the loss is first so low, straight lines between evaluations.
+        """Returns the updates until the loss first reaches `loss`; infinity if it never does.
 
-        infinity: never; before the first evaluation nothing is known: its step.
+        Losses are interpolated linearly between evaluations. A loss that is already reached at the
+        first evaluation gives that evaluation's step.
         """
         if self.losses[0] <= loss:
             return float(self.steps[0])
@@ -45,9 +51,10 @@ class Curve:
 
 
 def steps_ratio(baseline: Curve, variant: Curve) -> float:
-    """How many times fewer updates the variant needs to be as good as the other is at its end.
+    """Returns how many times fewer updates the variant needs to reach the baseline's final loss.
 
-    Where it does not get there, it is below 1: the baseline's updates to the variant's end by all.
+    If the variant does not reach it, the ratio is below 1: the updates the baseline needs to reach
+    the variant's final loss, divided by all of the baseline's updates.
     """
     if variant.final <= baseline.final:
         return baseline.steps[-1] / variant.steps_to(baseline.final)
@@ -55,24 +62,24 @@ def steps_ratio(baseline: Curve, variant: Curve) -> float:
 
 
 def speed_up(baseline: Curve, variant: Curve) -> float:
-    """`steps_ratio` in time: Primer's speed-up factor.
+    """Returns `steps_ratio` in terms of time, which is Primer's speed-up factor.
 
-    Source: So et al. 2021 (arXiv:2109.08668), section 4: compute of the baseline by that of the
-    variant at equal quality.
+    Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
+    variant's at equal quality.
     """
     return steps_ratio(baseline, variant) * baseline.step_seconds / variant.step_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds; the latter is 0 of one seed."""
+    """Mean and standard deviation over seeds; the deviation of a single seed is 0."""
 
     mean: float
     deviation: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Returns the spread of one or more values."""
         several = len(values) > 1
         return cls(statistics.fmean(values), statistics.stdev(values) if several else 0.0)
 
@@ -82,9 +89,9 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A model over all seeds that it and the baseline have; differences and ratios by pairs.
+    """The results of one model over the seeds that the baseline has as well.
 
-    `difference` is final loss less the baseline's, of the same seed.
+    Differences and ratios are paired by seed; `difference` is the final loss minus the baseline's.
     """
 
     seeds: tuple[int, ...]
@@ -97,8 +104,10 @@ class Arm:
 
 
 def compare(curves: Mapping[str, Mapping[int, Curve]], baseline: str) -> dict[str, Arm]:
-    """Arm by name, from curves by name and seed. An arm without a seed of the baseline's is left
-    out."""
+    """Returns the arms by name, from curves by name and seed.
+
+    An arm that has no seed in common with the baseline is left out.
+    """
     base = curves[baseline]
     arms = {}
     for name, by_seed in curves.items():
@@ -120,26 +129,33 @@ def compare(curves: Mapping[str, Mapping[int, Curve]], baseline: str) -> dict[st
 
 
 def table(arms: Mapping[str, Arm], parameters: Mapping[str, int]) -> str:
-    """A Markdown table, a line an arm."""
-    lines = [
-        "| model | parameters | seeds | loss | less baseline | bits/byte | ms/step | steps ratio "
-        "| speed-up |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, arm in arms.items():
-        lines.append(
-            f"| {name} | {parameters[name]:,} | {len(arm.seeds)} | {arm.loss} "
-            f"| {arm.difference.mean:+.4f} ± {arm.difference.deviation:.4f} "
-            f"| {arm.bits_per_byte or '-'} | {arm.step_seconds * 1e3:.1f} "
-            f"| {arm.steps_ratio.mean:.2f} ± {arm.steps_ratio.deviation:.2f} "
-            f"| {arm.speed_up.mean:.2f} ± {arm.speed_up.deviation:.2f} |"
+    """Returns a Markdown table with one line per arm."""
+    header = (
+        "model", "parameters", "seeds", "loss", "minus baseline", "bits/byte", "ms/step",
+        "steps ratio", "speed-up",
+    )  # fmt: skip
+    rows = [
+        (
+            name,
+            f"{parameters[name]:,}",
+            len(arm.seeds),
+            arm.loss,
+            f"{arm.difference.mean:+.4f} ± {arm.difference.deviation:.4f}",
+            arm.bits_per_byte or "-",
+            f"{arm.step_seconds * 1e3:.1f}",
+            f"{arm.steps_ratio.mean:.2f} ± {arm.steps_ratio.deviation:.2f}",
+            f"{arm.speed_up.mean:.2f} ± {arm.speed_up.deviation:.2f}",
         )
-    return "\n".join(lines)
+        for name, arm in arms.items()
+    ]
+    return tables.table(header, rows, markdown=True)
 
 
 def draw(curves: Mapping[str, Mapping[int, Curve]], baseline: str, picture: str) -> None:
-    """Writes a PNG of validation loss against steps and against time, and of what lies between it
-    and the baseline's of the same seed: means over seeds, with all seeds in a band.
+    """Writes a PNG of the validation losses.
+
+    The panels show the loss against steps, the loss against time, and the difference from the
+    baseline with the same seed. Lines are means over seeds; bands cover all seeds.
 
     Raises:
       UserError: matplotlib is not installed.
@@ -148,7 +164,7 @@ def draw(curves: Mapping[str, Mapping[int, Curve]], baseline: str, picture: str)
     from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
     figure, panels = pyplot.subplots(1, 3, figsize=(15, 5), dpi=110, layout="constrained")
-    by_step, by_time, less_baseline = panels
+    by_step, by_time, by_difference = panels
     base = curves[baseline]
     for number, (name, by_seed) in enumerate(curves.items()):
         color = f"C{number}"
@@ -159,18 +175,18 @@ def draw(curves: Mapping[str, Mapping[int, Curve]], baseline: str, picture: str)
         _band(by_time, [step * seconds for step in steps], losses, color, name)
         pairs = [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
         differences = [
-            [mine - its for mine, its in zip(run.losses, other.losses, strict=True)]
+            [ours - theirs for ours, theirs in zip(run.losses, other.losses, strict=True)]
             for run, other in pairs
         ]
         if differences:
-            _band(less_baseline, steps, differences, color, name)
-    loss = "validation loss, nats a token"
+            _band(by_difference, steps, differences, color, name)
+    loss = "validation loss, nats per token"
     by_step.set(xlabel="step", ylabel=loss, xscale="log")
     by_time.set(xlabel="seconds of training", ylabel=loss, xscale="log")
     for panel in (by_step, by_time):
         panel.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator())
         panel.xaxis.set_major_formatter(ScalarFormatter())
-    less_baseline.set(xlabel="step", ylabel=f"the same, less that of {baseline}")
+    by_difference.set(xlabel="step", ylabel=f"loss minus the loss of {baseline}")
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.3)
@@ -183,7 +199,7 @@ def draw(curves: Mapping[str, Mapping[int, Curve]], baseline: str, picture: str)
 def _band(
     panel: Any, x: Sequence[float], by_seed: Sequence[Sequence[float]], color: str, name: str
 ) -> None:
-    """The mean over seeds, and all of them between two lines."""
+    """Draws the mean over seeds as a line and the range of all seeds as a band."""
     at_each = list(zip(*by_seed, strict=True))
     panel.plot(x, [statistics.fmean(values) for values in at_each], color=color, label=name)
     low, high = ([end(values) for values in at_each] for end in (min, max))
@@ -191,9 +207,9 @@ def _band(
 
 
 def curve(lines: Sequence[Mapping[str, Any]], step_seconds: float | None = None) -> Curve | None:
-    """The curve in the lines of `metrics.read_metrics`; None if none is evaluated yet.
+    """Returns the curve in the lines of `metrics.read_metrics`; None without an evaluation.
 
-    `step_seconds` None: the median of what the run itself took.
+    If `step_seconds` is None, it is the median over the run's own measurements.
     """
     evaluated = [line for line in lines if line["split"] == "validation"]
     if not evaluated:

@@ -1,19 +1,19 @@
-"""Primer and its rivals, trained on the same rows in the same order and compared.
+"""Trains Primer and the models it is compared with on the same rows, and compares the results.
 
     python -m experiments.primer --output=DIR --cache_dir=DIR --task=c4_autoregressive_lm \\
         [--size=mini] [--arms=transformer_vanilla,primer_ez] [--seeds=0,1,2] [--steps=2000] \\
         [--step_times=FILE] [--field.path=value]
 
-An arm is a preset, SIZE_ARM; the first is the baseline. Each arm and seed is a run of
-trainer.pretrain in OUTPUT/ARM/seed_K, and any field of its configuration is a flag: all arms have
-the same. What a run reads depends on its seed alone, so arms of one seed read the same rows in the
-same order; every evaluation is on the whole validation split. The same command again goes on where
-it was stopped and leaves finished runs as they are.
+An arm is the preset SIZE_ARM; the first arm is the baseline. Each arm is trained with each seed, by
+trainer.pretrain in OUTPUT/ARM/seed_K. Any field of the trainer's configuration is a flag and
+applies to all arms. The rows that a run reads depend only on its seed, so arms with the same seed
+read the same rows in the same order. Every evaluation covers the whole validation split. Rerun the
+same command to resume; finished runs are kept.
 
-It ends with comparison.md, comparison.png and comparison.json in OUTPUT: final losses, differences
-from the baseline by pairs of one seed, and the factors by which an arm needs fewer updates and less
-time to be as good as the baseline is at its end. Time is that of the runs themselves or, with
-`--step_times`, what benchmarks.variants wrote, measured side by side.
+The results are written to comparison.md, comparison.png and comparison.json in OUTPUT: final
+losses, differences from the baseline paired by seed, and how many times fewer steps and less time
+an arm needs to reach the baseline's final loss. Times are those of the runs themselves or, with
+`--step_times`, those that benchmarks.variants measured side by side.
 """
 
 from __future__ import annotations
@@ -26,31 +26,37 @@ import sys
 
 from tasks.storage import files
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, RawHelp, UserError
+from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
 
-ARMS = (
+_ARMS = (
     "transformer_vanilla,transformer_gelu,transformer_plusplus,transformer_squared_relu,"
     "transformer_mdha,primer_ez,primer,primer_as_released"
 )
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command; returns its exit code."""
     parser = Parser(
         prog="python -m experiments.primer", description=__doc__, formatter_class=RawHelp
     )
-    parser.add_argument("--output", required=True, help="folder of the runs and of what they say")
-    parser.add_argument("--task", required=True, help="a task of a language model")
-    parser.add_argument("--cache_dir", required=True, help="what pipeline.build wrote")
-    parser.add_argument("--size", default="mini", help="mini, small, medium or large")
-    parser.add_argument("--arms", default=ARMS, help=f"the first is the baseline: {ARMS}")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=2000, help="updates of each run")
-    parser.add_argument("--step_times", help="JSON of seconds by preset, of benchmarks.variants")
+    add = parser.add_argument
+    add("--output", required=True, metavar="DIR", help="folder for the runs and the comparison")
+    add("--task", required=True, help="language-modeling task to train on")
+    add("--cache_dir", required=True, metavar="DIR", help="folder with caches by task")
+    add("--size", default="mini", help="size of the models: tiny, mini, small, medium or large")
+    add("--arms", default=_ARMS, help="comma-separated arms; the first is the baseline")
+    add("--seeds", default="0,1,2", help="comma-separated seeds; every arm is trained with each")
+    add("--steps", type=positive, default=2000, help="number of updates of each run")
+    add(
+        "--step_times",
+        metavar="FILE",
+        help="JSON of seconds per step by preset, as written by benchmarks.variants --output",
+    )
     arguments, overrides = parser.parse_known_args(argv)
     arms = _arms(arguments)
     seeds = _seeds(arguments.seeds)
     times = _step_times(arguments, arms)
-    # So that the run that is under way ends too: the next command would start it twice.
+    # Exiting also ends the training run, so that the next command does not start it a second time.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for seed in seeds:
         for arm, preset in arms.items():
@@ -62,14 +68,14 @@ def main(argv: list[str]) -> int:
 
 
 def _arms(arguments: argparse.Namespace) -> dict[str, str]:
-    """Presets by arm."""
+    """Returns the preset of each arm."""
     from trainer.config.presets import model_preset
 
     arms = {}
     for arm in arguments.arms.split(","):
         arms[arm] = f"{arguments.size}_{arm}"
         if model_preset(arms[arm]).architecture != "decoder":
-            raise UserError(f"--arms={arm}: {arms[arm]} is no decoder-only model")
+            raise UserError(f"--arms={arm}: {arms[arm]} is not a decoder-only model")
     return arms
 
 
@@ -77,17 +83,19 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UserError(f"--seeds={text}: give whole numbers, as 0,1,2") from error
+        raise UserError(f"--seeds={text}: give whole numbers, such as 0,1,2") from error
 
 
 def _step_times(arguments: argparse.Namespace, arms: dict[str, str]) -> dict[str, float]:
+    """Returns seconds per step by preset; empty without --step_times."""
     if not arguments.step_times:
         return {}
     try:
         times = files.read_json(arguments.step_times)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(
-            f"--step_times={arguments.step_times}: {error}; benchmarks.variants --output writes it"
+            f"--step_times={arguments.step_times}: {error}; write the file with "
+            "benchmarks.variants --output"
         ) from error
     missing = [preset for preset in arms.values() if preset not in times]
     if missing:
@@ -105,7 +113,7 @@ def _model_dir(arguments: argparse.Namespace, arm: str, seed: int) -> str:
 def _train(
     arguments: argparse.Namespace, overrides: list[str], arm: str, preset: str, seed: int
 ) -> int:
-    """Trains to the end, or finds that it has; returns the exit code of the trainer."""
+    """Runs the trainer, which returns at once if the run is finished; returns its exit code."""
     every = max(1, arguments.steps // 20)
     command = [
         f"--preset={preset}",
@@ -130,7 +138,7 @@ def _report(
     seeds: list[int],
     times: dict[str, float],
 ) -> None:
-    """Writes and prints what the finished runs say."""
+    """Writes and prints the comparison of the finished runs."""
     from experiments import comparison
     from trainer.config import load_config
     from trainer.engine.cost import parameter_count

@@ -1,4 +1,4 @@
-"""Comparisons of learning curves: factors on curves whose answer is known, and a real run."""
+"""Compares learning curves: ratios of curves with known answers, and a real run."""
 
 import json
 import math
@@ -15,7 +15,7 @@ STEPS = (100, 200, 300, 400)
 
 
 def power(factor, step_seconds=1.0, steps=STEPS):
-    """A model that learns `factor` times as fast: the loss of `factor` times as many steps."""
+    """Returns the curve of a model that learns `factor` times as fast."""
     return Curve(steps, tuple(10 - 0.01 * factor * step for step in steps), step_seconds)
 
 
@@ -24,13 +24,13 @@ def test_a_model_that_learns_twice_as_fast():
     assert steps_ratio(base, base) == 1
     assert steps_ratio(base, twice) == pytest.approx(2)
     assert speed_up(base, twice) == pytest.approx(2)
-    # Each step takes 1.25 times as long.
+    # Each step of the variant takes 1.25 times as long.
     assert speed_up(base, power(2, 1.25)) == pytest.approx(1.6)
     # The other way around.
     assert steps_ratio(twice, base) == pytest.approx(0.5)
 
 
-def test_between_evaluations_the_curve_is_straight():
+def test_losses_are_interpolated_linearly():
     one = Curve((10, 20, 30), (4.0, 3.0, 3.5), 1.0)
     assert one.steps_to(3.25) == 17.5
     assert one.steps_to(3.0) == 20
@@ -38,7 +38,7 @@ def test_between_evaluations_the_curve_is_straight():
     assert one.steps_to(2.9) == math.inf
 
 
-def test_arms_are_compared_by_pairs_of_a_seed():
+def test_arms_are_compared_in_pairs_by_seed():
     curves = {
         "base": {0: Curve((1, 2), (5.0, 4.0), 1.0, 2.0), 1: Curve((1, 2), (6.0, 5.0), 1.0, 2.0)},
         "other": {
@@ -64,7 +64,7 @@ def test_arms_are_compared_by_pairs_of_a_seed():
     assert "-0.1500 ± 0.0707" in lines[-1]
 
 
-def test_a_curve_is_read_off_metrics():
+def test_a_curve_is_read_from_metrics():
     lines = [
         {"step": 2, "split": "train", "metrics": {"loss": 9.0}, "speed": {}},
         {"step": 2, "split": "validation", "metrics": {"loss": 8.0, "bits_per_byte": 3.0}},
@@ -89,13 +89,13 @@ def command(*flags):
     ("flags", "says"),
     [
         (["--arms=transformer_vanila"], "did you mean mini_transformer_vanilla?"),
-        (["--arms=mini", "--size=t5_1_1"], "--arms=mini: t5_1_1_mini is no decoder-only model"),
+        (["--arms=mini", "--size=t5_1_1"], "--arms=mini: t5_1_1_mini is not a decoder-only model"),
         (["--seeds=one"], "--seeds=one: give whole numbers"),
         (["--step_times=TIMES"], "lacks mini_transformer_vanilla: measure it with"),
         (["--step_times=TIMES.no"], "No such file"),
     ],
 )
-def test_a_mistake_is_one_clear_line(flags, says, tmp_path):
+def test_a_user_error_is_one_line(flags, says, tmp_path):
     (tmp_path / "times.json").write_text("{}")
     flags = [flag.replace("TIMES", str(tmp_path / "times.json")) for flag in flags]
     result = command(f"--output={tmp_path}", *flags)
@@ -106,7 +106,7 @@ def test_a_mistake_is_one_clear_line(flags, says, tmp_path):
 
 @pytest.mark.slow
 def test_a_small_comparison(tmp_path):
-    """Two arms and seeds on text of our own; the second call trains nothing."""
+    """Trains two arms with two seeds; the second call trains nothing."""
     text = [line for line in (ROOT / "README.md").read_text().splitlines() if len(line) > 30]
     (tmp_path / "train.txt").write_text("\n".join(text[20:]))
     (tmp_path / "validation.txt").write_text("\n".join(text[:20]))
@@ -141,10 +141,10 @@ def test_a_small_comparison(tmp_path):
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert found["arms"]["primer_ez"]["seeds"] == [3, 4]
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 10_000
-    assert "| primer_ez |" in (tmp_path / "out" / "comparison.md").read_text()
+    assert "| primer_ez " in (tmp_path / "out" / "comparison.md").read_text()
     curves = found["curves"]["transformer_vanilla"]
     assert curves["3"]["steps"] == list(range(1, 21))
     assert curves["3"]["losses"] != curves["4"]["losses"]
-    # Another length of run under the same folder is refused, not mixed in.
+    # The same folder with other settings is rejected.
     result = command(*flags, "--lengths.targets=30")
     assert result.returncode == 2

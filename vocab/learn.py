@@ -142,6 +142,6 @@ def _write_seeds(path: str, longest: int) -> str:
             counts.append(int(count))
     seeds_path = f"{path}.seeds"
     with open(seeds_path, "w", encoding="utf-8", newline="\n") as file:
-        for piece, score in seeds.seed_pieces(words, np.array(counts, np.int64), longest):
-            file.write(f"{piece}\t{score}\n")
+        for piece, total in seeds.seed_pieces(words, np.array(counts, np.int64), longest):
+            file.write(f"{piece}\t{total}\n")
     return seeds_path

@@ -1,11 +1,15 @@
-"""How well a vocabulary fits: `python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=…]`.
+"""Measures how well a vocabulary fits one or more corpora.
 
-Several corpora are shown side by side, and each by script. Words are what white space separates, so
-that a word of Han or Thai may be a sentence; a word belongs to the script of its first letter.
+    python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
+
+Several corpora are shown side by side, and each is broken down by script. Words are separated by
+white space, so a word of Han or Thai may be a whole sentence. A word belongs to the script of its
+first letter.
 """
 
 import dataclasses
 import hashlib
+import textwrap
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -13,18 +17,19 @@ from tasks import vocabulary
 from tasks.reading import sources
 from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table as aligned
 from vocab import scripts
 from vocab.words import SPACE
 
-SAMPLE_BYTES = 2_000_000
+_SAMPLE_BYTES = 2_000_000
 
 
 @dataclasses.dataclass
 class Tally:
-    """Counts over some text, and the rates that follow from them.
+    """Counts over some text, and the rates computed from them.
 
-    `characters` are those of the normalised text without spaces; `covered` of them the vocabulary
-    can write without bytes or <unk>.
+    `characters` counts the normalised text without spaces; `covered` counts those characters that
+    have a piece of their own.
     """
 
     bytes: int = 0
@@ -37,22 +42,22 @@ class Tally:
 
     @property
     def tokens_per_word(self) -> float:
-        """Fertility."""
+        """Tokens per word (fertility)."""
         return self.tokens / max(self.words, 1)
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes of text that a token stands for."""
+        """UTF-8 bytes of text per token."""
         return self.bytes / max(self.tokens, 1)
 
     @property
     def unknown_rate(self) -> float:
-        """Share of tokens that are <unk>: characters that the vocabulary cannot write."""
+        """Share of tokens that are <unk>."""
         return self.unknown_tokens / max(self.tokens, 1)
 
     @property
     def byte_rate(self) -> float:
-        """Share of tokens that are single bytes of characters without a piece."""
+        """Share of tokens that are single bytes."""
         return self.byte_tokens / max(self.tokens, 1)
 
     @property
@@ -61,12 +66,12 @@ class Tally:
         return self.covered / max(self.characters, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts and rates."""
+        """Returns the counts and rates."""
         counts = {field.name: getattr(self, field.name) for field in dataclasses.fields(Tally)}
         return counts | {name: round(getattr(self, name), 6) for name, _, _ in _RATES}
 
     def cells(self) -> list[str]:
-        """The rates as they are shown."""
+        """Returns the rates as text for a table."""
         return [form.format(getattr(self, name)) for name, _, form in _RATES]
 
 
@@ -81,9 +86,9 @@ _RATES = (
 
 @dataclasses.dataclass
 class Report(Tally):
-    """What `measure` finds: counts of the whole sample, and of its words by script.
+    """Counts of a whole sample of text, and of its words by script.
 
-    Bytes of a script are those of its words, without white space; so are its tokens, but for the
+    The bytes and tokens of a script are those of its words without white space, except for the
     space that SentencePiece puts before a word.
     """
 
@@ -99,7 +104,7 @@ class Report(Tally):
         return self.pieces_used / max(self.pieces, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts and rates, as report.json holds them."""
+        """Returns the counts and rates as they are stored in report.json."""
         return super().as_dict() | {
             "split": self.split,
             "documents": self.documents,
@@ -111,7 +116,7 @@ class Report(Tally):
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Report":
-        """Inverse of `as_dict`."""
+        """Returns the report that `as_dict` stored."""
 
         def make(kind: Any, value: dict[str, Any]) -> Any:
             names = [field.name for field in dataclasses.fields(kind)]
@@ -125,10 +130,9 @@ class Report(Tally):
 
 
 def table(reports: list[tuple[str, Report]]) -> str:
-    """The reports side by side under their names, then each by script."""
+    """Returns the reports side by side under their names, then each report by script."""
     columns = [
         [
-            name,
             "held-out text" if report.split == sources.VALIDATION else "train (none held out)",
             f"{report.documents:,}",
             f"{report.bytes:,}",
@@ -136,14 +140,15 @@ def table(reports: list[tuple[str, Report]]) -> str:
             *report.cells(),
             f"{report.pieces_used:,} of {report.pieces:,} ({report.used_share:.1%})",
         ]
-        for name, report in reports
+        for _, report in reports
     ]
-    names = ["", "measured on", "documents", "bytes", "tokens"]
-    names += [*(label for _, label, _ in _RATES), "pieces used"]
-    lines = _aligned([names, *columns], right=False)[0 if columns[0][0] else 1 :]
+    rates = [label for _, label, _ in _RATES]
+    labels = ["measured on", "documents", "bytes", "tokens", *rates, "pieces used"]
+    rows = list(zip(labels, *columns, strict=True))
+    header, *lines = aligned(["", *(name for name, _ in reports)], rows).splitlines()
+    parts = ["\n".join([header, *lines] if header else lines)]
     for name, report in reports:
-        head = ["", "words", "bytes", *(label for _, label, _ in _RATES)]
-        rows = [
+        by_script = [
             [
                 script,
                 f"{tally.words:,}",
@@ -152,28 +157,16 @@ def table(reports: list[tuple[str, Report]]) -> str:
             ]
             for script, tally in report.by_script.items()
         ]
-        columns = [list(column) for column in zip(head, *rows, strict=True)]
-        lines += ["", *([f"  {name}"] if name else []), *_aligned(columns, right=True)]
-    return "\n".join(lines)
-
-
-def _aligned(columns: list[list[str]], right: bool) -> list[str]:
-    widths = [max(map(len, column)) for column in columns]
-    lines = []
-    for cells in zip(*columns, strict=True):
-        padded = [
-            cell.rjust(width) if right and number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        lines.append(f"  {'  '.join(padded)}".rstrip())
-    return lines
+        shown = aligned(["", "words", "bytes", *rates], by_script)
+        parts.append(f"{name}\n{shown}" if name else shown)
+    return textwrap.indent("\n\n".join(parts), "  ")
 
 
 def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
-    """Measures on at most about `SAMPLE_BYTES` of validation, or of train where there is none.
+    """Measures about `_SAMPLE_BYTES` of the validation split, or of train if there is none.
 
-    The sample is of whole documents, from pieces in the order of a hash of their names: the same in
-    every run, and from all over the corpus.
+    The sample consists of whole documents, from pieces in the order of a hash of their names. It is
+    the same in every run and comes from all over the corpus.
 
     Raises:
       UserError: the corpus has no documents.
@@ -188,8 +181,8 @@ def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
 
 def _report(loaded: vocabulary.Vocabulary, split: str, texts: list[str]) -> Report:
     processor = loaded.processor
-    of_text = range(loaded.size - loaded.record.sentinels)
-    written = {token for token in of_text if not processor.is_control(token)}
+    text_ids = range(loaded.size - loaded.record.sentinels)
+    written = {token for token in text_ids if not processor.is_control(token)}
     written -= {processor.unk_id()}
     byte_pieces = {token for token in written if processor.is_byte(token)}
     characters = {piece for piece in map(processor.id_to_piece, written) if len(piece) == 1}
@@ -226,30 +219,47 @@ def _report(loaded: vocabulary.Vocabulary, split: str, texts: list[str]) -> Repo
 
 
 def _texts(corpus: sources.Corpus, split: str) -> list[str]:
+    """Returns the documents of the sample; empty if the split has none."""
     pieces = [piece for piece in corpus.pieces if split in piece.splits]
     pieces.sort(key=lambda piece: hashlib.sha256(piece.name.encode()).digest())
     texts: list[str] = []
     size = 0
     for piece in pieces:
-        for of_split, batch in sources.read(corpus, piece):
-            if of_split != split:
+        for its_split, batch in sources.read(corpus, piece):
+            if its_split != split:
                 continue
             for text in batch.column("text").to_pylist():
                 if text:
                     texts.append(text)
                     size += len(text.encode())
-                    if size >= SAMPLE_BYTES:
+                    if size >= _SAMPLE_BYTES:
                         return texts
     return texts
 
 
 def main(argv: list[str]) -> None:
-    """The command."""
+    """Runs the command."""
     parser = command_line.Parser(prog="python -m vocab.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabulary", required=True, help="folder or .model file")
-    parser.add_argument("--corpus", required=True, action="append",
-        help=f"{sources.FORMS}; give it several times to compare")  # fmt: skip
-    parser.add_argument("--extra_ids", type=int, default=0, help="sentinels to add to the model's")
+    add = parser.add_argument
+    add(
+        "--vocabulary",
+        required=True,
+        metavar="PATH",
+        help="a folder written by vocab.train, or a .model file of SentencePiece",
+    )
+    add(
+        "--corpus",
+        required=True,
+        action="append",
+        metavar="SPEC",
+        help=f"corpus to measure on; may be repeated to compare: {sources.FORMS}",
+    )
+    add(
+        "--extra_ids",
+        type=int,
+        default=0,
+        help="number of sentinels to add to a model that has none",
+    )
     flags = parser.parse_args(argv)
     loaded = vocabulary.load(flags.vocabulary, flags.extra_ids)
     corpora = [sources.resolve(sources.parse(spec)) for spec in flags.corpus]

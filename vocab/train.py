@@ -2,10 +2,11 @@
 
     python -m vocab.train --corpus=python_docs --vocab_size=32000 --output=DIR
 
-DIR receives sentencepiece.model and .vocab, report.json and, last, manifest.json. The model has
-T5's ids, and its last pieces are the sentinels, <extra_id_0> the very last, so that T5X reads it
-with `extra_ids = 0`. Equal flags and corpus give equal bytes on any machine, with any number of
-workers, and after any interruption. Further flags are Beam's own, as for pipeline.build.
+Writes sentencepiece.model, sentencepiece.vocab, report.json and, last, manifest.json to DIR. The
+model has T5's ids, and its last pieces are the sentinels with <extra_id_0> at the very end, so T5X
+reads it with `extra_ids = 0`. The same flags and corpus give the same bytes on any machine, with
+any number of workers, and after any interruption. Other flags are passed to Beam, as in
+pipeline.build.
 """
 
 import argparse
@@ -24,52 +25,96 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rejected, field, require
 from tasks.vocabulary import VOCABULARY
 from vocab import count, extend, learn, report, words
 
-REPORT = "report.json"
-PIECES = "sentencepiece.vocab"
-ID_MAP = "id_map.json"
-FORMAT = 2
+_REPORT = "report.json"
+_PIECES = "sentencepiece.vocab"
+_ID_MAP = "id_map.json"
+_FORMAT = 2
 
 _LEAST_MEMORY = 1_000_000_000
+_STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What, with the corpus, determines a vocabulary.
+    """The settings that, with the corpus, determine a vocabulary.
 
-    `memory_bytes` bounds every process, the driver, each worker and SentencePiece; `extends` is the
-    sha256 of the model whose ids are kept.
+    Raises:
+      Rejected: a value is out of range, or two values contradict each other.
     """
 
-    vocab_size: int
-    extra_ids: int = 100
-    model_type: str = "unigram"
-    character_coverage: float = 0.9995
-    byte_fallback: bool = False
-    normalization: str = "nmt_nfkc"
-    keep_whitespace: bool = False
-    split_digits: bool = False
-    max_piece_length: int = 16
-    user_defined_symbols: tuple[str, ...] = ()
-    memory_bytes: int = 4_000_000_000
-    extends: str = ""
+    vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
+    extra_ids: int = field(100, "number of sentinels, which get the last ids")
+    model_type: str = field("unigram", "SentencePiece's algorithm", choices=("unigram", "bpe"))
+    character_coverage: float = field(
+        0.9995, "share of the corpus's characters that get a piece, from 0.98 to 1"
+    )
+    byte_fallback: bool = field(
+        False, "encode characters that have no piece as bytes instead of <unk>"
+    )
+    normalization: str = field(
+        "nmt_nfkc",
+        "SentencePiece's normalization rule; nmt_nfkc is T5's, and --keep_whitespace changes the "
+        "default to identity",
+        choices=words.NORMALIZATIONS,
+    )
+    keep_whitespace: bool = field(
+        False,
+        "keep runs of spaces, tabs and line ends, as in code; with --byte_fallback, decoding "
+        "restores the text exactly",
+    )
+    split_digits: bool = field(False, "make every digit a piece of its own")
+    max_piece_length: int = field(16, "maximum length of a piece in characters, from 1 to 512")
+    user_defined_symbols: tuple[str, ...] = field(
+        (), "comma-separated pieces that are never split; may be repeated"
+    )
+    memory_bytes: int = field(
+        4_000_000_000,
+        "memory limit of every process in bytes, at least 1e9; the corpus may be larger",
+    )
+    extends: str = field("", "SHA-256 of the model to extend")
+
+    def __post_init__(self) -> None:
+        # SentencePiece would reject some of these too, but only after the corpus has been read.
+        require(self.vocab_size > 0, "vocab_size", self.vocab_size, "more than 0")
+        require(self.extra_ids >= 0, "extra_ids", self.extra_ids, "0 or more")
+        coverage, length = self.character_coverage, self.max_piece_length
+        require(0.98 <= coverage <= 1, "character_coverage", coverage, "between 0.98 and 1")
+        require(1 <= length <= 512, "max_piece_length", length, "from 1 to 512")
+        rule = f"at least {_LEAST_MEMORY:,}, which SentencePiece needs even for a small corpus"
+        require(self.memory_bytes >= _LEAST_MEMORY, "memory_bytes", self.memory_bytes, rule)
+        if self.keep_whitespace and not self.extends:
+            rule = "identity, nfkc or nfkc_cf: with keep_whitespace, tabs and line ends must remain"
+            holds = not self.normalization.startswith("nmt_")
+            require(holds, "normalization", self.normalization, rule)
+        name, symbols = "user_defined_symbols", self.user_defined_symbols
+        for symbol in symbols:
+            no_space = " " not in symbol and words.SPACE not in symbol
+            require(no_space, name, symbol, "without spaces, since no piece can match a space")
+            require(symbols.count(symbol) == 1, name, symbol, "given once, not twice")
+            new = symbol not in _STANDARD_PIECES and not symbol.startswith("<extra_id_")
+            require(new, name, symbol, "other than the pieces that every vocabulary has")
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON gives it back."""
+        """Returns the options as plain JSON values."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Pieces that stand for themselves, besides the sentinels."""
+        """The user-defined pieces, without the sentinels."""
         kept = words.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
         return (*kept, *self.user_defined_symbols)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Who counts: without `beam_arguments` this process alone. The vocabulary is the same."""
+    """How words are counted: by this process, or by Beam if there are `beam_arguments`.
+
+    It does not affect the vocabulary.
+    """
 
     beam_arguments: list[str] | None = None
     verbose: bool = False
@@ -82,19 +127,19 @@ def train(
     base: vocabulary.Vocabulary | None = None,
     work: Work = Work(),
 ) -> vocabulary.Vocabulary:
-    """Writes the vocabulary to `output` and returns it; keeps one that is finished there.
+    """Writes the vocabulary to `output` and returns it; keeps a finished one.
 
     Args:
-      options: what is wanted.
-      corpus: what it is learned from.
+      options: the settings of the vocabulary.
+      corpus: the corpus to train on.
       output: folder, local or any fsspec URL.
-      base: the vocabulary to extend, of which `options.extends` is the checksum.
-      work: who counts the words.
+      base: the vocabulary to extend; `options.extends` is its checksum.
+      work: how words are counted.
 
     Raises:
       UserError: `output` holds another vocabulary or cannot be written; the corpus has no text; or
-        SentencePiece refuses, such as a vocabulary too large for the corpus. What was counted is
-        kept for the next run, also with other options.
+        SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
+        counts are kept for the next run, even one with other options.
     """
     if kept := _finished(options, corpus, output):
         return kept
@@ -108,15 +153,15 @@ def train(
     loaded = vocabulary.from_bytes(model)
     _verify(loaded, options)
     measured = report.measure(loaded, corpus)
-    # The report comes first: it marks an unfinished folder as ours (see `_claim`).
-    files.write_json(files.join(output, REPORT), measured.as_dict())
+    # The report is written first: it marks an unfinished folder as this command's (see `_claim`).
+    files.write_json(files.join(output, _REPORT), measured.as_dict())
     files.write_bytes(files.join(output, VOCABULARY), model)
-    files.write_bytes(files.join(output, PIECES), _pieces_text(loaded))
+    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
     if base:
         ids = extend.id_map(base, loaded.size, options.extra_ids)
-        files.write_json(files.join(output, ID_MAP), ids)
+        files.write_json(files.join(output, _ID_MAP), ids)
     manifest = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "model": dataclasses.asdict(loaded.record),
         "options": options.as_dict(),
         "corpus": corpus.record,
@@ -128,7 +173,7 @@ def train(
     }
     files.write_json(files.join(output, MANIFEST), manifest)
     count.clean(output)
-    print(f"vocabulary is written: {output} (sha256 {loaded.record.sha256[:12]})")
+    print(f"wrote the vocabulary: {output} (sha256 {loaded.record.sha256[:12]})")
     return loaded
 
 
@@ -144,7 +189,13 @@ def _job(
         symbols = (*options.symbols, *sentinels)
         model = words.normaliser(options.normalization, options.keep_whitespace, symbols)
     splitter = words.Splitter(model, symbols, options.keep_whitespace)
-    parts = [FORMAT, hashlib.sha256(model).hexdigest(), symbols, splitter.space_runs, corpus.record]
+    parts = [
+        _FORMAT,
+        hashlib.sha256(model).hexdigest(),
+        symbols,
+        splitter.space_runs,
+        corpus.record,
+    ]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return count.Job(output, key, corpus, splitter, options.memory_bytes // 64)
 
@@ -157,7 +208,7 @@ def _model(
 ) -> bytes:
     settings = learn.Settings(
         model_type=options.model_type,
-        # SentencePiece never sees the symbols: the words were cut at them.
+        # SentencePiece never sees the symbols, because text was split at them.
         vocab_size=options.vocab_size - (0 if base else len(options.symbols)),
         character_coverage=options.character_coverage,
         byte_fallback=options.byte_fallback and not base,
@@ -178,17 +229,22 @@ def _counted(counts: count.Counts) -> str:
     found = counts.statistics
     line = f"counted: {found['words']:,} words, {found['distinct_words']:,} distinct"
     if counts.threshold == 1:
-        return f"{line}, all trained on"
+        return f"{line}; training on all of them"
     return (
-        f"{line}, trained on {found['distinct_words_kept']:,} that are "
-        f"{found['words_kept'] / found['words']:.2%} of them; rarer than {counts.threshold:,.0f} "
-        "times, a sample (--memory_bytes)"
+        f"{line}; training on {found['distinct_words_kept']:,} distinct words that make up "
+        f"{found['words_kept'] / found['words']:.2%} of the text; words with fewer than "
+        f"{counts.threshold:,.0f} occurrences are sampled to fit --memory_bytes"
     )
 
 
 def _finished(
     options: Options, corpus: sources.Corpus, output: str
 ) -> vocabulary.Vocabulary | None:
+    """Returns the vocabulary in `output`; None if there is none yet.
+
+    Raises:
+      UserError: `output` holds another vocabulary, or one whose model has changed.
+    """
     path = files.join(output, MANIFEST)
     if not files.exists(path):
         return None
@@ -198,11 +254,13 @@ def _finished(
         theirs = {**manifest["options"], **manifest["corpus"]}
         sha256 = manifest["model"]["sha256"]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a vocabulary's: choose another --output") from error
+        raise UserError(
+            f"{path} is not the manifest of a vocabulary: choose another --output"
+        ) from error
     differing = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
     if differing:
         key = differing[0]
-        values = f"{theirs.get(key)} there, {ours.get(key)} now"
+        values = f"was {theirs.get(key)}, now {ours.get(key)}"
         raise UserError(
             f"{output} holds a vocabulary made with another {', '.join(differing)}"
             f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
@@ -210,17 +268,21 @@ def _finished(
     model_path = files.join(output, VOCABULARY)
     if not files.exists(model_path) or files.sha256(model_path) != sha256:
         raise UserError(
-            f"{model_path} is not the file that {MANIFEST} beside it describes: choose another "
-            "--output, or delete the folder and train again"
+            f"{model_path} does not match the {MANIFEST} beside it: choose another --output, or "
+            "delete the folder and train again"
         )
-    print(f"vocabulary is finished: {output} (sha256 {sha256[:12]})")
+    print(f"the vocabulary is already finished: {output} (sha256 {sha256[:12]})")
     return vocabulary.load(output)
 
 
 def _claim(output: str, key: str) -> None:
-    """Makes the folder, and finds out before the work whether it can be written."""
-    there = files.list_names(output)
-    if VOCABULARY in there and REPORT not in there:
+    """Makes the folder, checks that it can be written, and removes files of other runs.
+
+    Raises:
+      UserError: the folder cannot be written, or has a model that this command did not write.
+    """
+    names = files.list_names(output)
+    if VOCABULARY in names and _REPORT not in names:
         raise UserError(
             f"{output} holds a {VOCABULARY} that vocab.train did not write: choose another --output"
         )
@@ -236,10 +298,10 @@ def _claim(output: str, key: str) -> None:
 
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
-    """Returns the model with the normaliser's rules, and `symbols` after <unk>, where they belong.
+    """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>.
 
     Raises:
-      UserError: a symbol is a piece already.
+      UserError: a symbol is already a piece.
     """
     from sentencepiece import sentencepiece_model_pb2
 
@@ -250,7 +312,7 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
     pieces = list(proto.pieces)
     for place, symbol in enumerate(symbols, vocabulary.UNK_ID + 1):
         if symbol in present:
-            raise UserError(f"the symbol {symbol!r} is a piece already")
+            raise UserError(f"the symbol {symbol!r} is already a piece")
         kind = proto.SentencePiece.USER_DEFINED
         pieces.insert(place, proto.SentencePiece(piece=symbol, score=0.0, type=kind))
     del proto.pieces[:]
@@ -262,11 +324,10 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
 def add_sentinels(model: bytes, count: int) -> bytes:
     """Returns the model with <extra_id_{count-1}> … <extra_id_0> as its last pieces.
 
-    They are user-defined pieces: found in text as a whole, whatever is beside them, and written
-    back as they are.
+    They are user-defined pieces: they are never split or merged with the text around them.
 
     Raises:
-      UserError: the text of a sentinel is a piece already; the corpus contains it.
+      UserError: a sentinel is already a piece, because the corpus contains its text.
     """
     from sentencepiece import sentencepiece_model_pb2
 
@@ -275,14 +336,14 @@ def add_sentinels(model: bytes, count: int) -> bytes:
     for number in reversed(range(count)):
         text = vocabulary.sentinel_piece(number)
         if text in present:
-            raise UserError(f"the corpus contains {text} as text, so that it became a piece")
+            raise UserError(f"the corpus contains {text} as text, which became a piece")
         proto.pieces.add(piece=text, score=0.0, type=proto.SentencePiece.USER_DEFINED)
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(deterministic=True)
 
 
 def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
-    """Asserts what everything downstream takes for granted."""
+    """Asserts the properties that every later stage relies on."""
     processor = loaded.processor
     assert loaded.size == options.vocab_size + options.extra_ids
     assert loaded.record.sentinels == options.extra_ids
@@ -294,7 +355,7 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
 
 
 def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
-    """The pieces and their scores as SentencePiece lists them, for people."""
+    """Returns the pieces and their scores in SentencePiece's .vocab format."""
     processor = loaded.processor
     lines = (
         f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(loaded.size)
@@ -303,124 +364,109 @@ def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
-        prog="python -m vocab.train",
-        description="Trains a SentencePiece vocabulary on a corpus.",
-        formatter_class=argparse.HelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m vocab.train", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--corpus", required=True, help=sources.FORMS)
-    add("--output", required=True, help="folder for the vocabulary, local or any fsspec URL")
-    add("--vocab_size", type=int, default=32000, help="pieces, without the sentinels (32000)")
-    add("--extra_ids", type=int, help="sentinels, as the last pieces (100)")
-    add("--model_type", choices=("unigram", "bpe"), help="algorithm (unigram)")
-    add("--character_coverage", type=float, default=Options.character_coverage,
-        help="share of the corpus's characters that get a piece (0.9995)")  # fmt: skip
-    add("--byte_fallback", action="store_true", default=None,
-        help="write characters without a piece as bytes instead of <unk>")  # fmt: skip
-    add("--normalization", choices=words.NORMALIZATIONS,
-        help="SentencePiece's rule (nmt_nfkc, as T5; identity with --keep_whitespace)")  # fmt: skip
-    add("--keep_whitespace", action="store_true", default=None,
-        help="keep runs of spaces, tabs and line ends, as code needs them; with --byte_fallback "
-        "text comes back as it was")  # fmt: skip
-    add("--split_digits", action="store_true", help="every digit is a piece of its own")
-    add("--max_piece_length", type=int, default=Options.max_piece_length,
-        help="characters of the longest piece (16)")  # fmt: skip
-    add("--user_defined_symbols", action="append", default=[], metavar="A,B",
-        help="pieces that are never split; may be given several times")  # fmt: skip
-    add("--user_defined_symbols_file", metavar="FILE", help="more of them, one a line")
-    add("--extend", metavar="DIR", help="a vocabulary whose ids and scores are kept, to which "
-        "pieces of the corpus are added up to --vocab_size; see id_map.json")  # fmt: skip
-    add("--memory_bytes", type=float, default=Options.memory_bytes,
-        help="the most memory that any process takes (4e9); corpora may be larger")  # fmt: skip
-    add("--workers", type=int, default=1, help="processes on this machine that count (1)")
-    add("--runner", help="Beam's runner, such as DataflowRunner; further flags are Beam's")
+    add("--corpus", required=True, metavar="SPEC", help=f"corpus to train on: {sources.FORMS}")
+    add(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder for the vocabulary, local or any fsspec URL",
+    )
+    for option in dataclasses.fields(Options):
+        if option.name != "extends":
+            _add_option(parser, option)
+    add(
+        "--user_defined_symbols_file",
+        metavar="FILE",
+        help="file with more pieces that are never split, one per line",
+    )
+    add(
+        "--extend",
+        metavar="DIR",
+        help="vocabulary to extend: its ids and scores are kept, and pieces of the corpus are "
+        "added up to --vocab_size; id_map.json maps old ids to new ids",
+    )
+    add(
+        "--workers",
+        type=command_line.positive,
+        default=1,
+        help="processes on this machine that count words",
+    )
+    add("--runner", help="Beam runner, such as DataflowRunner; other flags are passed to Beam")
     add("--verbose", action="store_true", help="show Beam's log")
     return parser
 
 
+def _add_option(parser: command_line.Parser, option: dataclasses.Field) -> None:
+    """Adds the flag of a field of `Options`. A flag that is not given leaves no attribute."""
+    words, choices = option.metadata["words"], option.metadata["choices"]
+    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
+    if option.type is bool:
+        settings |= {"action": "store_true"}
+    elif option.name == "user_defined_symbols":
+        settings |= {"action": "append", "metavar": "A,B"}
+    else:
+        kind = _whole if option.type is int else option.type
+        settings |= {"type": kind, "help": f"{words} (default: {option.default})"}
+        settings |= {"choices": choices} if choices else {}
+    parser.add_argument(f"--{option.name}", **settings)
+
+
+def _whole(text: str) -> int:
+    """Returns a flag's whole number, which may be written as 4e9."""
+    value = float(text)
+    if value != int(value):
+        raise ValueError(f"{text} is not a whole number")
+    return int(value)
+
+
 def _options(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabulary | None]:
-    """Returns the options that the flags mean, and the vocabulary to extend.
+    """Returns the options given by the flags, and the vocabulary to extend.
 
     Raises:
       UserError: a value is out of range, or two flags contradict each other.
     """
+    names = [option.name for option in dataclasses.fields(Options)]
+    given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
+    given["user_defined_symbols"] = _symbols(flags)
     base = vocabulary.load(flags.extend) if flags.extend else None
-    inherited = extend.settings(base) if base else {}
-    chosen = {
-        name: getattr(flags, name)
-        for name in ("extra_ids", "model_type", "byte_fallback", "normalization", "keep_whitespace")
-        if getattr(flags, name) is not None
-    }
-    for name, value in chosen.items():
-        if inherited.get(name, value) != value:
-            raise UserError(
-                f"--{name}={value} contradicts --extend={flags.extend}, which has "
-                f"{inherited[name]}: leave it out"
-            )
-    symbols = [symbol for text in flags.user_defined_symbols for symbol in text.split(",")]
-    if flags.user_defined_symbols_file:
+    defaults: dict[str, Any] = {}
+    if base:
+        defaults = extend.settings(base)
+        for name, value in given.items():
+            if defaults.get(name, value) != value:
+                raise UserError(
+                    f"--{name}={value} contradicts --extend={flags.extend}, which has "
+                    f"{defaults[name]}: leave it out"
+                )
+        defaults["extends"] = base.record.sha256
+    elif given.get("keep_whitespace"):
+        defaults["normalization"] = "identity"
+    try:
+        return Options(**{**defaults, **given}), base
+    except Rejected as error:
+        raise UserError(f"--{error.field}={error.value} must be {error.rule}") from error
+
+
+def _symbols(flags: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the pieces named by --user_defined_symbols and --user_defined_symbols_file."""
+    lists = getattr(flags, "user_defined_symbols", [])
+    symbols = [symbol for text in lists for symbol in text.split(",")]
+    path = flags.user_defined_symbols_file
+    if path:
         try:
-            text = files.read_bytes(flags.user_defined_symbols_file).decode()
+            symbols += files.read_bytes(path).decode().splitlines()
         except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-            path = flags.user_defined_symbols_file
             raise UserError(f"--user_defined_symbols_file={path} cannot be read") from error
-        symbols += text.splitlines()
-    if not base and flags.keep_whitespace:
-        inherited["normalization"] = "identity"
-    options = Options(
-        vocab_size=flags.vocab_size,
-        character_coverage=flags.character_coverage,
-        split_digits=flags.split_digits,
-        max_piece_length=flags.max_piece_length,
-        user_defined_symbols=tuple(symbol for symbol in symbols if symbol),
-        memory_bytes=int(flags.memory_bytes),
-        extends=base.record.sha256 if base else "",
-        **{**inherited, **chosen},
-    )
-    _check(options)
-    return options, base
-
-
-def _check(options: Options) -> None:
-    # SentencePiece would refuse some of these too, but only after the corpus is read.
-    if options.vocab_size <= 0:
-        raise UserError(f"--vocab_size={options.vocab_size} must be more than 0")
-    if options.extra_ids < 0:
-        raise UserError(f"--extra_ids={options.extra_ids} must not be negative")
-    if not 0.98 <= options.character_coverage <= 1:
-        raise UserError(
-            f"--character_coverage={options.character_coverage} must be between 0.98 and 1"
-        )
-    if not 1 <= options.max_piece_length <= 512:
-        raise UserError(f"--max_piece_length={options.max_piece_length} must be from 1 to 512")
-    if options.memory_bytes < _LEAST_MEMORY:
-        raise UserError(
-            f"--memory_bytes={options.memory_bytes} must be at least {_LEAST_MEMORY:,}, which "
-            "SentencePiece takes for little text"
-        )
-    if options.keep_whitespace and options.normalization.startswith("nmt_") and not options.extends:
-        raise UserError(
-            f"--keep_whitespace: --normalization={options.normalization} makes spaces of tabs and "
-            "line ends; use identity or nfkc"
-        )
-    symbols = options.user_defined_symbols
-    for symbol in symbols:
-        if " " in symbol or words.SPACE in symbol:
-            raise UserError(f"the symbol {symbol!r} has a space in it, which no piece can match")
-        if symbols.count(symbol) > 1:
-            raise UserError(f"the symbol {symbol!r} is given twice")
-        if symbol in ("<pad>", "</s>", "<unk>") or symbol.startswith("<extra_id_"):
-            raise UserError(f"the symbol {symbol!r} is one that every vocabulary has")
+    return tuple(symbol for symbol in symbols if symbol)
 
 
 def main(argv: list[str]) -> None:
-    """The command."""
+    """Runs the command."""
     parser = _parser()
     flags, rest = parser.parse_known_args(argv)
     beam_arguments = None
-    if flags.workers < 1:
-        raise UserError(f"--workers={flags.workers} must be more than 0")
     if flags.workers > 1 or flags.runner or rest:
         from pipeline.runners import beam_options
 
@@ -430,12 +476,12 @@ def main(argv: list[str]) -> None:
     options, base = _options(flags)
     work = Work(beam_arguments, flags.verbose)
     loaded = train(options, sources.resolve(spec), output, base, work)
-    measured = report.Report.from_dict(files.read_json(files.join(output, REPORT)))
+    measured = report.Report.from_dict(files.read_json(files.join(output, _REPORT)))
     task = "python_docs" if spec.kind == "python_docs" else "rlm"
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
-        print(f"  the first {kept:,} are those of {flags.extend}; {ID_MAP} maps all")
+        print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
     print(measured)
     print(
         f"next: python -m pipeline.build --task={task}_span_corruption "

@@ -118,7 +118,7 @@ def test_sentinels_are_added_to_a_model_without_any(folder, old, new_corpus):
         (["--vocab_size=600", "--extra_ids=7"], "contradicts --extend"),
         (["--vocab_size=600", "--model_type=bpe"], "contradicts --extend"),
         (["--vocab_size=600", "--normalization=nfkc"], "which has nmt_nfkc"),
-        (["--vocab_size=600", "--user_defined_symbols=▁the"], "has a space"),
+        (["--vocab_size=600", "--user_defined_symbols=▁the"], "without spaces"),
     ],
 )
 def test_invalid_options_are_rejected(folder, old, new_corpus, tmp_path, flags, says):

@@ -1,4 +1,4 @@
-"""vocab.report: rates by script, and several corpora side by side."""
+"""Tests vocab.report: rates by script, and several corpora side by side."""
 
 import json
 import subprocess
@@ -70,7 +70,7 @@ def test_counts_by_script_by_hand(folder):
     assert report.Report.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
-def test_corpora_stand_side_by_side(folder):
+def test_corpora_are_shown_side_by_side(folder):
     specs = [f"json:{folder}/{name}.jsonl?validation=0.0" for name in "ab"]
     flags = [f"--vocabulary={folder / 'vocabulary'}", *(f"--corpus={spec}" for spec in specs)]
     done = subprocess.run(
@@ -87,5 +87,5 @@ def test_corpora_stand_side_by_side(folder):
     assert [line.split()[0] for line in lines if line.startswith("  Latin")] == ["Latin"] * 2
 
 
-def test_the_normaliser_is_the_one_that_is_named():
+def test_the_normaliser_follows_the_named_rule():
     assert normaliser("identity", True, ("\n",)) != normaliser("nmt_nfkc", True, ("\n",))

@@ -1,4 +1,4 @@
-"""vocab.train and vocab.report, as a user runs them."""
+"""Runs vocab.train and vocab.report as a user does."""
 
 import argparse
 import ast
@@ -106,12 +106,12 @@ def test_the_manifest_describes_the_files(trained, corpus):
     assert counts["words_kept"] == counts["words"] > 3 * counts["distinct_words"] > 1000
 
 
-def test_a_second_run_keeps_what_is_there(trained, corpus):
+def test_a_second_run_keeps_the_finished_vocabulary(trained, corpus):
     output, first = trained
     before = {name: (output / name).stat() for name in FILES}
     done = run("vocab.train", f"--corpus={corpus}", f"--output={output}", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"vocabulary is finished: {output} (sha256 ")
+    assert done.stdout.startswith(f"the vocabulary is already finished: {output} (sha256 ")
     assert done.stdout.splitlines()[1:] == first.splitlines()[2:]
     after = {name: (output / name).stat() for name in FILES}
     assert [after[name].st_mtime_ns for name in FILES] == [
@@ -119,7 +119,7 @@ def test_a_second_run_keeps_what_is_there(trained, corpus):
     ]
 
 
-def test_a_run_that_was_killed_is_made_good(trained, corpus, tmp_path):
+def test_a_killed_run_is_resumed(trained, corpus, tmp_path):
     for name in ("report.json", "sentencepiece.model"):
         shutil.copy(trained[0] / name, tmp_path / name)
     (tmp_path / "sentencepiece.model").write_bytes(b"half")
@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_is_made_good(trained, corpus, tmp_path):
     assert contents(tmp_path) == contents(trained[0])
 
 
-def test_the_report_says_how_the_vocabulary_fits(trained, corpus):
+def test_the_report_measures_the_vocabulary(trained, corpus):
     output, printed = trained
     table = json.loads((output / "report.json").read_text())
     assert table["split"] == "validation"
@@ -164,7 +164,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
 
 
 def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path):
-    """Counted by two processes, of which the first run is killed as soon as it has something."""
+    """Counts with two processes; the first run is killed once it has written some counts."""
     command = [sys.executable, "-m", "vocab.train", f"--corpus={corpus}", f"--output={tmp_path}"]
     command += [*SMALL, "--workers=2"]
     killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
@@ -181,7 +181,7 @@ def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
-def test_counts_of_other_options_are_not_trusted(trained, corpus, tmp_path):
+def test_counts_made_with_other_options_are_not_reused(trained, corpus, tmp_path):
     flags = [f"--corpus={corpus}", f"--output={tmp_path}", *SMALL[:1], *SMALL[2:]]
     assert "too high" in refused(*flags, "--extra_ids=20", "--vocab_size=60000")
     counted = sorted(path.name for path in tmp_path.iterdir())
@@ -194,7 +194,7 @@ def test_counts_of_other_options_are_not_trusted(trained, corpus, tmp_path):
     assert contents(tmp_path) == contents(trained[0])
 
 
-def test_a_worker_s_mistake_is_one_line(tmp_path):
+def test_an_error_of_a_worker_is_one_line(tmp_path):
     rows = pa.table({"text": ["some text of a document"] * 100_000})
     path = tmp_path / "bad.parquet"
     pq.write_table(rows, path, row_group_size=10_000, compression="none", use_dictionary=False)
@@ -209,7 +209,7 @@ def test_a_worker_s_mistake_is_one_line(tmp_path):
     assert "unknown flag --sede" in refused(f"--corpus=parquet:{path}", *flags, "--sede=1")
 
 
-def test_memory_bounds_what_is_trained_on(corpus, tmp_path, monkeypatch, capsys):
+def test_memory_bytes_limits_the_words_trained_on(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         train.learn, "limits", lambda memory: (memory // 10**6, memory // 2 * 10**6)
     )
@@ -220,14 +220,14 @@ def test_memory_bounds_what_is_trained_on(corpus, tmp_path, monkeypatch, capsys)
     assert used["distinct_words_kept"] < used["distinct_words"] / 2
     assert used["words_kept"] > used["words"] / 2
     assert used["threshold"] > 1
-    assert "a sample (--memory_bytes)" in capsys.readouterr().out
+    assert "are sampled to fit --memory_bytes" in capsys.readouterr().out
 
 
 # --- options
 
 
 def options_of(corpus, folder, **options):
-    """Trains 400 pieces with options as on the command line."""
+    """Trains a vocabulary of 400 pieces with options given as flags."""
     flags = [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
     ]
@@ -331,13 +331,13 @@ def test_whitespace_is_kept(tmp_path):
     assert usual.decode(usual.encode(CODE)) == " ".join(CODE.split())
 
 
-# --- what a user may get wrong
+# --- user errors
 
 
 def refused(*arguments, module="vocab.train"):
     done = run(module, *arguments)
     assert done.returncode == 2, done.stderr
-    # On a busy machine there is progress too.
+    # A busy machine also prints progress.
     (line,) = [each for each in done.stderr.splitlines() if not each.startswith("counting")]
     assert line.startswith(f"python -m {module}: error: ")
     return line
@@ -348,16 +348,16 @@ def refused(*arguments, module="vocab.train"):
     [
         (["--vocab_sise=9"], "unknown flag --vocab_sise (did you mean --vocab_size?)"),
         (["--vocab_size=0"], "must be more than 0"),
-        (["--extra_ids=-1"], "must not be negative"),
+        (["--extra_ids=-1"], "--extra_ids=-1 must be 0 or more"),
         (["--vocab_size=50000"], "Vocabulary size too high (50000). Please set it to a value"),
         (["--vocab_size=20"], "Vocabulary size is smaller than required_chars"),
         (["--vocab_size=500", "--character_coverage=7"], "must be between 0.98 and 1"),
         (["--max_piece_length=0"], "must be from 1 to 512"),
         (["--memory_bytes=1e6"], "must be at least 1,000,000,000"),
-        (["--workers=0"], "must be more than 0"),
-        (["--keep_whitespace", "--normalization=nmt_nfkc"], "makes spaces of tabs"),
-        (["--user_defined_symbols=a b"], "has a space in it"),
-        (["--user_defined_symbols=a,b,a"], "is given twice"),
+        (["--workers=0"], "argument --workers: "),
+        (["--keep_whitespace", "--normalization=nmt_nfkc"], "tabs and line ends must remain"),
+        (["--user_defined_symbols=a b"], "without spaces"),
+        (["--user_defined_symbols=a,b,a"], "must be given once, not twice"),
         (["--user_defined_symbols=<extra_id_5>"], "every vocabulary has"),
         (["--user_defined_symbols_file=/nothing/here"], "cannot be read"),
         (["--extend=/nothing/here"], "no vocabulary at"),
@@ -392,7 +392,7 @@ def test_a_bad_corpus_is_one_line(tmp_path):
     assert "left out: 1 × null" in line(f"parquet:{tmp_path}/nulls.parquet?validation=0")
 
 
-def test_an_output_that_cannot_take_it_is_one_line(trained, corpus, tmp_path):
+def test_an_unusable_output_is_one_line(trained, corpus, tmp_path):
     def line(output, *flags):
         return refused(f"--corpus={corpus}", f"--output={output}", *SMALL, *flags)
 
@@ -400,7 +400,7 @@ def test_an_output_that_cannot_take_it_is_one_line(trained, corpus, tmp_path):
     assert "cannot be written" in line(tmp_path / "file")
     assert "cannot be written" in line("/proc/vocabulary")
     text = line(trained[0], "--max_piece_length=5")
-    assert "another max_piece_length (16 there, 5 now): choose another --output" in text
+    assert "another max_piece_length (was 16, now 5): choose another --output" in text
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "sentencepiece.model").write_bytes(b"somebody's")
@@ -410,10 +410,10 @@ def test_an_output_that_cannot_take_it_is_one_line(trained, corpus, tmp_path):
     shutil.copytree(trained[0], changed)
     with (changed / "sentencepiece.model").open("ab") as file:
         file.write(b"more")
-    assert "is not the file that manifest.json" in line(changed)
+    assert "does not match the manifest.json beside it" in line(changed)
 
 
-def test_the_text_of_a_sentinel_in_the_corpus_is_named():
+def test_a_sentinel_in_the_text_of_the_corpus_is_rejected():
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
@@ -422,6 +422,6 @@ def test_the_text_of_a_sentinel_in_the_corpus_is_named():
         train.add_sentinels(proto.SerializeToString(), 2)
 
 
-def test_the_report_refuses_a_vocabulary_that_is_none(corpus, tmp_path):
+def test_the_report_rejects_a_folder_without_a_vocabulary(corpus, tmp_path):
     line = refused(f"--vocabulary={tmp_path}", f"--corpus={corpus}", module="vocab.report")
     assert "no vocabulary at" in line
