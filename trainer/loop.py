@@ -103,7 +103,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
 class _StopRequest:
     """Records SIGTERM, with which clouds and job queues announce a preemption.
 
-    With several processes JAX receives the signal and shares it among them.
+    With several processes, JAX handles the signal and makes all of them stop.
     """
 
     def __init__(self) -> None:
