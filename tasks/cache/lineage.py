@@ -133,4 +133,6 @@ def _group_ends(path: str) -> list[int]:
 @functools.lru_cache(maxsize=_OPEN_SHARDS)
 def _group(path: str, group: int):
     with _open(path) as table:
-        return table.read_row_group(group, columns=list(LINEAGE_COLUMNS))
+        # Without Arrow's threads: one that drops the last reference to a Python buffer while the
+        # interpreter exits aborts the process (CPython before 3.14).
+        return table.read_row_group(group, columns=list(LINEAGE_COLUMNS), use_threads=False)
