@@ -1,4 +1,4 @@
-"""Task names -> TaskSpec. No heavy import: a command line may look a name up in milliseconds."""
+"""Finds tasks and mixtures by name. No heavy imports: a lookup takes milliseconds."""
 
 import importlib
 import os
@@ -14,7 +14,10 @@ _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
 
 def tasks(module: str | None = None) -> dict[str, TaskSpec]:
-    """All known tasks by name; `module` names a user's own file with a TASKS tuple, to add.
+    """Returns all known tasks by name.
+
+    Args:
+      module: name of a user's module whose tuple TASKS is added, or None.
 
     Raises:
       UserError: the module cannot be imported or has no TASKS.
@@ -24,13 +27,13 @@ def tasks(module: str | None = None) -> dict[str, TaskSpec]:
         families.append(load(module))
         if not hasattr(families[-1], "TASKS"):
             raise UserError(
-                f"--task_module={module} has no TASKS; tasks/corpora/rlm.py is the pattern"
+                f"--task_module={module} has no TASKS; see tasks/corpora/rlm.py for an example"
             )
     return {task.name: task for family in families for task in family.TASKS}
 
 
 def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
-    """The mixtures of a user's own file, its tuple MIXTURES if it has one, by name.
+    """Returns the mixtures of a user's module (its tuple MIXTURES, if it has one) by name.
 
     Raises:
       UserError: the module cannot be imported.
@@ -40,7 +43,7 @@ def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
 
 
 def names(module: str | None = None) -> set[str]:
-    """Names of all known tasks and mixtures; `module` may be a user's own file that has neither.
+    """Returns the names of all tasks and mixtures; a user's `module` may define neither.
 
     Raises:
       UserError: the module cannot be imported.
@@ -50,7 +53,7 @@ def names(module: str | None = None) -> set[str]:
 
 
 def load(module: str) -> types.ModuleType:
-    """Imports a user's own file, by its module name, from the working directory or the path.
+    """Imports a user's module by name, from the working directory or the path.
 
     Raises:
       UserError: it cannot be imported.
@@ -65,10 +68,10 @@ def load(module: str) -> types.ModuleType:
 
 
 def get(name: str, module: str | None = None) -> TaskSpec:
-    """Returns the task of that name.
+    """Returns the task `name`.
 
     Raises:
-      UserError: there is none; suggests the nearest.
+      UserError: there is no such task; suggests the nearest name.
     """
     known = tasks(module)
     if name not in known:

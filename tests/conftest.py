@@ -1,4 +1,4 @@
-"""Options of the whole test suite, and a bucket for those tests that need one."""
+"""Options of the whole test suite, and a bucket for the tests that need one."""
 
 import asyncio
 import os
@@ -10,18 +10,18 @@ import pytest
 
 from tests.gcs_server import GcsServer
 
-# Small models compile in a third less time so, here and in every process that a test starts: both
-# sides of a comparison of bits are alike. JAX reads it when it is first imported.
+# This cuts the compile time of small models by a third, here and in every process that a test
+# starts, so that bitwise comparisons stay fair. JAX reads it when it is first imported.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
-# A test's time is the machine's; what is fast is measured in benchmarks/.
+# The time of a test depends on the machine; benchmarks/ measures speed.
 hypothesis.settings.register_profile("palimpsest", deadline=None)
 hypothesis.settings.load_profile("palimpsest")
 
 
 @pytest.fixture(scope="module")
 def compiled_as_users_do():
-    """For tests that hold what a user gets against something else to the bit or nearly so."""
+    """Compiles as for users, for tests that compare their results bitwise or nearly so."""
     import jax
 
     jax.config.update("jax_disable_most_optimizations", False)
@@ -35,20 +35,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         default=Path(__file__).parent / "golden" / "reference",
         metavar="DIR",
-        help="folder of T5X arrays the golden tests are held against (default: %(default)s)",
+        help="folder of T5X arrays that the golden tests compare with (default: %(default)s)",
     )
     parser.addoption(
         "--corpus",
         default="python_docs",
         metavar="SPEC",
-        help="corpus whose text the trainer's tests train on, as pipeline.build's --corpus "
-        "(default: %(default)s)",
+        help="corpus that the tests train on, as in pipeline.build (default: %(default)s)",
     )
 
 
 @pytest.fixture
 def in_bucket(monkeypatch):
-    """Returns a function: a server of tests/gcs_server.py -> None; this process goes to it."""
+    """Returns a function that points this process at a server of tests/gcs_server.py."""
     import fsspec
 
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # read at the import
@@ -59,7 +58,7 @@ def in_bucket(monkeypatch):
 
     def go(gcs: GcsServer) -> None:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
-        # google.auth reads the address of the metadata server once a process.
+        # google.auth reads the metadata server's address once per process, so use no credentials.
         monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
         monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "0.01")
         sooner = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 100))
@@ -76,7 +75,7 @@ def in_bucket(monkeypatch):
 
 @pytest.fixture
 def gcs(in_bucket):
-    """A server with the bucket "bucket", which this process goes to."""
+    """Returns a server with the bucket "bucket" that this process uses."""
     with GcsServer() as server:
         in_bucket(server)
         yield server

@@ -1,8 +1,8 @@
-"""The service of Google Cloud Dataflow on this machine, as far as the real client can tell.
+"""A local server of Google Cloud Dataflow's API for Beam's real client.
 
-It answers the REST API in which Beam's client submits a job, asks how it is, reads its messages and
-metrics, and cancels it. What a job does is the test's to say: `work` is called with it in a thread
-and returns its counters, or raises. In tests:
+It serves the part of the REST API in which the client submits a job, polls its state, reads its
+messages and metrics, and cancels it. The test defines what a job does: `work` is called with the
+job in a thread and returns its counters, or raises. In tests:
 
     with DataflowServer(work) as dataflow:
         main([… "--runner=DataflowRunner", f"--dataflow_endpoint={dataflow.url}"])
@@ -24,7 +24,7 @@ _TIME = "2026-01-01T00:00:00Z"
 
 @dataclasses.dataclass
 class Job:
-    """A job: what was asked for, and how it is."""
+    """A job: the request that submitted it, and its state."""
 
     id: str
     request: dict[str, Any]
@@ -34,28 +34,28 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Beam's options, as the workers get them."""
+        """Beam's options as workers receive them."""
         return self.request["environment"]["sdkPipelineOptions"]["options"]
 
     @property
     def pool(self) -> dict[str, Any]:
-        """The only pool of workers."""
+        """The only worker pool."""
         (pool,) = self.request["environment"]["workerPools"]
         return pool
 
     def as_json(self) -> dict[str, Any]:
-        """The job as the API shows it."""
+        """Returns the job as the API represents it."""
         return self.request | {
             "id": self.id, "currentState": self.state, "currentStateTime": _TIME
         }  # fmt: skip
 
 
 class DataflowServer:
-    """Dataflow while in its `with` block; `url` is its address, which Beam wants by that name.
+    """A server of Dataflow, running inside a `with` block; `url` is its address.
 
     Args:
-      work: does a job's work: takes it, returns its counters; what it raises fails the job.
-      refuses: an HTTP status and a message, in answer to every submission.
+      work: does a job's work and returns its counters; an exception fails the job.
+      refuses: an HTTP status and a message with which every submission is rejected.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class DataflowServer:
         handler = type("OurHandler", (_Handler,), {"dataflow": self})
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
+        # By this name, since Beam's client looks for "localhost" in the address.
         self.url = f"http://localhost:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
@@ -77,7 +78,7 @@ class DataflowServer:
         self._server.server_close()
 
     def submit(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Starts a job; while one of that name runs, that one is the answer, as Dataflow's."""
+        """Starts a job, or returns the running one with the same name, as Dataflow does."""
         for job in self.jobs:
             if job.request["name"] == request["name"] and job.state not in _ENDED:
                 return job.as_json()

@@ -1,11 +1,11 @@
-"""Runs a job's staged pipeline, as Dataflow's workers do, in an environment made for it alone.
+"""Runs a job's staged pipeline as Dataflow's workers do, in an environment of its own.
 
-`work(job, …)` installs what was staged, as Beam's containers do, into a bare virtual environment
-that has the packages of a worker's image and none of ours, and runs this file there:
+`work(job, …)` makes a virtual environment with the packages of a worker's image and none of ours,
+installs the staged files into it as Beam's containers do, and runs this file there:
 
     BARE/bin/python -I dataflow_worker.py gs://…/pipeline.pb
 
-which reads the graph of the job, runs it and prints its counters as JSON.
+This reads the job's graph, runs it and prints its counters as JSON.
 """
 
 import hashlib
@@ -41,8 +41,10 @@ def run(url: str) -> dict[str, int]:
 
 
 def bare(folder: pathlib.Path) -> pathlib.Path:
-    """Makes a virtual environment with what `pip install palimpsest[pipeline,gcp]` brings, except
-    palimpsest; returns its Python."""
+    """Makes a virtual environment with the dependencies of palimpsest[pipeline,gcp].
+
+    Returns its Python.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     (target,) = folder.glob("lib/python*/site-packages")
@@ -56,7 +58,7 @@ def bare(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _required(*extras: str) -> list[str]:
-    """What pyproject.toml wants for the extras."""
+    """Returns the requirements in pyproject.toml, with those of the extras."""
     import tomllib
 
     path = pathlib.Path(__file__).parents[1] / "pyproject.toml"
@@ -66,7 +68,7 @@ def _required(*extras: str) -> list[str]:
 
 
 def _closure(*requirements: str) -> set[str]:
-    """Names of the distributions that the requirements need, those of their extras included."""
+    """Returns the names of all distributions that the requirements need, extras included."""
     from packaging.requirements import Requirement
 
     waiting = [(Requirement(each), "") for each in requirements]
@@ -85,9 +87,9 @@ def _closure(*requirements: str) -> set[str]:
 
 
 def work(job: Any, gcs: Any, folder: pathlib.Path, **environment: str) -> dict[str, int]:
-    """Does the work of a job of tests.dataflow_server, with what it staged in `gcs` alone.
+    """Does the work of a job of tests.dataflow_server, using only the files it staged in `gcs`.
 
-    Source: what is installed, and how: `sdks/python/container/piputil.go` of Apache Beam.
+    Source: `sdks/python/container/piputil.go` of Apache Beam, for what is installed and how.
     """
     python, staged = bare(folder / "bare"), folder / "staged"
     staged.mkdir()
@@ -105,7 +107,7 @@ def work(job: Any, gcs: Any, folder: pathlib.Path, **environment: str) -> dict[s
 
 
 def artifacts(job: Any, gcs: Any) -> list[Any]:
-    """What the workers of a job are told to install, each with its `url` and `sha256`."""
+    """Returns the files that a job's workers install, each with its `url` and `sha256`."""
     from apache_beam.portability.api import beam_runner_api_pb2
 
     data = gcs.read(job.options["pipelineUrl"].removeprefix("gs://bucket/"))

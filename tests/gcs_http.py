@@ -1,5 +1,8 @@
-"""What tests/gcs_server.py answers to: the JSON API of Cloud Storage, some of its XML API, the
-metadata server of a virtual machine, and CONNECT."""
+"""The request handler of tests/gcs_server.py.
+
+It serves the JSON API of Cloud Storage, some of its XML API, the metadata server of a virtual
+machine, and CONNECT.
+"""
 
 import contextlib
 import http.server
@@ -15,7 +18,7 @@ from typing import Any
 from tests.gcs_store import Answer, bucket_resource, parts_of
 
 TOKEN = "a-token-of-the-metadata-server"
-# Parts of an upload are multiples of this, but for the last.
+# The size of every part of an upload but the last is a multiple of this.
 PART_BYTES = 256 << 10
 _SENT_AT_ONCE = 64 << 10
 
@@ -23,7 +26,7 @@ _SENT_AT_ONCE = 64 << 10
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    wbufsize = -1  # an answer's head and body leave together
+    wbufsize = -1  # sends a response's head and body together
     gcs: Any  # the GcsServer
     scheme = "http"
 
@@ -31,9 +34,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def handle_expect_100(self) -> bool:
-        going_on = super().handle_expect_100()
-        self.wfile.flush()  # TensorFlow waits a second for it
-        return going_on
+        proceed = super().handle_expect_100()
+        self.wfile.flush()  # without it, TensorFlow waits for a second
+        return proceed
 
     def do_CONNECT(self) -> None:
         if not self.gcs.context:
@@ -50,7 +53,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         self.body = self._body()
-        # TensorStore and others may send a method that a proxy does not know as POST.
+        # TensorStore and others may send as POST a method that proxies do not know.
         self.method = self.headers.get("X-HTTP-Method-Override") or self.command
         url = urllib.parse.urlsplit(self.path)
         pairs = urllib.parse.parse_qsl(url.query, keep_blank_values=True)
@@ -100,13 +103,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def _reset(self) -> None:
-        # Nothing lingers: the other side sees the connection reset.
+        # Without lingering, the client sees a connection reset.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()
 
     def send(self, status: int, body: Any = b"", **headers: str) -> None:
-        """Answers, or does what the fault says."""
+        """Sends a response, subject to the request's fault."""
         if self.fault == "lost":
             self._reset()
             return
@@ -323,7 +326,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         form = r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)"
         asked = re.fullmatch(form, self.headers.get("Content-Range", "").strip())
         data = upload["data"]
-        if not asked:  # all of it, whatever came before
+        if not asked:  # the whole content replaces earlier parts
             data[:] = self.body
             total: int | None = len(data)
         else:
@@ -333,7 +336,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 last = start + len(self.body) == total
                 if start > len(data) or (len(self.body) % PART_BYTES and not last):
                     raise Answer(400, "Invalid request: a part that does not fit", "invalid")
-                # What is there already stays.
+                # Bytes that were received before are kept.
                 data += self.body[len(data) - start :]
         if total is not None and len(data) >= total:
             bucket, name = upload["at"]

@@ -1,14 +1,14 @@
-"""Google Cloud Storage on this machine, in memory, that can be as unreliable as a network.
+"""A local in-memory server of Google Cloud Storage that can inject network faults.
 
-One port answers the JSON API (objects, uploads whole and in parts, preconditions, listing in
-pages, copies, compose, batches), the XML API's GET, HEAD, PUT and DELETE, the metadata server that
-gives a virtual machine its token, and, for TensorFlow, whose endpoint cannot be set, CONNECT with
-TLS in the name of googleapis.com. In tests:
+One port serves the JSON API (objects, simple and resumable uploads, preconditions, paged listings,
+copies, compose, batches), the XML API's GET, HEAD, PUT and DELETE, the metadata server that gives a
+virtual machine its token, and, for TensorFlow, whose endpoint cannot be set, CONNECT with TLS in
+the name of googleapis.com. In tests:
 
     with GcsServer() as gcs:
-        subprocess.run(…, env=os.environ | gcs.environment())   # gs://bucket is there
+        subprocess.run(…, env=os.environ | gcs.environment())   # gs://bucket exists there
 
-and by hand, which prints what to export and stays until it is interrupted:
+By hand, it prints the variables to export and runs until it is interrupted:
 
     python -m tests.gcs_server --port=9023 [--faults=0.05 --seed=1] [--tls=FOLDER]
     python -m tests.gcs_server [--faults=0.05 --seed=1] -- COMMAND …     # or while a command runs
@@ -34,41 +34,41 @@ from typing import Any, NamedTuple
 from tests.gcs_http import Handler
 from tests.gcs_store import Store
 
-# What may become of a request. "reset": nothing is done and the connection breaks; "lost": it is
-# done and the answer does not come; "cut off": half of the answer comes.
+# Faults of a request. "reset": the connection breaks before anything is done; "lost": the request
+# is carried out but the response is lost; "cut off": half of the response arrives.
 FAULTS = ("500", "503", "429", "reset", "lost", "cut off")
 
 
 class Request(NamedTuple):
-    """A request that was answered, or was not for the `fault`."""
+    """A request and its outcome."""
 
     method: str
     path: str  # as sent, with its query
     range: str
-    status: int  # 0: none came
-    sent: int  # bytes of the answer's body
+    status: int  # 0: no response was sent
+    sent: int  # bytes of the response's body
     fault: str
 
     @property
     def object(self) -> str:
-        """The name of the object of which bytes were read, else ""."""
+        """The name of the object whose bytes were read, else ""."""
         found = re.search(r"/o/([^/?]+)\?.*alt=media", self.path)
         return urllib.parse.unquote(found[1]) if found and self.method == "GET" else ""
 
 
 class GcsServer:
-    """Cloud Storage while in its `with` block; `url` is its address.
+    """A server of Cloud Storage, running inside a `with` block; `url` is its address.
 
     Args:
       store: the objects, shared with other servers; by default one with the bucket "bucket".
       port: where to listen; 0: a free port.
-      faults: the share of requests that go wrong, at random from `seed`; those to the metadata
-        server do not, which is on the machine itself.
-      denied: buckets that may not be read or written.
-      needs_token: whether a request without a token is refused, as by Cloud Storage.
-      tls: a folder for a certificate authority; with it CONNECT is answered.
-      latency_seconds: before each answer.
-      bytes_per_second: of all bodies that are sent together; 0: as fast as can be.
+      faults: the share of requests that fail, chosen at random from `seed`; requests to the
+        metadata server never fail, as it is local on a real machine too.
+      denied: buckets that reject reads and writes.
+      needs_token: rejects requests without a token, as Cloud Storage does.
+      tls: a folder for a certificate authority; enables CONNECT.
+      latency_seconds: delay before each response.
+      bytes_per_second: limit for all responses together; 0: unlimited.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GcsServer:
         self.latency_seconds, self.bytes_per_second = latency_seconds, bytes_per_second
         self.requests: list[Request] = []
         self._port, self._random, self._lock = port, random.Random(seed), threading.Lock()
-        self._line_free = 0.0
+        self._next_send = 0.0
         self.certificates: pathlib.Path | None = None
         self.context: ssl.SSLContext | None = None
         if tls:
@@ -107,8 +107,7 @@ class GcsServer:
         self._server.server_close()
 
     def environment(self) -> dict[str, str]:
-        """Variables with which the libraries for Cloud Storage come here; with `tls`, also
-        TensorFlow's."""
+        """Returns variables that point Cloud Storage clients here; with `tls`, TensorFlow too."""
         found = {
             "STORAGE_EMULATOR_HOST": self.url,  # google-cloud-storage, gcsfs, Beam
             "TENSORSTORE_GCS_HTTP_URL": self.url,
@@ -123,33 +122,33 @@ class GcsServer:
         return found
 
     def read(self, name: str, bucket: str = "bucket") -> bytes:
-        """The bytes of an object."""
+        """Returns the bytes of an object."""
         return self.store.buckets[bucket][name].data
 
     def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
-        """Names of the objects, sorted."""
+        """Returns the sorted names of the objects."""
         return sorted(name for name in self.store.buckets[bucket] if name.startswith(prefix))
 
     def counts(self) -> collections.Counter[str]:
-        """How many requests had each fault, "" for none."""
+        """Returns the number of requests by fault, "" for none."""
         return collections.Counter(request.fault for request in self.requests)
 
     def fault(self) -> str:
-        """Decides what becomes of a request."""
+        """Returns the next request's fault, "" for none."""
         with self._lock:
             wrong = self._random.random() < self.faults
             return self._random.choice(FAULTS) if wrong else ""
 
     def pace(self, count: int) -> None:
-        """Waits until so many bytes have gone through the line."""
+        """Waits until `count` bytes have been sent at the limited rate."""
         if self.bytes_per_second:
             with self._lock:
-                begin = max(time.monotonic(), self._line_free)
-                self._line_free = begin + count / self.bytes_per_second
-            time.sleep(max(0.0, self._line_free - time.monotonic()))
+                begin = max(time.monotonic(), self._next_send)
+                self._next_send = begin + count / self.bytes_per_second
+            time.sleep(max(0.0, self._next_send - time.monotonic()))
 
     def note(self, *fields: Any) -> None:
-        """Keeps a Request of these fields."""
+        """Records a Request with these fields."""
         with self._lock:
             self.requests.append(Request(*fields))
 
@@ -159,12 +158,14 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: Any) -> None:
-        pass  # a client that went away
+        pass  # the client disconnected
 
 
 def _authority(folder: pathlib.Path) -> tuple[pathlib.Path, ssl.SSLContext]:
-    """A certificate of googleapis.com by an authority of our own: (the authority's file, a context
-    that has the certificate). Made once a folder."""
+    """Returns (our certificate authority's file, a context with its googleapis.com certificate).
+
+    Both are made once per folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
 
     def openssl(*arguments: str) -> None:
@@ -191,18 +192,20 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=0, help="where to listen; 0: a free port")
-    parser.add_argument("--bucket", action="append", help="a bucket, given as often as there are")
-    parser.add_argument("--faults", type=float, default=0.0, help="share of requests that fail")
-    parser.add_argument("--seed", type=int, default=0, help="which ones fail")
+    parser.add_argument("--bucket", action="append", help="a bucket to make; repeatable")
+    parser.add_argument(
+        "--faults", type=float, default=0.0, help="share of failing requests, 0 to 1"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice of failures")
     parser.add_argument("--tls", help="folder of a certificate authority, for TensorFlow")
-    parser.add_argument("command", nargs="*", help="run while the server is there, after --")
+    parser.add_argument("command", nargs="*", help="command to run while the server runs, after --")
     given = parser.parse_args(argv)
     store = Store(*(given.bucket or ["bucket"]))
     with GcsServer(store, given.port, given.faults, given.seed, tls=given.tls) as gcs:
         if given.command:
             code = subprocess.run(given.command, env=os.environ | gcs.environment()).returncode
             failed = {fault: count for fault, count in gcs.counts().items() if fault}
-            print(f"gcs_server: {len(gcs.requests):,} requests, failed on purpose: {failed}")
+            print(f"gcs_server: {len(gcs.requests):,} requests, injected faults: {failed}")
             return code
         for name, value in gcs.environment().items():
             print(f"export {name}={value}", flush=True)

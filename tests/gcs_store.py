@@ -1,4 +1,4 @@
-"""The objects of tests/gcs_server.py: buckets in memory with Cloud Storage's rules."""
+"""The storage of tests/gcs_server.py: in-memory buckets with Cloud Storage's rules."""
 
 import base64
 import dataclasses
@@ -16,7 +16,7 @@ _KEPT = ("contentType", "contentEncoding", "metadata", "cacheControl", "contentD
 
 
 class Answer(Exception):
-    """An answer that is not what was asked for."""
+    """An error response."""
 
     def __init__(self, status: int, message: str, reason: str = "", **headers: str):
         super().__init__(message)
@@ -34,7 +34,7 @@ class Object:
 
 
 class Store:
-    """Buckets of objects; every change is whole and has a generation of its own."""
+    """Buckets of objects; every change is atomic and has its own generation."""
 
     def __init__(self, *buckets: str):
         self.lock = threading.RLock()
@@ -43,19 +43,19 @@ class Store:
         self._generation = time.time_ns() // 1000
 
     def bucket(self, name: str) -> dict[str, Object]:
-        """Objects by name."""
+        """Returns a bucket's objects by name; raises a 404 Answer if there is no such bucket."""
         if name not in self.buckets:
             raise Answer(404, "The specified bucket does not exist.", "notFound")
         return self.buckets[name]
 
     def number(self) -> int:
-        """One higher each time."""
+        """Returns the next generation number."""
         with self.lock:
             self._generation += 1
             return self._generation
 
     def check(self, found: Object | None, query: dict[str, str], reading: bool = False) -> None:
-        """Holds an object against the preconditions of a request."""
+        """Checks an object against a request's preconditions; raises an Answer if one fails."""
         generation = found.resource["generation"] if found else "0"
         metageneration = found.resource["metageneration"] if found else "0"
         for name, now in (("Generation", generation), ("Metageneration", metageneration)):
@@ -66,7 +66,7 @@ class Store:
                 raise Answer(304 if reading else 412, "not modified", "conditionNotMet")
 
     def get(self, bucket: str, name: str, query: dict[str, str], reading: bool = True) -> Object:
-        """The object, if the query's generation and preconditions allow."""
+        """Returns the object, if it matches the query's generation and preconditions."""
         with self.lock:
             found = self.bucket(bucket).get(name)
             asked = query.get("generation")
@@ -78,7 +78,7 @@ class Store:
     def put(
         self, bucket: str, name: str, data: bytes, given: dict[str, Any], query: dict[str, str]
     ) -> dict[str, Any]:
-        """Makes or replaces an object; returns its resource."""
+        """Creates or replaces an object; returns its resource."""
         crc32c = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
         md5 = base64.b64encode(hashlib.md5(data).digest()).decode()
         for key, value in (("crc32c", crc32c), ("md5Hash", md5)):
@@ -110,7 +110,7 @@ class Store:
             return resource
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
-        """Removes an object."""
+        """Deletes an object."""
         with self.lock:
             self.get(bucket, name, query, reading=False)
             del self.bucket(bucket)[name]
@@ -126,7 +126,7 @@ class Store:
             return self.bucket(to_bucket)[to_name]
 
     def list(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
-        """A page of names from startOffset to endOffset; with a delimiter, folders once each."""
+        """Returns a page of names from startOffset to endOffset, with folders if delimited."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
         most = min(int(query.get("maxResults") or _PAGE), _PAGE)
         after = query.get("pageToken", "")
@@ -159,7 +159,7 @@ class Store:
 
 
 def bucket_resource(name: str) -> dict[str, Any]:
-    """What the JSON API says of a bucket."""
+    """Returns a bucket's resource in the JSON API."""
     return {
         "kind": "storage#bucket",
         "id": name,
@@ -176,8 +176,10 @@ def bucket_resource(name: str) -> dict[str, Any]:
 
 
 def parts_of(content_type: str, body: bytes) -> list[tuple[dict[str, str], bytes]]:
-    """(headers by lower-case name, bytes) of each part of a multipart body, whose lines may end
-    in CRLF or, as gcsfs writes them, LF."""
+    """Returns (headers by lower-case name, bytes) of each part of a multipart body.
+
+    Lines may end in CRLF or, as gcsfs writes them, in LF.
+    """
     boundary = re.search(r'boundary="?([^";]+)"?', content_type)
     if not boundary:
         raise Answer(400, "a multipart body without a boundary", "invalid")

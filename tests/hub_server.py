@@ -1,8 +1,8 @@
-"""A small Hugging Face Hub on this machine, that can be as unreliable as a network.
+"""A small local Hugging Face Hub that can inject network faults.
 
-It answers the routes that reading a data set takes (point HF_ENDPOINT at `url`, before
-huggingface_hub is imported): repository, revision, tree, paths-info and resolve, with ranges.
-Files of 1,000 bytes and more are "large": resolve redirects to where they lie, as the Hub does.
+It serves the routes that are needed to read a data set: repository, revision, tree, paths-info and
+resolve, with ranges. Point HF_ENDPOINT at `url` before huggingface_hub is imported. Files of 1,000
+bytes and more are "large": resolve redirects to another server, as the Hub does.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ COMMIT = "c0ffee" * 6 + "abcd"
 TOKEN = "hf_secret_of_mine"
 LARGE_BYTES = 1000
 
-# What may become of a request; "short" only of a file's bytes.
+# Faults of a request; "short" applies only to the bytes of a file.
 FAULTS = ("429", "503", "500", "dropped", "cut off", "short", "slow")
 
 
 class HubServer:
-    """The Hub while in its `with` block; holds the one data set an/owner, the files of `folder`.
+    """A Hub with one data set, an/owner, running inside a `with` block; `url` is its address.
 
     Args:
-      folder: the files.
-      access: "private" and "gated" take `TOKEN`, "public" none. To a gated one an account without
-        access ("hf_other") sees the repository but not the files.
-      faults: the share of requests that go wrong, at random from `seed`.
+      folder: the files of the data set.
+      access: "private" and "gated" need `TOKEN`, "public" needs none. An account without access
+        ("hf_other") sees the repository of a gated data set but not its files.
+      faults: the share of requests that fail, chosen at random from `seed`.
       always: a fault of every request for a file below data/, or None.
     """
 
@@ -60,7 +60,7 @@ class HubServer:
         self._server.server_close()
 
     def fault(self, method: str, path: str) -> str:
-        """Decides what becomes of a request."""
+        """Returns the next request's fault, "" for none."""
         of_a_file = "/resolve/" in path or path.startswith("/large/")
         with self.lock:
             chosen = self.random.choice(FAULTS) if self.random.random() < self.faults else ""
@@ -77,7 +77,7 @@ class HubServer:
 
 class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_):
-        pass  # a client that went away
+        pass  # the client disconnected
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -104,7 +104,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def route(self, path):
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if match := re.fullmatch(r"/large/(.+)", path):  # signed: without a token
+        if match := re.fullmatch(r"/large/(.+)", path):  # a signed URL, without a token
             assert not token, "a token went to another server"
             self.file(self.hub.folder / match[1], etag="of-the-store")
             return
@@ -158,7 +158,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if len(data) >= LARGE_BYTES and self.command == "GET":
             tag = hashlib.sha256(data).hexdigest()
             headers = {"X_Linked_ETag": f'"{tag}"', "X_Linked_Size": str(len(data))}
-            # By another name, so that it is another server.
+            # Another host name makes it another server for the client.
             place = f"http://localhost:{self.server.server_port}/large/{name}"
             self.answer(302, Location=place, X_Repo_Commit=COMMIT, **headers)
         else:

@@ -1,4 +1,4 @@
-"""Holds a demo made in one place against that of another, as `make demo-gcs` does.
+"""Compares the demo made in one folder with that of another, as `make demo-gcs` does.
 
 python -m tests.same_demo demo gs://bucket/demo
 """
@@ -17,20 +17,20 @@ from trainer import stores
 
 
 def hashes(folder):
-    """Name below `folder` to the sha256 of the file."""
+    """Returns the SHA-256 of every file below `folder`, by relative name."""
     fs, inner = files.filesystem(folder)
     start = len(inner.rstrip("/")) + 1
     return {name[start:]: hashlib.sha256(fs.cat_file(name)).hexdigest() for name in fs.find(inner)}
 
 
 def curve(model_dir):
-    """Every line of metrics, but for the speed."""
+    """Returns every line of metrics without the speed."""
     lines = files.read_bytes(files.join(model_dir, "metrics.jsonl")).decode().splitlines()
     return [{**json.loads(line), "speed": None} for line in lines]
 
 
 def state(model_dir):
-    """The arrays of the newest checkpoint."""
+    """Returns the arrays of the newest checkpoint."""
     names = [name for name in files.list_names(model_dir) if name.startswith("checkpoint_")]
     newest = max(names, key=lambda name: int(name.split("_")[1]))
     folder = files.join(model_dir, newest, "state")

@@ -1,4 +1,4 @@
-"""The Cloud Storage of the tests keeps Cloud Storage's rules, which its clients rely on."""
+"""The tests' server follows the rules of Cloud Storage that its clients rely on."""
 
 import contextlib
 import http.client
@@ -20,7 +20,7 @@ def gcs():
 
 
 def ask(gcs, method, path, body=None, **headers):
-    """Returns (status, headers, body) of a request."""
+    """Sends a request; returns (status, headers, body)."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(gcs.url + path, body, names, method=method)
     try:
@@ -37,7 +37,7 @@ def put(gcs, name, data=b"", **query):
 
 
 def names(gcs, **query):
-    """(objects and folders, pages) of a listing."""
+    """Lists the bucket; returns (objects and folders, number of pages)."""
     found, pages, token = [], 0, ""
     while pages == 0 or token:
         asked = "&".join(f"{key}={value}" for key, value in query.items())
@@ -50,7 +50,7 @@ def names(gcs, **query):
     return found, pages
 
 
-def test_an_object_is_made_only_where_its_precondition_holds(gcs):
+def test_an_object_is_written_only_if_its_precondition_holds(gcs):
     assert put(gcs, "a", b"one", ifGenerationMatch=0) == 200
     assert put(gcs, "a", b"two", ifGenerationMatch=0) == 412
     generation = gcs.store.buckets["bucket"]["a"].resource["generation"]
@@ -74,7 +74,7 @@ def test_a_listing_has_pages_folders_and_bounds(gcs):
     assert ask(gcs, "GET", "/storage/v1/b/none/o")[0] == 404
 
 
-def test_ranges_are_those_of_http(gcs):
+def test_ranges_follow_http(gcs):
     put(gcs, "a", b"0123456789")
     path = "/download/storage/v1/b/bucket/o/a?alt=media"
     for asked, status, body in [
@@ -100,7 +100,7 @@ def test_an_upload_in_parts_appears_with_its_last_byte(gcs):
     short = ask(gcs, "PUT", place, data[:100], Content_Range=f"bytes 0-99/{len(data)}")
     assert short[0] == 400
     first = f"bytes 0-{half - 1}/{len(data)}"
-    for _ in range(2):  # as after an answer that was lost
+    for _ in range(2):  # repeated, as after a lost response
         status, headers, _ = ask(gcs, "PUT", place, data[:half], Content_Range=first)
         assert (status, headers["Range"]) == (308, f"bytes=0-{half - 1}")
     assert gcs.names() == []
@@ -110,7 +110,7 @@ def test_an_upload_in_parts_appears_with_its_last_byte(gcs):
     assert gcs.read("a") == data
 
 
-def test_what_differs_from_its_checksum_is_not_kept():
+def test_data_that_differs_from_its_checksum_is_rejected():
     store = Store("bucket")
     with pytest.raises(Answer, match="md5Hash"):
         store.put("bucket", "a", b"one", {"md5Hash": "AAAA"}, {})
@@ -119,7 +119,7 @@ def test_what_differs_from_its_checksum_is_not_kept():
 
 @pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"-", b"\n--"])
 @pytest.mark.parametrize("line", [b"\n", b"\r\n"])
-def test_a_body_of_several_parts_loses_no_byte(gcs, line, end):
+def test_a_multipart_body_loses_no_byte(gcs, line, end):
     data = b"\x00text" + end
     parts = [b"--x", b"Content-Type: a/b", b"", b'{"name": "a"}', b"--x", b"", data, b"--x--"]
     path = "/upload/storage/v1/b/bucket/o?uploadType=multipart"
@@ -140,7 +140,7 @@ def test_copies_and_compositions(gcs):
     assert gcs.names() == ["a", "b/c", "e", "f"]
 
 
-def test_faults_are_those_of_the_seed_and_do_what_they_say():
+def test_faults_depend_on_the_seed_and_do_what_they_say():
     seen = []
     for _ in range(2):
         with GcsServer(faults=0.5, seed=3) as gcs:
@@ -155,7 +155,7 @@ def test_faults_are_those_of_the_seed_and_do_what_they_say():
     assert seen[0] == seen[1]
 
 
-def test_who_may_not_is_told(gcs):
+def test_requests_without_access_are_rejected(gcs):
     with GcsServer(gcs.store, denied=["bucket"]) as denied, GcsServer(needs_token=True) as closed:
         assert put(denied, "a") == 403
         assert put(closed, "a") == 401

@@ -1,1 +1,1 @@
-"""Families of tasks, a file for each corpus."""
+"""Families of tasks: one file per corpus."""

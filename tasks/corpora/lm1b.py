@@ -1,6 +1,8 @@
-"""The One Billion Word benchmark: single sentences in random order, column `text`, splits train and
-test, in the Parquet files that the Hub makes of the data set. It has no validation split: one is
-held out."""
+"""The One Billion Word benchmark: single sentences in random order, column `text`.
+
+It has splits train and test, and is read from the Parquet files that the Hub makes of the data set.
+It has no validation split, so one is held out.
+"""
 
 from tasks.task import TaskSpec, language_modeling_task, pretraining_tasks
 
@@ -8,6 +10,6 @@ _CORPUS = "hf:billion-word-benchmark/lm1b@refs/convert/parquet"
 
 TASKS: tuple[TaskSpec, ...] = (
     *pretraining_tasks("lm1b", _CORPUS),
-    # Primer holds the last 2% out; here as many, by a hash of their ids.
+    # Primer holds out the last 2%; here 2% are chosen by a hash of their ids.
     language_modeling_task("lm1b", f"{_CORPUS}?validation=0.02"),
 )

@@ -1,5 +1,7 @@
-"""PG-19: books of Project Gutenberg from before 1919, column `text`, splits train, validation and
-test, in Parquet. A book is one document of about half a megabyte."""
+"""PG-19: books of Project Gutenberg from before 1919, in Parquet, column `text`.
+
+It has splits train, validation and test. A book is one document of about half a megabyte.
+"""
 
 from tasks.task import TaskSpec, language_modeling_task, pretraining_tasks
 

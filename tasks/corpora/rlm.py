@@ -1,4 +1,4 @@
-"""The Romanian language-model corpus. A user's own corpus family is a file like this one."""
+"""The Romanian language-model corpus. Write a file like this one for a corpus of your own."""
 
 from tasks.task import pretraining_tasks
 

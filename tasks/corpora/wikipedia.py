@@ -1,5 +1,8 @@
-"""English Wikipedia of November 2023, cleaned, columns `id`, `url`, `title` and `text`, in Parquet.
-It has no validation split: one is held out. Other languages: `--corpus` with another CONFIG."""
+"""English Wikipedia of November 2023, cleaned, in Parquet, columns `id`, `url`, `title` and `text`.
+
+It has no validation split, so one is held out. For another language, give `--corpus` with its
+CONFIG.
+"""
 
 from tasks.task import pretraining_tasks
 

@@ -57,8 +57,8 @@ def read(corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
     """
     if corpus.record["sha256"] != stdlib_docs.sha256():
         raise UserError(
-            f"the corpus {PYTHON_DOCS} is that of Python {corpus.record['python']}, but this is "
-            f"Python {stdlib_docs.python_version()}, or another build of it"
+            f"the corpus {PYTHON_DOCS} was listed with Python {corpus.record['python']}, but this "
+            f"is Python {stdlib_docs.python_version()}, or another build of it"
         )
     texts = stdlib_docs.documents()
     documents = ((name, texts[name], None, 0) for name in piece.members)

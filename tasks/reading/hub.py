@@ -12,6 +12,7 @@ from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
 from tasks.reading.corpus import VALIDATION, CorpusSpec, SourceFile
+from tasks.reading.splits import VALIDATION_NAMES
 from tasks.storage import remote
 from tasks.terminal.command_line import UserError
 
@@ -87,7 +88,7 @@ def _list(spec: CorpusSpec) -> tuple[str, str, dict[str, list[str]], dict[str, A
 def _retrying_session(what: str) -> Iterator[None]:
     """Retries every request to the Hub inside the block, including those that `datasets` makes.
 
-    `datasets` takes a timeout for a missing README, and would find other files without it.
+    `datasets` treats a timeout as a missing README, and would find other files without it.
     """
     from huggingface_hub import constants, get_session
 
@@ -109,7 +110,7 @@ def _retrying_session(what: str) -> Iterator[None]:
             answered = True
             if response.headers.get("X-Error-Code") == "GatedRepo":
                 failures.append(_gated(what, response.status_code))
-            if response.status_code in remote.RETRIED_STATUSES or response.status_code >= 500:
+            if remote.is_retried(response.status_code):
                 response.close()
                 raise remote.HttpError(response.status_code, response.headers)
             return response
@@ -149,7 +150,7 @@ def _builder(name: str, config: str, commit: str) -> Any:
 
 def _source_file(name: str, commit: str, split: str, info: Any) -> SourceFile:
     state = {"sha256": info.lfs.sha256} if info.lfs else {"etag": info.blob_id}
-    own = VALIDATION if split in ("validation", "valid", "val", "dev") else split
+    own = VALIDATION if split in VALIDATION_NAMES else split
     url = f"hf://datasets/{name}@{commit}/{info.path}"
     return SourceFile(url, info.path, own, info.size, state)
 

@@ -1,7 +1,7 @@
-"""Finding values in a line of JSON too long to become one Python object, on its bytes.
+"""Finding values in the bytes of a JSON line that is too long to become one Python object.
 
-What is valid and what it means is as for json.loads, save that what is nested more than 990 deep is
-invalid whatever the interpreter's recursion limit.
+The results are those of json.loads, except that values nested more than 990 deep are invalid
+whatever the interpreter's recursion limit.
 """
 
 import codecs
@@ -19,7 +19,7 @@ _NUMBER = (
 _SCALAR_PATTERN = rb"(?:%s|%s|true|false|null|NaN|-?Infinity)" % (_STRING, _NUMBER)
 _SCALAR = re.compile(_SCALAR_PATTERN)
 _KEY = re.compile(rb"(%s)[ \t\n\r]*+:[ \t\n\r]*+" % _STRING)
-# Elements of an array, each with its comma: one call for all numbers of a vector but the last.
+# Scalar elements of an array, each with its comma: matches a vector of numbers in one call.
 _ELEMENTS = re.compile(rb"(?:%s[ \t\n\r]*+,[ \t\n\r]*+)*+" % _SCALAR_PATTERN)
 # As much of the inside of a string as fits without cutting an escape.
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+')
@@ -32,7 +32,7 @@ Span = tuple[int, int]
 
 
 def is_utf8(line: bytes | bytearray) -> bool:
-    """Whether all of `line` is UTF-8."""
+    """Returns True if all of `line` is valid UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(line)
     try:
@@ -45,10 +45,10 @@ def is_utf8(line: bytes | bytearray) -> bool:
 
 
 def find(line: bytes | bytearray, names: set[str]) -> dict[str, Span] | None:
-    """Returns where the values of an object's members `names` begin and end.
+    """Returns the spans of the values of an object's members `names`.
 
-    Of a member that is there twice it is the last, as in json.loads. None: `line`, which is UTF-8,
-    holds JSON that is no object.
+    If a name occurs twice, the last one counts, as in json.loads. Returns None if the line, which
+    must be UTF-8, holds JSON other than an object.
 
     Raises:
       ValueError: it is not valid JSON.
@@ -101,15 +101,15 @@ def _key(line: bytes | bytearray, position: int) -> re.Match[bytes]:
 
 
 def _end_of_value(line: bytes | bytearray, position: int) -> int:
-    """Where the value that begins at `position` ends."""
-    open_ones: list[int] = []  # how each bracket that is open will close
+    """Returns the end of the value that begins at `position`."""
+    closers: list[int] = []  # the closing bracket of each open one
     while True:
         if closing := _CLOSING.get(line[position]):
-            if len(open_ones) == _DEEPEST:
+            if len(closers) == _DEEPEST:
                 raise ValueError("nested too deeply")
             position = _space(line, position + 1)
             if line[position] != closing:
-                open_ones.append(closing)
+                closers.append(closing)
                 position = _next(line, position, closing)
                 continue
             position += 1
@@ -117,12 +117,12 @@ def _end_of_value(line: bytes | bytearray, position: int) -> int:
             position = found.end()
         else:
             raise ValueError("no value")
-        while open_ones:
+        while closers:
             position = _space(line, position)
             if line[position] == ord(","):
-                position = _next(line, _space(line, position + 1), open_ones[-1])
+                position = _next(line, _space(line, position + 1), closers[-1])
                 break
-            if line[position] != open_ones.pop():
+            if line[position] != closers.pop():
                 raise ValueError("no end of a value")
             position += 1
         else:
@@ -130,7 +130,7 @@ def _end_of_value(line: bytes | bytearray, position: int) -> int:
 
 
 def _next(line: bytes | bytearray, position: int, closing: int) -> int:
-    """Where the next value to look at begins: after its key, or after elements that are scalars."""
+    """Returns the start of the next value: after its key, or after scalar elements of an array."""
     if closing == ord("}"):
         return _key(line, position).end()
     found = _ELEMENTS.match(line, position)
@@ -138,7 +138,7 @@ def _next(line: bytes | bytearray, position: int, closing: int) -> int:
 
 
 def is_text(line: bytes | bytearray, span: Span) -> bool:
-    """Whether the string at `span` has no half of a surrogate pair, which is no character."""
+    """Returns True if the string at `span` holds no half of a surrogate pair."""
     try:
         if _SURROGATE.search(line, *span):
             for _ in characters(line, span):
@@ -149,17 +149,17 @@ def is_text(line: bytes | bytearray, span: Span) -> bool:
 
 
 def characters(line: bytes | bytearray, span: Span) -> Iterator[bytes]:
-    """Yields the UTF-8 of the string at `span`, in chunks that cut no character.
+    """Yields the UTF-8 of the string at `span`, in chunks of whole characters.
 
     Raises:
-      UnicodeEncodeError: it has half a surrogate pair.
+      UnicodeEncodeError: it holds half a surrogate pair, which is not a character.
     """
     position, end = span[0] + 1, span[1] - 1
     half = ""  # of a pair that the next chunk may complete
     while position < end:
         found = _INSIDE.match(line, position, min(end, position + _CHUNK_BYTES))
         stop = found.end() if found else position
-        while stop < end and line[stop] & 0xC0 == 0x80:  # inside a character: go back to its begin
+        while stop < end and line[stop] & 0xC0 == 0x80:  # inside a character
             stop -= 1
         text = half + json.loads(f'"{line[position:stop].decode()}"')
         if half and "\udc00" <= text[1] <= "\udfff":

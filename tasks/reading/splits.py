@@ -12,10 +12,11 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 # Source: the keywords of datasets/data_files.py, so that files and the Hub agree.
 _SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(VALIDATION_NAMES, VALIDATION),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 
@@ -53,7 +54,7 @@ def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
     return ((TRAIN, VALIDATION), True) if spec.validation else ((TRAIN,), False)
 
 
-def choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
+def _choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
     """Returns the files to read: those of the wanted split, then those of validation.
 
     Raises:
@@ -82,11 +83,11 @@ def generations(
     Raises:
       UserError: the new files would move documents of earlier files between splits.
     """
-    chosen = choose(spec, found)
+    chosen = _choose(spec, found)
     known = {name for names in earlier for name in names}
     if not known or not known <= {file.name for file in found}:
         return [chosen]
-    before = choose(spec, [file for file in found if file.name in known])
+    before = _choose(spec, [file for file in found if file.name in known])
     if before != [each for each in chosen if each.file.name in known]:
         raise UserError(
             f"corpus {spec}: with the new files, documents of the old ones would move between "

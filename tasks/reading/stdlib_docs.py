@@ -1,8 +1,8 @@
-"""The text of the built-in corpus: what the running Python's standard library says about itself.
+"""The text of the built-in corpus: documentation of the running Python's standard library.
 
-Real English prose that every machine with Python has. A document is what one would look up: the
-docstring of a module, of a function, of a class with its methods, or a topic of the language
-reference that `help()` shows. Everything is parsed, nothing imported or executed.
+It is real English prose that every machine with Python has. A document is the docstring of a
+module, of a function, or of a class with its methods, or a topic of the language reference that
+`help()` shows. All files are parsed; nothing is imported or executed.
 """
 
 import ast
@@ -16,7 +16,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 
-# Tests and whole programs rather than documentation; what pip put beside the library; generated.
+# Tests and applications, which are not documentation; packages installed by pip; bytecode.
 _LEFT_OUT = frozenset(
     {"test", "tests", "idle_test", "idlelib", "turtledemo", "lib2to3", "ensurepip"}
     | {"site-packages", "dist-packages", "__pycache__"}
@@ -28,9 +28,9 @@ _TOPICS = "pydoc_data/topics.py"
 def documents() -> dict[str, str]:
     """Returns {id: text}, sorted by id: a dotted name, or "topic:" and the topic's name.
 
-    A docstring that stands in several places (those of posixpath and ntpath, say) counts once, so
-    that none is in train and in validation. The same for every machine with the same Python
-    release and library files.
+    A docstring that occurs several times (as in posixpath and ntpath) is included once, so that
+    none is in both train and validation. Machines with the same Python release and library files
+    get the same documents.
     """
     root = sysconfig.get_paths()["stdlib"]
     found: dict[str, str] = {}
@@ -42,7 +42,7 @@ def documents() -> dict[str, str]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # invalid escapes in old modules
                 tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a template, or a file that is broken on purpose
+        except (SyntaxError, ValueError):  # a template, or a file that is invalid on purpose
             continue
         if relative == _TOPICS:
             found.update((f"topic:{name}", text) for name, text in _topics(tree))
@@ -67,7 +67,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _entries(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, bool]]:
-    """Yields (name, node, whether what is defined within belongs to it) of a module's documents."""
+    """Yields (name, node, deep) of a module's documents; `deep`: with the definitions inside it."""
     if isinstance(node, ast.Module):
         yield name, node, False
     for child in ast.iter_child_nodes(node):
@@ -78,7 +78,7 @@ def _entries(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, bool]]:
 
 
 def _sections(node: ast.AST, name: str, deep: bool, seen: set[str]) -> Iterator[str]:
-    """Yields "qualified name, blank line, docstring" of `node`, and of all within if `deep`."""
+    """Yields "qualified name, blank line, docstring" of `node`, and if `deep` of its children."""
     if isinstance(node, ast.Module | _Definition):
         text = ast.get_docstring(node)
         if text and text not in seen:
@@ -97,11 +97,11 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def python_version() -> str:
-    """The release whose library is read, such as "3.11.7"."""
+    """Returns the release whose library is read, such as "3.11.7"."""
     return platform.python_version()
 
 
 @functools.cache
 def sha256() -> str:
-    """Hex sha256 over all ids and texts."""
+    """Returns the hex SHA-256 of all ids and texts."""
     return hashlib.sha256(json.dumps(documents(), sort_keys=True).encode()).hexdigest()

@@ -25,9 +25,6 @@ Result = TypeVar("Result")
 # Yields the bytes [start, stop) of a file in chunks of any size.
 Fetch = Callable[[int, int], Generator[bytes, None, None]]
 
-# HTTP statuses that are retried, besides those from 500 up.
-RETRIED_STATUSES = (408, 425, 429)
-
 _LONGEST_DELAY_SECONDS = 60.0
 # Transient errors of the HTTP libraries under fsspec and huggingface_hub, by name: which libraries
 # are installed depends on the store.
@@ -113,6 +110,11 @@ def class_names(errors: Iterable[BaseException]) -> set[str]:
     return {kind.__name__ for error in errors for kind in type(error).__mro__}
 
 
+def is_retried(status: int) -> bool:
+    """Returns True for a transient HTTP status."""
+    return status in (408, 425, 429) or status >= 500
+
+
 def _transient(error: Exception) -> tuple[str, float] | None:
     """Returns (reason, seconds to wait at least) of a transient error, else None."""
     chain = causes(error)
@@ -122,8 +124,7 @@ def _transient(error: Exception) -> tuple[str, float] | None:
     for link in chain:
         status, headers = http_status(link)
         if status:
-            retried = status in RETRIED_STATUSES or status >= 500
-            return (f"HTTP {status}", _retry_after(headers)) if retried else None
+            return (f"HTTP {status}", _retry_after(headers)) if is_retried(status) else None
     return (describe(error), 0.0) if names & _TRANSIENT else None
 
 

@@ -1,6 +1,5 @@
-"""The Hub of tests/hub_server.py, and Python run against it."""
+"""Python processes that use tests/hub_server.py as the Hub."""
 
-import importlib.util
 import os
 import pathlib
 import subprocess
@@ -11,24 +10,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def _load():
-    specification = importlib.util.spec_from_file_location(
-        "hub_server", ROOT / "tests/hub_server.py"
-    )
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def hub_server():
-    """The module."""
-    return _load()
-
-
 @pytest.fixture
 def with_hub(tmp_path):
-    """Returns a function that runs Python code or a module's command with a server as the Hub."""
+    """Returns a function that runs Python with the server at a URL as the Hub."""
 
     def run(url, *arguments, token="", **more):
         environment = {

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, against a small Hub on this machine."""
+"""Data sets of the Hugging Face Hub, read from a small local Hub."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.reading import stdlib_docs
+from tests.hub_server import HubServer
 
 COMMIT = "c0ffee" * 6 + "abcd"
 TOKEN = "hf_secret_of_mine"
@@ -21,9 +22,9 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def hub(hub_server, with_hub, folder):
-    """Runs Python code, or a module's command, with a private Hub without faults as the Hub."""
-    with hub_server.HubServer(folder) as server:
+def hub(with_hub, folder):
+    """Returns a function that runs Python with a private Hub without faults."""
+    with HubServer(folder) as server:
 
         def run(*arguments, token="", endpoint=server.url, **more):
             return with_hub(endpoint, *arguments, token=token, **more)
@@ -81,22 +82,22 @@ def test_json_lines_of_the_hub_are_read(hub):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_faults_of_every_kind_change_nothing_that_is_read(hub_server, with_hub, folder, seed):
+def test_faults_of_every_kind_do_not_change_what_is_read(with_hub, folder, seed):
     documents = list(stdlib_docs.documents().items())[:400]
     lines = [json.dumps({"id": name, "text": text}) for name, text in documents]
     (folder / "data/train.jsonl").write_text("\n".join(lines))
     (folder / "data/validation.jsonl").write_text('{"id": "v", "text": "small"}\n')
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n"
         "  data_files: [{split: train, path: data/train*}]\n---\n")  # fmt: skip
-    with hub_server.HubServer(folder, faults=0.5, seed=seed) as server:
+    with HubServer(folder, faults=0.5, seed=seed) as server:
         done = with_hub(server.url, "-c", READ, "hf:an/owner?validation=0", token=TOKEN)
     assert done.returncode == 0, done.stderr
-    # Without the README, had it been given up, there would be a validation split.
+    # If the README had been given up on, there would be a validation split.
     assert json.loads(done.stdout)[1] == [["train", *pair, None] for pair in documents]
     assert len({fault for _, _, fault in server.seen} - {""}) > 4
 
 
-def test_a_build_over_a_bad_network_has_the_same_bytes(hub_server, with_hub, folder, tmp_path):
+def test_a_build_over_a_bad_network_has_the_same_bytes(with_hub, folder, tmp_path):
     documents = stdlib_docs.documents()
     names = list(documents)[:1200]
     for index in range(2):
@@ -132,9 +133,9 @@ def test_a_build_over_a_bad_network_has_the_same_bytes(hub_server, with_hub, fol
         }
 
     here = build("here", f"parquet:{folder}/**/*.parquet", "--workers=2")
-    with hub_server.HubServer(folder) as server:
+    with HubServer(folder) as server:
         good = build("good", "hf:an/owner", url=server.url, token=TOKEN)
-    with hub_server.HubServer(folder, faults=0.3, seed=1) as server:
+    with HubServer(folder, faults=0.3, seed=1) as server:
         bad = build("bad", "hf:an/owner", url=server.url, token=TOKEN)
     assert sum(fault != "" for _, _, fault in server.seen) > 10
     assert bad == good
@@ -144,10 +145,10 @@ def test_a_build_over_a_bad_network_has_the_same_bytes(hub_server, with_hub, fol
     assert [good[name] for name in data] == [here[name] for name in data]
 
 
-def test_what_never_passes_is_one_line_that_says_how_to_go_on(hub_server, with_hub, folder):
+def test_a_lasting_failure_is_one_line_that_says_how_to_resume(with_hub, folder):
     (folder / "data/train.jsonl").write_text('{"text": "x"}\n' * 5)
     arguments = ("-m", "vocab.train", "--corpus=hf:an/owner", f"--output={folder.parent}/out")
-    with hub_server.HubServer(folder, always="503") as server:
+    with HubServer(folder, always="503") as server:
         done = with_hub(server.url, *arguments, token=TOKEN, PALIMPSEST_RETRY_SECONDS="0.3")
     line = refused(done)
     assert "data/train.jsonl cannot be reached: no data for 0 s" in line
@@ -157,7 +158,7 @@ def test_what_never_passes_is_one_line_that_says_how_to_go_on(hub_server, with_h
     assert len(asked) > 2
 
 
-def test_a_file_that_is_another_now_is_named(hub):
+def test_a_changed_file_is_named(hub):
     lines = '{"text": "x"}\n' * 5
     (hub.folder / "data/train.jsonl").write_text(lines)
     change = f"""
@@ -184,7 +185,7 @@ run(main, [])
 
 
 def refused(done):
-    """The message: what else is printed tells of retries."""
+    """Returns the error message, the last line printed; the others report retries."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert TOKEN not in done.stderr
@@ -218,7 +219,7 @@ def test_a_gated_data_set_says_whether_a_token_or_access_is_missing(hub, tmp_pat
     assert "is gated and the account of your token has no access" in line
 
 
-def test_a_worker_without_the_token_is_told_so(hub):
+def test_a_worker_without_the_token_says_so(hub):
     (hub.folder / "data/train.jsonl").write_text('{"text": "x"}\n')
     code = """
 import os
@@ -247,7 +248,7 @@ def test_other_mistakes_are_one_line_too(hub, tmp_path):
     assert "'nope' not found" in line("hf:an/owner:nope")
 
 
-def test_a_hub_out_of_reach_is_one_line_soon(hub, tmp_path):
+def test_an_unreachable_hub_is_soon_one_line(hub, tmp_path):
     arguments = train(tmp_path, "hf:an/owner")
     done = hub(*arguments, endpoint="http://127.0.0.1:9", PALIMPSEST_RETRY_SECONDS="1")
     assert "cannot be reached" in refused(done)

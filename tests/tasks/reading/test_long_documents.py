@@ -37,7 +37,7 @@ def rows(text, piece_bytes=64 << 20, longest=4 << 20, batch_documents=1024):
 
 
 def expected_parts(text, longest):
-    """The rule, by characters instead of bytes."""
+    """Splits a text by the documented rule, in characters instead of bytes."""
     parts = []
     while len(text.encode()) > longest:
         fits, size = 0, 0
@@ -57,7 +57,7 @@ LONG_TEXT = st.text(st.sampled_from(ALPHABET), max_size=60)
 
 
 @given(text=LONG_TEXT, longest=st.integers(4, 40), sizes=st.lists(st.integers(1, 9)))
-def test_a_document_is_cut_at_the_last_white_space_however_it_streams(text, longest, sizes):
+def test_a_document_is_split_at_the_last_white_space_whatever_the_chunks(text, longest, sizes):
     data, chunks = text.encode(), []
     for size in sizes:
         chunks.append(data[:size])
@@ -112,7 +112,7 @@ def test_parts_are_the_same_from_every_format(
     ]
 
 
-def test_a_part_of_text_that_is_not_utf8_is_left_out_alone(tmp_path):
+def test_only_the_part_of_text_that_is_not_utf8_is_left_out(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"aaaa bbbb cc\xffc dddd\nshort\n")
     got = rows(f"text:{tmp_path}/a.txt?validation=0", longest=5)
     assert [row[1:] for row in got] == [
@@ -133,7 +133,7 @@ def test_the_longest_document_is_part_of_the_record(tmp_path):
         sources.resolve(spec, max_document_bytes=3)
 
 
-# --- lines of JSON too long to be parsed
+# --- lines of JSON that are too long to be parsed
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -214,7 +214,7 @@ def test_corners_of_json(monkeypatch, line):
         check(line)
 
 
-def test_a_line_longer_than_can_be_held_is_left_out(tmp_path, monkeypatch):
+def test_a_line_of_json_over_the_limit_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "_LONG_LINE_BYTES", 100)
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 10)
     monkeypatch.setattr(json_lines, "_LONGEST_LINE_BYTES", 1000)
@@ -241,11 +241,11 @@ def test_one_row_group_fills_several_workers(tmp_path, piece_bytes):
     assert len({row[1] for row in got}) == 2000
 
 
-# --- what files may look like
+# --- odd files
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_marks_returns_and_nul_are_read_right(tmp_path, end):
+def test_byte_order_marks_returns_and_nul_are_handled(tmp_path, end):
     data = "\ufeffone\r\n\r\ntwo\x00two\n  \nthree \r" + end
     (tmp_path / "a.txt").write_text(data, newline="")
     got = rows(f"text:{tmp_path}/a.txt?validation=0")
@@ -256,7 +256,7 @@ def test_marks_returns_and_nul_are_read_right(tmp_path, end):
     ]
 
 
-def test_every_file_of_json_lines_is_looked_at(tmp_path):
+def test_the_columns_of_every_json_file_are_checked(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 3)
     (tmp_path / "b.jsonl").write_text('\n{"text": "x"}\n{"text": 5}\n')
     assert len(rows(f"json:{tmp_path}/*.jsonl?validation=0")) == 5
@@ -276,7 +276,7 @@ import fsspec, numpy, pyarrow, pyarrow.parquet, pyarrow.compute as pc
 from tasks.reading import sources
 spec = sources.parse(sys.argv[1])
 def peak():
-    # Not getrusage's, which begins with that of the process that started this one.
+    # Not getrusage's, which starts with the peak of the parent process.
     return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) >> 10
 before = peak()
 corpus = sources.resolve(spec)
@@ -302,7 +302,7 @@ WRITE = {
 
 
 def measure(tmp_path, form, chunk, mb):
-    """(peak growth of a process that reads, bytes of its documents, their number), MiB."""
+    """Returns (growth of a reading process's peak in MiB, bytes of its documents, their number)."""
     path = tmp_path / f"a.{form}"
     make = f"path, chunk = {str(path)!r}, {chunk}\n" + WRITE[form].format(mb=mb)
     environment = {**os.environ, "PYTHONUTF8": "1"}
@@ -323,7 +323,7 @@ def reading(corpus):
     return peak - before, size, documents
 
 
-# Some 1 MiB of UTF-8: words, no white space at all, and an emoji that makes Python's strings wide.
+# 1 MiB of UTF-8 each: words, no white space, and an emoji that makes Python's strings wide.
 CHUNKS = {
     "words": "'a word of it ' * 80_659",
     "no space": "'\u20ac' * 349_525",
@@ -346,7 +346,7 @@ def test_a_document_of_200_mb_is_read_in_bounded_memory(tmp_path, form, chunk):
     growth, size, documents = measure(tmp_path, form, CHUNKS[chunk], 200)
     assert 199 << 20 < size < 201 << 20
     assert documents in range(800, 820)
-    # Arrow makes three copies of a value of Parquet: its page, its dictionary, its batch.
+    # Arrow makes three copies of a Parquet value: its page, its dictionary, its batch.
     assert growth < {"text": 130, "json": 320, "parquet": 750}[form]
 
 

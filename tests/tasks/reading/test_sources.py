@@ -32,7 +32,7 @@ def resolve(text, piece_bytes=64 << 20):
 
 
 def rows(text, piece_bytes=64 << 20, batch_documents=1024):
-    """All (split, id, text, problem) of a corpus, in the order of its pieces."""
+    """Returns (split, id, text, problem) of all documents, in the order of the pieces."""
     corpus = resolve(text, piece_bytes)
     found = []
     for piece in corpus.pieces:
@@ -65,7 +65,7 @@ OPTIONS = {
         {}, optional={**OPTIONS, "column": NAMES, "id": NAMES}
     ),
 )  # fmt: skip
-def test_a_spec_parses_to_the_same_again(kind, location, options):
+def test_a_spec_survives_a_round_trip(kind, location, options):
     spec = sources.CorpusSpec(kind, location, **options)
     assert sources.parse(str(spec)) == spec
 
@@ -129,7 +129,7 @@ LINES = st.lists(
     block=st.integers(1, 50),
     batch=st.integers(1, 5),
 )
-def test_text_of_any_shape_is_read_once_in_pieces_of_any_size(
+def test_every_line_of_text_is_read_once_whatever_the_pieces(
     tmp_path, monkeypatch, lines, end, last, piece_bytes, block, batch
 ):
     monkeypatch.setattr(lines_format, "_BLOCK_BYTES", block)
@@ -152,7 +152,7 @@ VALUES = st.one_of(st.none(), st.integers(), st.text(max_size=8), st.lists(st.in
     documents=st.lists(st.fixed_dictionaries({"text": VALUES}, optional={"id": VALUES})),
     piece_bytes=st.integers(1, 100),
 )
-def test_json_lines_are_read_once_in_pieces_of_any_size(tmp_path, documents, piece_bytes):
+def test_every_json_line_is_read_once_whatever_the_pieces(tmp_path, documents, piece_bytes):
     documents = [{"text": "first", "id": "one"}, *documents]
     data = "".join(json.dumps(document) + "\n" for document in documents)
     (tmp_path / "a.jsonl").write_text(data)
@@ -232,7 +232,7 @@ def test_compressed_lines_of_several_frames_are_read_to_the_end(tmp_path, suffix
     piece_bytes=st.integers(1, 400),
     batch=st.integers(1, 7),
 )
-def test_parquet_is_read_once_in_pieces_of_any_size(tmp_path, texts, group, piece_bytes, batch):
+def test_every_row_is_read_once_whatever_the_pieces(tmp_path, texts, group, piece_bytes, batch):
     write_parquet(tmp_path / "a.parquet", {"text": texts}, row_group_size=group)
     got = rows(f"parquet:{tmp_path}/*.parquet?validation=0", piece_bytes, batch)
     assert got == [
@@ -303,7 +303,7 @@ def test_batches_are_bounded_in_bytes(tmp_path):
         ("devices.txt", "train"),
     ],
 )
-def test_the_words_of_a_name_tell_its_split(name, split):
+def test_the_words_of_a_file_name_determine_its_split(name, split):
     assert splits.split_of(name) == split
 
 
@@ -330,7 +330,7 @@ def test_a_corpus_with_its_own_validation_keeps_it(three_splits):
     }
 
 
-def test_a_missing_split_lists_those_there(three_splits):
+def test_a_missing_split_lists_the_existing_ones(three_splits):
     with pytest.raises(UserError, match="no split dev2; it has test, train, validation"):
         resolve(f"{three_splits}?split=dev2")
     alone = three_splits.replace("*", "valid")
@@ -397,7 +397,7 @@ def test_files_of_any_fsspec_store_are_read():
         fs.rm("/corpus_test", recursive=True)
 
 
-# --- what a user may get wrong
+# --- mistakes of a user
 
 
 def test_bad_files_are_one_clear_line(tmp_path):
@@ -424,7 +424,7 @@ def test_bad_files_are_one_clear_line(tmp_path):
     refused("json:nosuchscheme://x/y", "cannot open")
 
 
-def test_a_file_that_went_away_is_one_clear_line(tmp_path):
+def test_a_file_that_is_gone_is_one_clear_line(tmp_path):
     (tmp_path / "a.txt").write_text("a\n")
     corpus = resolve(f"text:{tmp_path}/a.txt")
     (tmp_path / "a.txt").unlink()
@@ -435,7 +435,7 @@ def test_a_file_that_went_away_is_one_clear_line(tmp_path):
 # --- python_docs
 
 
-def test_python_docs_is_prose_of_the_library_each_document_once():
+def test_python_docs_holds_each_document_of_the_library_once():
     corpus = resolve("python_docs")
     found = rows("python_docs")
     documents = {id: text for _, id, text, _ in found}
@@ -447,7 +447,7 @@ def test_python_docs_is_prose_of_the_library_each_document_once():
     assert decoder.startswith("json.decoder.JSONDecoder\n\nSimple JSON <https")
     assert "json.decoder.JSONDecoder.raw_decode\n\nDecode a JSON document" in decoder
     assert documents["json"].startswith("json\n\nJSON (JavaScript Object Notation)")
-    # A docstring that stands in two modules counts once: none is both trained and validated on.
+    # A docstring of two modules is included once, so that none is in both splits.
     texts = [
         text.partition("\n\n")[2]
         for name, text in documents.items()
@@ -482,11 +482,11 @@ def test_python_docs_is_the_same_in_every_run():
 def test_python_docs_of_another_python_is_refused():
     corpus = resolve("python_docs")
     corpus.record.update(python="3.99.0", sha256="0" * 64)
-    with pytest.raises(UserError, match=r"that of Python 3\.99\.0"):
+    with pytest.raises(UserError, match=r"listed with Python 3\.99\.0"):
         list(sources.read(corpus, corpus.pieces[0]))
 
 
-def test_importing_sources_brings_nothing_heavy():
+def test_importing_sources_imports_nothing_heavy():
     command = (
         "import sys, tasks.reading.sources;"
         "assert not {'pyarrow', 'fsspec', 'datasets', 'huggingface_hub'} & set(sys.modules)"

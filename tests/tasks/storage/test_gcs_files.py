@@ -1,4 +1,4 @@
-"""Files in a bucket: whole or absent, whatever fails on the way, and refusals that are a line."""
+"""Files in a bucket: complete or absent despite faults, and one-line errors."""
 
 import pathlib
 import random
@@ -16,9 +16,9 @@ ROOT = pathlib.Path(__file__).parents[3]
 FOLDER = "gs://bucket/folder"
 
 
-def test_files_come_and_go_whatever_fails(in_bucket, tmp_path):
+def test_files_are_written_and_removed_despite_faults(in_bucket, tmp_path):
     chance = random.Random(5)
-    # gcsfs would end a small one at its mark.
+    # gcsfs would cut a small file at its multipart boundary.
     contents = [b"", b"one\r", b"a\n--==0==\nb", chance.randbytes(6 << 20)]
     with GcsServer(faults=0.25, seed=1) as gcs:
         in_bucket(gcs)
@@ -47,14 +47,14 @@ def test_files_come_and_go_whatever_fails(in_bucket, tmp_path):
         assert set(gcs.counts()) == {"", *FAULTS}
 
 
-def test_a_folder_that_is_an_object_too_is_not_in_itself(gcs):
+def test_the_object_of_a_folder_is_not_listed_in_it(gcs):
     gcs.store.put("bucket", "folder/", b"", {}, {})
     assert files.list_names(FOLDER) == []
     files.write_bytes(f"{FOLDER}/a", b"")
     assert files.list_names(FOLDER) == ["a"]
 
 
-def test_nothing_is_seen_of_a_file_that_is_not_finished(gcs):
+def test_an_unfinished_file_is_not_visible(gcs):
     def fail():
         with files.atomic_write(f"{FOLDER}/a") as file:
             file.write(bytes(6 << 20))
@@ -65,7 +65,7 @@ def test_nothing_is_seen_of_a_file_that_is_not_finished(gcs):
     assert gcs.names() == []
 
 
-def test_what_another_wrote_is_there_at_once(gcs):
+def test_files_of_other_writers_are_visible_at_once(gcs):
     files.write_bytes(f"{FOLDER}/a", b"1")
     assert files.list_names(FOLDER) == ["a"]
     gcs.store.put("bucket", "folder/b", b"2", {}, {})
@@ -73,7 +73,7 @@ def test_what_another_wrote_is_there_at_once(gcs):
     assert files.exists(f"{FOLDER}/b")
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(gcs):
+def test_a_file_that_changes_while_it_is_read_is_an_error(gcs):
     files.write_bytes(f"{FOLDER}/a", bytes(10 << 20))
     with files.open_read(f"{FOLDER}/a") as file:
         assert file.read(1) == b"\0"
@@ -105,7 +105,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(gcs):
         lambda path: sources.resolve(sources.parse(f"text:{path}/*.txt")),
     ],
 )
-def test_a_refusal_says_what_to_do(in_bucket, act, server, bucket, message):
+def test_a_permanent_error_says_what_to_do(in_bucket, act, server, bucket, message):
     with GcsServer(**server) as gcs:
         in_bucket(gcs)
         with pytest.raises(UserError, match=message):
@@ -113,7 +113,7 @@ def test_a_refusal_says_what_to_do(in_bucket, act, server, bucket, message):
         assert gcs.names() == []
 
 
-def test_a_store_that_is_away_is_waited_for_and_then_named(in_bucket, monkeypatch):
+def test_an_unreachable_store_is_retried_and_then_named(in_bucket, monkeypatch):
     monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "0")
     with GcsServer(faults=1.0) as gcs:
         in_bucket(gcs)

@@ -1,4 +1,4 @@
-"""Reading over a network that fails: nothing is lost, read twice, or waited for without end."""
+"""Network reads with retries: nothing is lost or read twice, and every wait ends."""
 
 import io
 import random
@@ -14,12 +14,12 @@ DATA = bytes(range(256)) * 100
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
+def short_delays(monkeypatch):
     monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "0.001")
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_file_is_read_exactly_whatever_fails(seed):
+def test_a_file_is_read_exactly_despite_faults(seed):
     chance = random.Random(seed)
 
     def fetch(start, stop):
@@ -30,7 +30,7 @@ def test_a_file_is_read_exactly_whatever_fails(seed):
                 case 1:
                     raise remote.HttpError(503, {})
                 case 2:
-                    return  # cut short
+                    return  # truncated
             size = min(stop - start, chance.randrange(1, 500))
             yield DATA[start : start + size]
             start += size
@@ -45,11 +45,11 @@ def test_a_file_is_read_exactly_whatever_fails(seed):
 
 
 class OfflineModeIsEnabled(ConnectionError):
-    """As huggingface_hub's, which is for somebody who chose to have no network."""
+    """Stands for huggingface_hub's error of a user who turned the network off."""
 
 
-def cut_short():
-    """As aiohttp says that a body ended early; the 400 of its cause is no answer."""
+def truncated():
+    """Returns aiohttp's error of a truncated body; no server sent the 400 of its cause."""
     import aiohttp
     from aiohttp.http_exceptions import ContentLengthError
 
@@ -62,7 +62,7 @@ def cut_short():
 @pytest.mark.parametrize(
     ("error", "tries"),
     [
-        (cut_short(), 3),
+        (truncated(), 3),
         (ConnectionResetError("gone"), 3),
         (TimeoutError(), 3),
         (remote.HttpError(429, {}), 3),
@@ -75,7 +75,7 @@ def cut_short():
         (UserError("no"), 1),
     ],
 )
-def test_only_what_may_pass_is_tried_again(error, tries):
+def test_only_transient_errors_are_retried(error, tries):
     asked = []
 
     def action():
@@ -85,7 +85,7 @@ def test_only_what_may_pass_is_tried_again(error, tries):
         return "done"
 
     try:
-        # As below `except`: another failure that is being handled says nothing of this one.
+        # An unrelated error that is being handled must not matter.
         raise FileNotFoundError
     except FileNotFoundError:
         if tries == 3:
@@ -100,7 +100,7 @@ def test_only_what_may_pass_is_tried_again(error, tries):
     "headers",
     [{"Retry-After": "7"}, {"retry-after": "7"}, {"ratelimit": '"api";r=0;t=7'}],
 )
-def test_a_server_that_says_when_is_obeyed(monkeypatch, headers):
+def test_retry_after_is_respected(monkeypatch, headers):
     waits = []
     monkeypatch.setattr(remote.time, "sleep", waits.append)
     errors = [remote.HttpError(429, headers)]
@@ -108,7 +108,7 @@ def test_a_server_that_says_when_is_obeyed(monkeypatch, headers):
     assert waits == [7]
 
 
-def test_without_progress_it_ends_and_with_progress_it_goes_on(monkeypatch):
+def test_the_time_limit_is_for_time_without_progress(monkeypatch):
     monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "100")
     now = [0.0]
     monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
@@ -130,7 +130,7 @@ def test_without_progress_it_ends_and_with_progress_it_goes_on(monkeypatch):
     assert "hf_abc" not in str(caught.value)
 
 
-def test_any_store_is_tried_again_and_held_to_what_was_planned(monkeypatch):
+def test_any_store_is_retried_and_its_files_checked(monkeypatch):
     fs = fsspec.filesystem("memory")
     fs.pipe("/flaky/a.txt", b"one\ntwo\n")
     usual, failures = fs.cat_file, iter([True, False, True, False, False])
