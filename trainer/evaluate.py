@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.inspection.word_counts import WordCounter
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import Parser, UserError
-from trainer.data.words import WordCounter
 
 if TYPE_CHECKING:
     from trainer.config import Config

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
@@ -150,3 +150,31 @@ def from_dict(kind: type, value: dict[str, Any], path: str) -> Any:
         return kind(**known)
     except ValueError as error:
         raise UserError(f"{path} is of another version: {error}") from error
+
+
+def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
+    """Returns a copy of a dataclass with fields set, each given as "field.path=value".
+
+    Args:
+      value: the dataclass.
+      settings: the settings.
+      flag: the flag that they were given with, for error messages.
+      name: what error messages call the dataclass.
+
+    Raises:
+      UserError: there is no such field, or the dataclass rejects its value.
+    """
+    for setting in settings:
+        path, _, text = setting.partition("=")
+        known = {path for path, _ in leaves(value)}
+        if path not in known:
+            listed = ", ".join(sorted(known)) or "no fields that can be set"
+            raise UserError(f"--{flag}={setting}: {name} has no field {path}; it has {listed}")
+        declared = field_type(value, path)
+        try:
+            parsed = parse_value(text, declared)
+        except ValueError as error:
+            kind = getattr(declared, "__name__", declared)
+            raise UserError(f"--{flag}={setting}: not a value of type {kind}") from error
+        value = replace(value, path, parsed)
+    return value

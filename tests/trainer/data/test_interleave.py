@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from trainer.data.interleave import Interleave, Schedule
+from trainer.data.interleave import Interleave, MixingSchedule
 
 RATES = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1e6)), min_size=1, max_size=12).filter(any)
 
@@ -53,7 +53,7 @@ def test_far_positions_agree_with_one_another():
 
 def test_a_change_of_rates_repeats_and_leaves_out_nothing():
     changes = [(0, [3, 1, 0]), (101, [1, 1, 1]), (102, [0, 0, 1]), (300, [1, 5, 2])]
-    schedule = Schedule(changes)
+    schedule = MixingSchedule(changes)
     sources, ranks = schedule.places(0, 1000)
     for source in range(3):
         mine = ranks[sources == source]

@@ -138,12 +138,12 @@ def test_a_restart_goes_on_where_it_was(data):
 def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
     name = "python_docs_autoregressive_lm"
     plain = data(name, f"--cache_dir={text_cache.parent}")
-    assert "tokenized anew" in dict(plain.consequences())["task"]
+    assert "tokenized by this process" in dict(plain.consequences())["task"]
     (tmp_path / name).symlink_to(text_cache)
     cached = data(name, f"--cache_dir={tmp_path}")
     assert "its cache" in dict(cached.consequences())["task"]
     refused = data(name, f"--cache_dir={tmp_path}", "--data.use_cached=false")
-    assert "tokenized anew" in dict(refused.consequences())["task"]
+    assert "tokenized by this process" in dict(refused.consequences())["task"]
     batch = next(cached.training(0))
     assert batch["decoder_target_tokens"].shape == (4, 64)
     assert (batch["decoder_loss_weights"] == 1).mean() > 0.9
