@@ -310,7 +310,7 @@ def test_every_task_is_planned_for_a_hundred_sentinels_or_says_what_it_takes(nam
         task.check(task.lengths, IDS, separator, "it")
     else:
         assert name.rpartition("_u_u")[0].endswith(("iid_25", "iid_50"))
-        with pytest.raises(UserError, match=r"takes up to 1\d\d sentinels"):
+        with pytest.raises(UserError, match=r"needs up to 1\d\d sentinels"):
             task.check(task.lengths, IDS, separator, "it")
 
 
