@@ -86,11 +86,11 @@ class Packer(Protocol):
 
 def packer(packing: str, row_tokens: int, separator: str) -> Packer:
     """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS."""
-    kind = BestFit if packing == "best_fit" else Concat
+    kind = _BestFit if packing == "best_fit" else _Concat
     return kind(row_tokens, separator)
 
 
-class Concat:
+class _Concat:
     """Concatenates documents and cuts rows of exactly `row_tokens`; the last row may be shorter.
 
     Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
@@ -151,7 +151,7 @@ class _OpenRow:
         self.length += len(tokens)
 
 
-class BestFit:
+class _BestFit:
     """Packs documents so that only those longer than a row are cut; a row is then a window.
 
     A longer document gives full rows and a remainder. A remainder or short document goes into the

@@ -17,7 +17,7 @@ from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-LOCAL_BYTES = 50 << 30
+_LOCAL_BYTES = 50 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Windows:
         window_tokens: int,
         keep_tails: bool = False,
         local_dir: str | None = None,
-        local_bytes: int = LOCAL_BYTES,
+        local_bytes: int = _LOCAL_BYTES,
     ):
         _keep_freed_memory()
         plan = manifest.plan

@@ -14,7 +14,7 @@ from tasks.vocabulary import (
 
 _SPACE = "\u2581"
 # SentencePiece's text for an unknown piece, and for a byte that is not part of a character.
-UNKNOWN_TEXT = " \u2047 "
+_UNKNOWN_TEXT = " \u2047 "
 REPLACEMENT = "\ufffd"
 
 
@@ -54,7 +54,7 @@ def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
         if not is_text(token, ids):
             out.append("")
         elif ids.kinds[token] == UNKNOWN:
-            out.append(UNKNOWN_TEXT)
+            out.append(_UNKNOWN_TEXT)
         else:
             out.append(ids.pieces[token].replace(_SPACE, " "))
     return out

@@ -148,7 +148,7 @@ def test_examples_are_those_of_a_run(text_cache):
     )
 
 
-def test_validation_examples_are_those_of_a_run_s_evaluation(text_cache):
+def test_validation_examples_are_those_of_evaluation_in_a_run(text_cache):
     flags = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--seed=7"]
     flags += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=4", "--model_dir=none"]
     (rows,) = prepare(*build_config("t5_1_1_tiny", flags)).data.evaluation("validation", 4)

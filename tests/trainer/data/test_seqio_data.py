@@ -1,4 +1,4 @@
-"""Tasks of seqio's own registry as a run's data: ours from a cache, and somebody's own."""
+"""Tasks in seqio's registry as a run's data: ours from a cache, and a user's own."""
 
 import itertools
 import os
@@ -89,7 +89,7 @@ def pretrain(folder, model_dir, task, *flags):
 
 
 @pytest.mark.slow
-def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
+def test_a_seqio_mixture_trains(folder, text_cache, tmp_path):
     flags = (f"--cache_dir={text_cache.parent}", "--train_steps=2", "--evaluation.every_steps=2")
     result = pretrain(folder, tmp_path, "seqio:both", *flags)
     assert result.returncode == 0, result.stderr
@@ -102,7 +102,7 @@ def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
 
 @pytest.fixture
 def data(folder, monkeypatch):
-    """Returns SeqioData of a task, from flags; seqio's registries are empty before and after."""
+    """Returns a function: task and flags -> SeqioData; seqio's registries are empty around it."""
     import seqio
 
     def forget():
@@ -123,7 +123,7 @@ def data(folder, monkeypatch):
     forget()
 
 
-def test_a_restart_goes_on_where_it_was(data):
+def test_a_restart_resumes_where_it_was(data):
     backwards = data("backwards", "--lengths.inputs=64")
     straight = list(itertools.islice(backwards.training(0), 4))
     resumed = list(itertools.islice(backwards.training(2), 2))
@@ -153,7 +153,7 @@ def warnings(data):
     return [text for subject, text in data.consequences() if subject == "warning"]
 
 
-def test_a_task_s_risks_are_told(data):
+def test_risks_of_a_task_are_warned_of(data):
     flags = ("--lengths.inputs=64", "--data.use_cached=true")
     asked = warnings(data("streamed", *flags, preset="t5_1_1_tiny"))
     assert any("streamed cannot be cached" in text for text in asked)
@@ -163,7 +163,7 @@ def test_a_task_s_risks_are_told(data):
     assert "cache_dir has none" in missing
 
 
-def test_rows_and_their_order_as_a_gin_file_may_ask(data):
+def test_rows_can_be_unpacked_and_unshuffled(data):
     flags = ("--lengths.inputs=64", "--data.shuffle=none", "--data.pack=false")
     first = next(data("backwards", *flags, preset="t5_1_1_tiny").training(0))
     # One example a row: no second segment; the first rows are the first sentences.
@@ -183,6 +183,6 @@ def test_rows_and_their_order_as_a_gin_file_may_ask(data):
         ("backwards", ("--task_module=my_tasks",), "my_tasks cannot be imported"),
     ],
 )
-def test_what_seqio_cannot_do_is_one_clear_line(data, task, flags, says):
+def test_unsupported_settings_are_one_clear_line(data, task, flags, says):
     with pytest.raises(UserError, match=says):
         data(task, *flags)
