@@ -1,7 +1,7 @@
-"""The cache for whoever trains by other means: grain, torch, Hugging Face's datasets.
+"""Adapters that read a cache from grain, torch and Hugging Face's datasets.
 
-`CacheSource` is the door itself, a split by index, all that grain and torch ask for; the functions
-make of it what their libraries call a dataset. Stock seqio has tasks.seqio_tasks.
+`CacheSource` is a split of a cache with random access, all that grain and torch need; the functions
+turn it into the dataset type of each library. For seqio see tasks.seqio_tasks.
 """
 
 import dataclasses
@@ -20,30 +20,35 @@ from tasks.objectives import Lengths, noise
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 
-# How many elements an IterableDataset reads at a time.
+# Elements that an IterableDataset reads at a time.
 _READ_AHEAD = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheSource:
-    """A split of a cache; `len()` of elements, each a dict of int32 arrays without padding.
+    """A split of a cache: a sequence of elements, each a dict of int32 arrays without padding.
 
-    Without a `task` element i is window i of the cache, {"tokens"}. With one it is the example that
-    the task makes of it, {"inputs", "targets"} and so on, EOS included: the very one that the
-    trainer makes of window i in epoch `epoch` of a run with `seed`. Processes that are given the
-    object open the cache anew.
+    Without a `task`, element i is window i of the cache, {"tokens"}. With a task, it is the example
+    that the task makes from the window, {"inputs", "targets"} and so on, EOS included: the same
+    that the trainer makes in a run with `seed`, in epoch `epoch` of the training split and in the
+    evaluation of any other split. Other processes that receive the object open the cache
+    themselves.
 
     Attributes:
       cache: folder of a cache, local or any fsspec URL.
-      task: name of a task.
-      inputs, targets: lengths of the task's features; its own if None.
-      window_tokens: tokens of a window; the task's or, without one, those of the cache's rows.
-      keep_tails: whether a shard's unfinished last window counts, as in evaluation, or not, as in
-        training.
-      task_module: a user's own file with TASKS.
+      split: "train", "validation", ….
+      task: name of a task; None for windows.
+      inputs, targets: lengths of the task's features; the task's own if None.
+      window_tokens: tokens of a window, without a task; the cache's `row_tokens` if None.
+      keep_tails: True to include a shard's unfinished last window, as in evaluation; False to leave
+        it out, as in training.
+      seed: seed of the run.
+      epoch: epoch of the run, from 0; has no effect outside the training split.
+      task_module: your own Python module with TASKS.
 
     Raises:
-      UserError: when first read, if there is no such cache, split or task, or they do not fit.
+      UserError: at the first read, if there is no such cache, split or task, or the cache does not
+        serve the task.
     """
 
     cache: str
@@ -67,7 +72,7 @@ class CacheSource:
         return self.read(np.array([index]))[0]
 
     def read(self, indices_W: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Returns the elements of these indices, read together."""
+        """Returns the elements at these indices, read together."""
         tokens_WN, lengths_W = self._windows.read(indices_W)
         spec = self._spec
         if spec is None:
@@ -124,7 +129,9 @@ class CacheSource:
     def _windows(self) -> Windows:
         manifest, spec = self._opened.manifest, self._spec
         if spec is not None and self.window_tokens is not None:
-            raise UserError(f"window_tokens has no effect beside task {spec.name}: set its lengths")
+            raise UserError(
+                f"window_tokens has no effect with task {spec.name}: set inputs and targets"
+            )
         if spec is not None:
             window = spec.objective.window_tokens(self._lengths)
         else:
@@ -133,12 +140,12 @@ class CacheSource:
 
 
 def grain_dataset(source: CacheSource) -> Any:
-    """A `grain.MapDataset` of the elements, in their order; `.shuffle`, `.batch`, … go on."""
+    """Returns a `grain.MapDataset` of the elements, in order, to be shuffled, batched, …."""
     return _package("grain", "trainer").MapDataset.source(source)
 
 
 def torch_dataset(source: CacheSource) -> Any:
-    """A map-style `torch.utils.data.Dataset`; elements are dicts of int32 tensors."""
+    """Returns a map-style `torch.utils.data.Dataset`; elements are dicts of int32 tensors."""
     torch = _package("torch", "huggingface")
     base: Any = torch.utils.data.Dataset
 
@@ -156,9 +163,9 @@ def torch_dataset(source: CacheSource) -> Any:
 
 
 def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
-    """A `datasets.IterableDataset` of the elements, in their order; elements are dicts of lists.
+    """Returns a `datasets.IterableDataset` of the elements, in order; elements are dicts of lists.
 
-    The elements are cut into up to `shards` parts, which is how many workers can share them.
+    The elements are divided into at most `shards` parts, so that many workers can share them.
     """
     datasets = _package("datasets", "pipeline")
     count = len(source)
@@ -175,10 +182,11 @@ def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
 
 
 def _package(name: str, extra: str) -> Any:
+    """Imports a package that one of Palimpsest's extras installs."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"this door needs {name}: pip install 'palimpsest[{extra}]'") from error
+        raise UserError(f"this adapter needs {name}: pip install 'palimpsest[{extra}]'") from error
 
 
 def _elements(source: CacheSource, parts: list[tuple[int, int]]) -> Iterator[dict[str, np.ndarray]]:

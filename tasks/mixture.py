@@ -8,16 +8,16 @@ from tasks.terminal.command_line import UserError
 
 @dataclasses.dataclass(frozen=True)
 class MixtureSpec:
-    """Tasks with rates, as seqio's Mixture has them.
+    """Tasks with rates, as in seqio's Mixture.
 
-    A rate is a weight; None stands for the number of the task's examples (windows of its training
-    split), of at most `maximum` (the T5 paper's K), to the power of 1 / `temperature`.
+    A rate is a weight. A rate of None stands for the number of the task's examples (windows of its
+    training split), limited to `maximum` (the T5 paper's K), to the power of 1 / `temperature`.
 
     Source: Raffel et al. 2020, section 3.5.2; seqio `utils.py`, mixing_rate_num_examples.
 
     Raises:
-      ValueError: at construction, if a rate is not above 0, a task is named twice, or a limit or
-        temperature has nothing to act on.
+      ValueError: at construction, if a rate is not above 0, a task is named twice, or `maximum` or
+        `temperature` is set and every task has a rate of its own.
     """
 
     name: str
@@ -42,17 +42,17 @@ class MixtureSpec:
         fixed = all(rate is not None for _, rate in self.tasks)
         if fixed and (self.maximum is not None or self.temperature != 1.0):
             raise ValueError(
-                f"mixture {self.name}: maximum and temperature act on rates that are numbers of "
+                f"mixture {self.name}: maximum and temperature apply to rates that are numbers of "
                 "examples, and every task has a rate of its own: leave the rates out"
             )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tasks' names."""
+        """Names of the tasks."""
         return tuple(name for name, _ in self.tasks)
 
     def weights(self, examples: Mapping[str, int]) -> dict[str, float]:
-        """Returns each task's weight, not normalised; `examples` counts those of each task."""
+        """Returns each task's weight, not normalised, given its number of examples."""
 
         def of_examples(name: str) -> float:
             limited = min(examples[name], self.maximum or examples[name])
@@ -64,10 +64,10 @@ class MixtureSpec:
 
 
 def parse(text: str) -> MixtureSpec:
-    """Reads "a=0.7,b=0.3"; "a,b" has rates in proportion to the numbers of examples.
+    """Parses "a=0.7,b=0.3", or "a,b" with rates in proportion to the numbers of examples.
 
     Raises:
-      UserError: it is no such list.
+      UserError: the text is not such a list.
     """
     tasks: list[tuple[str, float | None]] = []
     for part in text.split(","):
@@ -82,10 +82,10 @@ def parse(text: str) -> MixtureSpec:
 
 
 def checked(**fields) -> MixtureSpec:
-    """MixtureSpec(**fields) whose mistakes are the user's.
+    """Returns MixtureSpec(**fields), whose errors are reported as the user's.
 
     Raises:
-      UserError: the fields make no mixture.
+      UserError: the fields are not those of a valid mixture.
     """
     try:
         return MixtureSpec(**fields)
@@ -94,12 +94,12 @@ def checked(**fields) -> MixtureSpec:
 
 
 def parse_schedule(text: str) -> tuple[tuple[int, MixtureSpec], ...]:
-    """Reads "20000: a=0.5,b=0.5; 40000: a,b": from which step on which rates hold.
+    """Parses "20000: a=0.5,b=0.5; 40000: a,b", the rates from each step on.
 
-    A step is the number of updates made before: rates of 20000 first serve update 20,001.
+    A step is the number of updates made before: update 20,001 is the first with the rates of 20000.
 
     Raises:
-      UserError: it is no such list, or its steps do not ascend.
+      UserError: the text is not such a list, or its steps do not ascend.
     """
     entries = []
     for part in filter(None, (part.strip() for part in text.split(";"))):

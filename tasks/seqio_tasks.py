@@ -1,4 +1,4 @@
-"""Our tasks as stock seqio Tasks: the one module of the project that imports seqio.
+"""Registers our tasks as stock seqio Tasks.
 
     import seqio
     from tasks import seqio_tasks
@@ -8,8 +8,8 @@
     seqio.get_mixture_or_task("rlm_span_corruption").get_dataset(
         {"inputs": 512, "targets": 114}, split="train", use_cached=True)
 
-Rows are tokenized and packed before `CacheDatasetPlaceholder`, which is what pipeline.build writes;
-windows are cut and noise is drawn after it, anew in every epoch.
+The rows of pipeline.build stand at `CacheDatasetPlaceholder`: tokenization and packing come before
+it. Windows are cut and noise is drawn after it, again in every epoch.
 """
 
 import functools
@@ -28,14 +28,16 @@ from tasks.reading import sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 
-# Rows whose tokens are joined before windows are cut, as T5's reduce_concat_tokens joins documents:
-# one shorter window is left over per group.
+# Rows whose tokens are concatenated before windows are cut, as T5's reduce_concat_tokens does with
+# documents. The last window of each group may be shorter.
 _ROWS_PER_GROUP = 128
 
 
 class CorpusSource(seqio.DataSource):
-    """A corpus as a seqio source: one shard a piece, elements {"id", "text"}, bad documents left
-    out."""
+    """A corpus as a seqio source of elements {"id", "text"}, one shard per piece of the corpus.
+
+    Bad documents are left out.
+    """
 
     def __init__(self, corpus_spec: str):
         self._spec = corpus_spec
@@ -53,7 +55,7 @@ class CorpusSource(seqio.DataSource):
         return [piece for piece in self._corpus.pieces if split in piece.splits]
 
     def list_shards(self, split: str) -> list[str]:
-        """Names of the split's pieces."""
+        """Returns the names of the split's pieces."""
         return [piece.name for piece in self._pieces(split)]
 
     def get_dataset(
@@ -67,7 +69,7 @@ class CorpusSource(seqio.DataSource):
         use_cached: bool = False,
         num_epochs: int | None = 1,
     ) -> tf.data.Dataset:
-        """Documents of a split; `shuffle` reorders the pieces, not what is in them."""
+        """Returns the documents of a split; `shuffle` reorders the pieces, not their documents."""
         pieces = self._pieces(split)
         if shard_info:
             pieces = pieces[shard_info.index :: shard_info.num_shards]
@@ -100,7 +102,8 @@ def pack_rows(
     row_tokens: int,
     separator: str,
 ) -> tf.data.Dataset:
-    """Documents -> rows {"targets", "document_starts"}, int32 [None] each, as pipeline.build's."""
+    """Packs documents into rows like pipeline.build: {"targets", "document_starts"}, int32 [None]
+    each."""
     loaded = vocabulary.load(vocabulary_path, extra_ids)
 
     def rows():
@@ -131,10 +134,10 @@ def rows_to_examples(
     ids: vocabulary.TokenIds,
     packing: str,
 ) -> tf.data.Dataset:
-    """Rows -> examples of the task's objective, EOS included, int32 [None] a feature.
+    """Makes examples of the task's objective from rows: int32 [None] per feature, EOS included.
 
-    Under `concat` packing, windows are cut from groups of joined rows; under `best_fit` a row is a
-    window. The noise of an element follows seqio's stateless seeds.
+    With `concat` packing, windows are cut from groups of concatenated rows; with `best_fit` a row
+    is a window. Noise depends on seqio's stateless seeds.
     """
     wanted = sequence_length or {}
     lengths = Lengths(
@@ -191,14 +194,14 @@ def register(
     row_tokens: int | None = None,
     separator: str | None = None,
 ) -> list[seqio.Task]:
-    """Registers tasks with seqio and returns them; those already registered are replaced.
+    """Registers tasks with seqio and returns them; tasks registered before are replaced.
 
     Args:
-      vocabulary_path: as pipeline.build's --vocabulary.
-      corpus: SPEC that replaces each task's own corpus; read only where no cache is used.
-      names: tasks to register; by default all known ones that this vocabulary and separator serve.
-      task_module: a user's own file with TASKS.
-      extra_ids, packing, row_tokens, separator: as pipeline.build's flags of these names.
+      vocabulary_path: like --vocabulary of pipeline.build.
+      corpus: SPEC that replaces each task's own corpus; read only if no cache is used.
+      names: tasks to register; by default all known tasks that the vocabulary and separator serve.
+      task_module: your own Python module with TASKS.
+      extra_ids, packing, row_tokens, separator: like the flags of pipeline.build.
 
     Raises:
       UserError: there is no such task or vocabulary, or an objective needs other pieces or another

@@ -1,4 +1,4 @@
-"""A task: a corpus, an objective and lengths, as frozen plain data."""
+"""Tasks: a corpus, an objective and lengths, as frozen plain data."""
 
 import dataclasses
 
@@ -21,10 +21,13 @@ _INPUTS = 512
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-    """What a task's name stands for.
+    """A task.
 
-    `corpus` is the corpus that pipeline.build reads unless --corpus names another; `lengths` are
-    the defaults of the trainer and, through the objective, of the cache's rows.
+    Attributes:
+      name: the name that flags use.
+      corpus: SPEC of the corpus that pipeline.build reads unless --corpus is given.
+      objective: makes examples from windows of the corpus.
+      lengths: default lengths of the examples; they determine the default length of a cache's rows.
     """
 
     name: str
@@ -34,43 +37,43 @@ class TaskSpec:
 
     @property
     def window_tokens(self) -> int:
-        """Corpus tokens of one example at the default lengths."""
+        """Number of corpus tokens in one example of the default lengths."""
         return self.objective.window_tokens(self.lengths)
 
     def check(self, lengths: Lengths, ids: TokenIds, separator: str, where: str) -> None:
-        """Holds lengths, a vocabulary and a cache's separator against what the objective needs.
+        """Checks that lengths, a vocabulary and a cache's separator serve the objective.
 
         Args:
-          lengths: of the features.
+          lengths: lengths of the features.
           ids: the vocabulary.
-          separator: what ends a document in the cache.
-          where: what error messages call the vocabulary.
+          separator: what ends a document in the cache, "none" or "eos".
+          where: name of the vocabulary in error messages.
 
         Raises:
-          UserError: they cannot make the task's examples; says what could.
+          UserError: they do not; the message says what would.
         """
         needed = self.objective.sentinels(lengths)
         if needed > ids.sentinels:
             raise UserError(
-                f"{self.name} takes up to {needed} sentinels at these lengths, and {where} has "
+                f"{self.name} needs up to {needed} sentinels at these lengths, and {where} has "
                 f"{ids.sentinels}: make one with vocab.train --extra_ids={max(needed, 100)}, add "
-                "them to a model that has none with --extra_ids, or use shorter inputs"
+                "sentinels to a model without any by --extra_ids, or use shorter inputs"
             )
         for piece in self.objective.pieces:
             ids.id_of(piece)
         if self.objective.separator not in (None, separator):
             raise UserError(
-                f"{self.name} needs the cache's documents to end in {self.objective.separator}, "
-                f"and here the separator is {separator}: build with "
+                f"{self.name} needs a cache with separator {self.objective.separator} after "
+                f"documents, and this cache has {separator}: build one with "
                 f"--separator={self.objective.separator}"
             )
 
 
 def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
-    """The objectives every corpus family offers, named FAMILY_OBJECTIVE.
+    """Returns the tasks that every corpus family has, named FAMILY_OBJECTIVE.
 
-    UL2 has inputs of 384: its densest denoiser then has 96 spans, and three of a hundred sentinels
-    are left for modes.
+    UL2 has inputs of 384: its densest denoiser then has 96 spans, which leaves three of a hundred
+    sentinels for modes.
     """
     objectives: dict[str, tuple[Objective, Lengths]] = {
         "span_corruption": (span_corruption(), Lengths(_INPUTS, 114)),
@@ -88,18 +91,18 @@ def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
 
 
 def language_modeling_task(family: str, corpus: str) -> TaskSpec:
-    """Primer's task, under its name: T5's `lm`, an EOS at the end of every row of 512.
+    """Returns Primer's task, under its name: T5's `lm`, with an EOS at the end of every row of 512.
 
     Source: google-research/primer, `t5_tasks.py` and `objectives/lm.gin`.
-    Differences: of a document longer than 65,536 tokens upstream reads one part of as many an
-    epoch; here it is read whole.
+    Differences: upstream reads one part of 65,536 tokens of a longer document in each epoch; here
+    documents are read whole.
     """
     name = f"{family}_autoregressive_language_modeling"
     return TaskSpec(name, corpus, AutoregressiveLM(), Lengths(0, _INPUTS))
 
 
 def denoising_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
-    """The objectives that the T5 paper compares, named FAMILY_EXPERIMENT."""
+    """Returns tasks with the objectives that the T5 paper compares, named FAMILY_EXPERIMENT."""
     return tuple(
         TaskSpec(f"{family}_{name}", corpus, objective, objective.fitting(_INPUTS))
         for name, objective in DENOISING.items()

@@ -1,4 +1,4 @@
-"""A SentencePiece vocabulary as tasks see it: ids, sentinels, and a checksum of the model."""
+"""SentencePiece vocabularies: ids, pieces, sentinels and the model's checksum."""
 
 import dataclasses
 import functools
@@ -18,23 +18,25 @@ PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
 _UNK_END = UNK_ID + 1
-# SentencePiece's sign of a space, with which the first piece of a word begins.
+# SentencePiece's mark for a space; the first piece of a word begins with it.
 _SPACE = "\u2581"
-# Kinds of pieces; 4 is a user's own, 5 not used. Source: sentencepiece_model.proto, Type.
+# Kinds of pieces; 4 is user-defined, 5 is unused. Source: sentencepiece_model.proto, Type.
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
 def sentinel_piece(number: int) -> str:
-    """The text of sentinel `number`, counted from 0: <extra_id_0> has the highest id."""
+    """Returns the text of sentinel `number`, counted from 0: <extra_id_0> has the highest id."""
     return f"<extra_id_{number}>"
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """What an objective knows of a vocabulary; needs no SentencePiece.
+    """A vocabulary as objectives use it, without SentencePiece.
 
-    `size` counts all ids, `sentinels` the last of them; `model` is the SentencePiece model, read
-    only where pieces are asked for.
+    Attributes:
+      size: number of ids.
+      sentinels: number of sentinels, which are the last ids.
+      model: bytes of the SentencePiece model, parsed only if pieces are needed.
     """
 
     size: int
@@ -48,17 +50,17 @@ class TokenIds:
 
     @functools.cached_property
     def pieces(self) -> list[str]:
-        """Texts of the model's pieces, by id."""
+        """Texts of the model's pieces, in the order of ids."""
         return [_piece_text(message) for message in _fields(self.model, 1)]
 
     @functools.cached_property
     def kinds(self) -> list[int]:
-        """What the model's pieces are, by id: NORMAL, UNKNOWN, CONTROL, BYTE, 4 or 5."""
+        """Kinds of the model's pieces, by id: NORMAL, UNKNOWN, CONTROL, BYTE, 4 or 5."""
         return [_piece_kind(message) for message in _fields(self.model, 1)]
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """bool [size]: True where the piece begins with a space, and for ids that are no text."""
+        """Ids that begin a word, bool [size]: pieces that begin with a space, ids without text."""
         starts = np.ones(self.size, bool)
         text = self.pieces[_UNK_END : self.first_sentinel]
         starts[_UNK_END : _UNK_END + len(text)] = [piece.startswith(_SPACE) for piece in text]
@@ -145,7 +147,7 @@ class Vocabulary:
 
     @property
     def ids(self) -> TokenIds:
-        """What objectives ask of it."""
+        """The vocabulary as objectives use it."""
         return TokenIds(self.size, self.record.sentinels, self.model)
 
     @functools.cached_property
@@ -173,16 +175,16 @@ class Vocabulary:
 
 
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
-    """Loads a vocabulary folder written by vocab.train, or any SentencePiece .model file.
+    """Loads a vocabulary from a folder written by vocab.train, or from a SentencePiece .model file.
 
     Args:
       path: folder or file, local or any fsspec URL.
-      extra_ids: sentinels to add after the model's own pieces, for models that carry none (the
-        original T5 vocabulary: 100).
+      extra_ids: number of sentinels to add after the model's pieces, for a model without any (100
+        for the original T5 vocabulary).
 
     Raises:
-      UserError: nothing is there, it is not a SentencePiece model, its ids are not T5's (pad 0,
-        eos 1), or `extra_ids` would come on top of sentinels that the model has.
+      UserError: there is no such file, it is not a SentencePiece model, its ids are not T5's (pad
+        0, eos 1), or the model has sentinels and `extra_ids` would add more.
     """
     model_path = path
     if not path.endswith(".model"):
@@ -197,7 +199,7 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
 
 
 def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -> Vocabulary:
-    """Like `load`, from the bytes of a model; `name` is what error messages call it."""
+    """Does the same as `load` with the bytes of a model; `name` is its name in error messages."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor()
@@ -215,7 +217,7 @@ def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -
         )
 
     def last_piece(number: int) -> str:
-        # mT5's sentinels have SentencePiece's sign for a space in front.
+        # mT5's sentinels begin with SentencePiece's mark for a space.
         return processor.id_to_piece(pieces - 1 - number).removeprefix(_SPACE)
 
     own = 0

@@ -1,1 +1,1 @@
-"""The format of a cache: records, packing, index, manifest; windows read at random."""
+"""The format of caches (manifest, packing, records, row index) and random access to windows."""

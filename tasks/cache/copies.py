@@ -1,4 +1,4 @@
-"""Copies of remote files on this machine: whole, or not there, and still good after a restart."""
+"""Local copies of remote files: atomic, verified, and reused after a restart."""
 
 import contextlib
 import fcntl
@@ -17,17 +17,17 @@ from tasks.storage import files, remote
 from tasks.terminal.command_line import UserError
 
 FOLDER_PREFIX = "palimpsest-copies-"
-# One connection to an object store brings 50 to 100 MB/s, a machine takes ten times as much; a part
-# is long beside the time until its first byte, 50 ms. benchmarks/remote_input.py measures it.
+# One connection to an object store transfers 50 to 100 MB/s, a tenth of a machine's bandwidth. A
+# part takes longer than the latency of its first byte, 50 ms. See benchmarks/remote_input.py.
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 8
-# A folder that no process holds goes after this long; sooner, a restart may want it.
+# A folder that no process uses is deleted after this time; a restart before that reuses it.
 _KEPT_SECONDS = 24 * 3600
 _REDO = "delete the file and run pipeline.build again, which redoes that shard alone"
 
 
 def holds(path: str, entry: FileEntry) -> bool:
-    """Whether a local file has the size and checksum of `entry`."""
+    """Returns whether a local file has the size and checksum of `entry`."""
     try:
         return os.path.getsize(path) == entry.bytes and files.sha256(path) == entry.sha256
     except FileNotFoundError:
@@ -35,10 +35,10 @@ def holds(path: str, entry: FileEntry) -> bool:
 
 
 def copy(url: str, entry: FileEntry, target: str) -> None:
-    """Copies a remote file by several parts at once, to be as `entry` says or not to be there.
+    """Downloads a file in parallel parts. The target matches `entry` or does not exist.
 
     Raises:
-      UserError: it is missing, or another file.
+      UserError: the file is missing, or its size or checksum is not that of `entry`.
     """
     partial = target + files.PARTIAL
     try:
@@ -57,7 +57,7 @@ def copy(url: str, entry: FileEntry, target: str) -> None:
 
 
 def _fetch(url: str, size: int, file: int) -> None:
-    """Writes the first `size` bytes of a remote file into an open one, wherever they belong."""
+    """Writes the first `size` bytes of a remote file into an open one, in parts, in any order."""
     starts = iter(range(0, size, _PART_BYTES))
     lock = threading.Lock()
     errors: list[BaseException] = []
@@ -73,7 +73,7 @@ def _fetch(url: str, size: int, file: int) -> None:
         except BaseException as error:
             errors.append(error)
 
-    # Daemons: whoever ends the process does not wait for a store that is away.
+    # Daemon threads, so that the process can end while the store is unreachable.
     helpers = [
         threading.Thread(target=parts, name="copy a shard", daemon=True)
         for _ in range(min(_PARTS_AT_ONCE, -(-size // _PART_BYTES)) - 1)
@@ -94,7 +94,7 @@ def _fetch_part(url: str, size: int, file: int, start: int) -> None:
         if len(data) != stop - start:
             raise remote.Truncated(f"{stop - start - len(data):,} bytes are missing")
     except (OSError, UserError):
-        # Only now: of a file that is as planned nothing has to be asked.
+        # The size is requested only after an error, which saves a request for every good file.
         try:
             found = files.size(url)
         except FileNotFoundError as error:
@@ -108,22 +108,22 @@ def _fetch_part(url: str, size: int, file: int, start: int) -> None:
 
 
 def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> tuple[str, set[str]]:
-    """Gives `owner` a folder for copies, that which has most of them already.
+    """Locks a folder for the copies of `owner`: the free folder with most of them, or a new one.
 
-    The lock on a folder is held while its process lives. One in `parent` stays when the process
-    ends; one in the system's temporary folder goes, unless the process is killed.
+    The lock is released when the process ends. A folder in `parent` is kept for the next process;
+    one in the system's temporary folder is deleted, unless the process is killed.
 
     Args:
-      owner: the folder is held while it lives.
-      parent: where the folder lies; None: the system's temporary folder.
-      sizes: bytes of each file that may be copied there, by name; what else is there is deleted.
+      owner: the folder stays locked while this object exists.
+      parent: folder that contains the folders of copies; the system's temporary folder if None.
+      sizes: file name -> bytes of each file that may be copied; other files are deleted.
 
     Returns:
-      (the folder, names of the files of these sizes that are there: hold them against more).
+      (the folder, names of the files in it that have the given size; their content is unchecked).
     """
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)
-    free: list[tuple[int, str, int, set[str]]] = []  # bytes that are there, folder, lock, names
+    free: list[tuple[int, str, int, set[str]]] = []  # (bytes copied, folder, lock, file names)
     for name in sorted(os.listdir(place)):
         folder = os.path.join(place, name)
         if name.startswith(FOLDER_PREFIX):
@@ -143,28 +143,28 @@ def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> t
     for name in set(os.listdir(folder)) - good:
         os.unlink(os.path.join(folder, name))
 
-    def let_go() -> None:
+    def release() -> None:
         if parent is None:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
-    weakref.finalize(owner, let_go)
+    weakref.finalize(owner, release)
     return folder, good
 
 
 def _new_folder(place: str) -> tuple[str, int]:
     while True:
         folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place)
-        # Another process may have looked at it before it was locked.
+        # Another process may have locked or deleted it first.
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             return folder, _locked(folder)
 
 
 def _locked(folder: str) -> int:
-    """Returns the descriptor that holds the lock of a folder, for this process alone.
+    """Locks a folder for this process; returns the file descriptor that holds the lock.
 
     Raises:
-      OSError: another has it, or there is no such folder.
+      OSError: another process holds the lock, or there is no such folder.
     """
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

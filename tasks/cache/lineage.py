@@ -1,4 +1,4 @@
-"""Which documents a window's tokens are of, from the index and lineage of a cache."""
+"""Finds the documents of a window's tokens, from a cache's row index and lineage table."""
 
 import contextlib
 import dataclasses
@@ -11,20 +11,21 @@ from tasks.cache.windows import Place
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_OPEN_SHARDS = 16  # whose index or lineage is kept, for windows that lie beside each other
+_OPEN_SHARDS = 16  # shards whose index or lineage is cached, for neighbouring windows
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A document, or what of it lies in a window.
+    """The part of a document in a window.
 
     Attributes:
       id: the document's id in its corpus.
-      file: the corpus's file that it is in, "" where neither id nor corpus tell.
+      file: the corpus file that contains the document, "" if unknown.
       position: where in the window the part begins.
-      tokens: its length, the separator included.
-      first: how many tokens of the document lie before it.
-      whole: all tokens of the document; None where a row ends in it, and it may go on in another.
+      tokens: length of the part, including the separator.
+      first: number of tokens of the document before the part.
+      whole: number of tokens of the document; None if a row ends in it, so that it may continue in
+        another row.
     """
 
     id: str
@@ -36,7 +37,7 @@ class Part:
 
 
 class Lineage:
-    """Tells whose tokens the windows of one split of a cache are."""
+    """Finds the documents in the windows of one split of a cache."""
 
     def __init__(self, folder: str, manifest: CacheManifest, split: str):
         self._folder, self._plan, self._split = folder, manifest.plan, split
@@ -49,14 +50,14 @@ class Lineage:
         Raises:
           UserError: pyarrow is not installed, or the cache is damaged.
         """
-        # Rows are full but for a shard's last, or they are windows.
+        # All rows of a shard but the last are full, or rows are windows.
         width = self._plan.row_tokens
         rows_are_windows = self._plan.packing == "best_fit"
         last = place.row
         if not rows_are_windows:
             last += (place.position + place.tokens - 1) // width
         rows = _rows(self._path("rows", place.shard), self._shards[place.shard].rows)
-        # The last document that began in an earlier row may reach into this one.
+        # The last document that began in an earlier row may continue in this one.
         first_piece = max(int(rows["documents"][place.row]) - 1, 0)
         last_piece = int(rows["documents"][last + 1]) if last + 1 < len(rows) else None
         parts = []
@@ -64,7 +65,7 @@ class Lineage:
             place.documents, first_piece, last_piece
         ):
             start = (row - place.row) * width + position - place.position
-            # Of another row of best_fit nothing is left: its pieces end before the next begins.
+            # Pieces in another row of best_fit end before this row begins, so nothing is left.
             begin, end = max(start, 0), min(start + tokens, place.tokens)
             if begin < end:
                 parts.append(
@@ -94,7 +95,7 @@ _rows = functools.lru_cache(maxsize=_OPEN_SHARDS)(read_row_index)
 
 
 def _pieces(path: str, first: int, last: int | None) -> list[tuple[str, int, int, int, int]]:
-    """Returns rows `first` to `last`, exclusive, of a lineage table, as LINEAGE_COLUMNS."""
+    """Returns rows `first` to `last` - 1 of a lineage table, as tuples of LINEAGE_COLUMNS."""
     ends = _group_ends(path)
     last = ends[-1] if last is None else last
     found: list[tuple[str, int, int, int, int]] = []
@@ -112,7 +113,7 @@ def _open(path: str):
         from pyarrow import parquet
     except ImportError as error:
         raise UserError(
-            "which documents a window holds is in Parquet files, which need pyarrow: "
+            "the documents of a window are listed in Parquet files, which need pyarrow: "
             "pip install 'palimpsest[pipeline]'"
         ) from error
     try:

@@ -1,16 +1,16 @@
-"""What a cache says about itself: the only thing pipeline and trainer share besides its files.
+"""The manifest of a cache: its plan, its shards and their checksums.
 
 A cache is one folder:
 
-    train.tfrecord-00003-of-00016     rows, as stock seqio reads them
-    train.rows-00003-of-00016.npy     index: where each row begins, how many tokens it has
-    train.documents-00003-of-00016.parquet   lineage: which document lies where
+    train.tfrecord-00003-of-00016     rows, readable by stock seqio
+    train.rows-00003-of-00016.npy     index: byte offset and number of tokens of each row
+    train.documents-00003-of-00016.parquet   lineage: position of each document
     train.quarantine-00003-of-00016.jsonl    documents left out, with the reason (only if any)
     train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
     info.train.json stats.train.json COMPLETED   for stock seqio
-    sentencepiece.model               the vocabulary, so that a cache explains itself
-    plan.json                         written first: what is being built
-    manifest.json                     written last: what was built
+    sentencepiece.model               the vocabulary, so that a cache is self-contained
+    plan.json                         written first: the cache to be built
+    manifest.json                     written last: the cache that was built
 """
 
 import dataclasses
@@ -31,24 +31,24 @@ MANIFEST = "manifest.json"
 PACKINGS = ("concat", "best_fit")
 SEPARATORS = ("none", "eos")
 
-# Longer documents are split: SentencePiece takes up to 150 bytes of memory for a byte of text.
+# Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
 LONGEST_DOCUMENT_BYTES = 256 << 10
 
-# The row index, one element a row. `offset`: bytes from the start of the shard to the record's
-# framing; `tokens`: length of `targets`; `documents`: how many document pieces begin in earlier
-# rows of the shard, which is the first row of the lineage table that belongs to this one.
+# The row index, one element per row. `offset`: bytes from the start of the shard to the record's
+# framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
+# earlier rows of the shard, which is the first row of the lineage table that belongs to this one.
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
 
-# Columns of the lineage table, one row a piece of a document. A piece is the whole document, except
-# under best_fit, which cuts documents longer than a row. `id`: the document's id in its corpus;
-# `row`, `position`: where the piece begins; `tokens`: its length, the separator included;
-# `document_offset`: how many tokens of the document lie before it.
+# Columns of the lineage table, one row per piece of a document. A piece is the whole document,
+# except that best_fit cuts documents longer than a row. `id`: the document's id in its corpus;
+# `row`, `position`: where the piece begins; `tokens`: its length, including the separator;
+# `document_offset`: number of tokens of the document before the piece.
 LINEAGE_COLUMNS = ("id", "row", "position", "tokens", "document_offset")
 
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """A file of the cache: its size in bytes and hex sha256."""
+    """Size of a file of the cache, in bytes, and its SHA-256 in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -56,11 +56,18 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A finished output shard.
+    """A finished shard of a cache.
 
-    `files` maps file names to entries, `dropped` reasons to counts. `text_bytes` is the UTF-8 of
-    the documents kept. `text_tokens` are the tokens less separators, `longest_row` the most of them
-    in a row. `split_documents` were too long and count in `documents` once a part.
+    Attributes:
+      files: file name -> its size and checksum.
+      rows: number of rows.
+      tokens: number of tokens, including separators.
+      documents: number of documents, counting each part of a split document.
+      text_bytes: UTF-8 bytes of the documents that were kept.
+      dropped: reason -> number of documents left out.
+      text_tokens: number of tokens without separators.
+      longest_row: largest number of `text_tokens` in a row.
+      split_documents: number of documents that were too long and were split.
     """
 
     files: dict[str, FileEntry]
@@ -76,10 +83,10 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What determines every byte of a cache's shards.
+    """Everything that determines the bytes of a cache's shards: equal plans write equal bytes.
 
     `corpus` is the resolved corpus: its spec, pinned revision, column and files with their sizes
-    and checksums or etags. Two builds with equal plans write equal bytes.
+    and checksums or etags.
     """
 
     task: str
@@ -93,20 +100,20 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Hex sha256 of the plan, the task's name left out: tasks that agree share a cache."""
+        """SHA-256 of the plan without the task's name, so that equal tasks can share a cache."""
         value = dataclasses.asdict(self)
         del value["task"]
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     @property
     def generations(self) -> list[list[str]]:
-        """Names of the corpus's files: those of the first build, then of each extension."""
+        """Names of the corpus's files, by build: the first build, then each extension."""
         names = [file["name"] for file in self.corpus.get("files", ())]
         ends = list(itertools.accumulate(self.corpus.get("generations", [len(names)])))
         return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def difference(self, other: "Plan") -> list[str]:
-        """Names the fields that differ, each as "field: ours, there: theirs"."""
+        """Returns the fields that differ, each as "field: ours, there: theirs"."""
         return [
             f"{name}: {_short(mine)}, there: {_short(theirs)}"
             for name, mine, theirs in _leaves(dataclasses.asdict(self), dataclasses.asdict(other))
@@ -128,7 +135,7 @@ def _short(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CacheManifest:
-    """A finished cache: its plan, its shards by split, and the versions that wrote it."""
+    """A finished cache: its plan, its shards by split, and the software versions that wrote it."""
 
     plan: Plan
     splits: dict[str, tuple[Shard, ...]]
@@ -167,7 +174,7 @@ class CacheManifest:
         return sum(getattr(shard, field) for shard in self.splits[split])
 
     def dropped(self, split: str) -> dict[str, int]:
-        """Counts of left-out documents of a split by reason."""
+        """Returns the number of documents left out of a split, by reason."""
         counts: dict[str, int] = {}
         for shard in self.splits[split]:
             for reason, count in shard.dropped.items():
@@ -195,11 +202,11 @@ def shard_from_dict(value: dict[str, Any]) -> Shard:
     return Shard(**{**value, "files": entries})
 
 
-# The files of a shard, in the order in which they are finished; quarantine is there only if needed.
+# The files of a shard, in the order in which they are finished; quarantine is optional.
 SHARD_KINDS = ("tfrecord", "rows", "documents", "quarantine", "receipt")
 
 
 def shard_file(split: str, kind: str, index: int, count: int) -> str:
-    """Name of one file of a shard; kind: one of SHARD_KINDS."""
+    """Returns the name of a file of a shard; `kind` is one of SHARD_KINDS."""
     suffix = {"rows": ".npy", "documents": ".parquet", "quarantine": ".jsonl", "receipt": ".json"}
     return f"{split}.{kind}-{index:05d}-of-{count:05d}{suffix.get(kind, '')}"

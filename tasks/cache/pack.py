@@ -1,7 +1,7 @@
-"""Packing: documents of any length become rows, in constant memory, none lost.
+"""Packing of documents of any length into rows, in constant memory, without losing any token.
 
-A packer takes documents a batch at a time and gives back the rows that are complete. Its rows
-depend on the documents and their order alone, never on how they were batched.
+A packer accepts batches of documents and returns the rows that are complete. Its rows depend only
+on the documents and their order, not on the batches.
 """
 
 import bisect
@@ -15,23 +15,28 @@ import pyarrow as pa
 from tasks.cache.records import Row
 from tasks.vocabulary import EOS_ID
 
-# Rows that best_fit keeps open, each costing at most `row_tokens` int32. Of 2,900 English
-# paragraphs and 5,900 Romanian sentences in rows of 568, 8 left 2.9 and 2.1 % of the rows empty,
-# 64 left 0.5 and 1.5 %, and 256 no less.
+# Rows that best_fit keeps open, each of at most `row_tokens` int32. With 2,900 English paragraphs
+# and 5,900 Romanian sentences in rows of 568 tokens, 8 open rows left 2.9 and 2.1 % of positions
+# empty, 64 left 0.5 and 1.5 %, and 256 no less than 64.
 OPEN_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Tokenised documents: `ids` an array of string, `tokens` int32[sum of lengths], `lengths`
-    int64[documents] >= 1."""
+    """Tokenized documents.
+
+    Attributes:
+      ids: string [documents].
+      tokens: int32 [sum of lengths], the documents concatenated.
+      lengths: int64 [documents], 1 or more.
+    """
 
     ids: pa.StringArray
     tokens: np.ndarray
     lengths: np.ndarray
 
     def separated(self, separator: str) -> "Documents":
-        """Returns the documents with the separator after each: "none" or "eos"."""
+        """Returns the documents with a separator, "none" or "eos", after each."""
         if separator == "none":
             return self
         tokens = np.insert(self.tokens, np.cumsum(self.lengths), EOS_ID)
@@ -43,14 +48,14 @@ class Rows:
     """Complete rows, and the pieces of documents that begin in them, in order.
 
     Attributes:
-      tokens: int32[sum of lengths] the rows, one after the other.
-      lengths: int64[rows] tokens of each.
-      ids: string[pieces] the document that each piece is of.
-      row: int64[pieces] which of these rows the piece begins in.
-      position: int64[pieces] where in the row.
-      piece_tokens: int64[pieces] length of the piece, the separator included; under `concat` it may
-        reach into later rows.
-      document_offset: int64[pieces] tokens of the document that lie before the piece.
+      tokens: int32 [sum of lengths], the rows concatenated.
+      lengths: int64 [rows], number of tokens of each row.
+      ids: string [pieces], id of each piece's document.
+      row: int64 [pieces], index of the row in which each piece begins.
+      position: int64 [pieces], where in that row it begins.
+      piece_tokens: int64 [pieces], its length including the separator; with `concat` a piece may
+        continue in later rows.
+      document_offset: int64 [pieces], number of tokens of the document before the piece.
     """
 
     tokens: np.ndarray
@@ -70,23 +75,23 @@ class Rows:
 
 
 class Packer(Protocol):
-    """What a shard's writer asks of a packing."""
+    """Packs the documents of one shard."""
 
     def add(self, documents: Documents) -> Rows:
-        """Takes more documents; returns the rows completed by them."""
+        """Adds documents; returns the rows that they complete."""
 
     def finish(self) -> Rows:
-        """Returns the rows still open."""
+        """Returns the rows that are still open."""
 
 
 def packer(packing: str, row_tokens: int, separator: str) -> Packer:
     """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS."""
-    kind = BestFit if packing == "best_fit" else Concat
+    kind = _BestFit if packing == "best_fit" else _Concat
     return kind(row_tokens, separator)
 
 
-class Concat:
-    """Documents flow one after the other across rows of exactly `row_tokens`; the last is shorter.
+class _Concat:
+    """Concatenates documents and cuts rows of exactly `row_tokens`; the last row may be shorter.
 
     Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
     """
@@ -146,14 +151,15 @@ class _OpenRow:
         self.length += len(tokens)
 
 
-class BestFit:
-    """Rows are windows: a document is cut only where it is longer than a row.
+class _BestFit:
+    """Packs documents so that only those longer than a row are cut; a row is then a window.
 
-    Such a document gives full rows and a remainder. Each remainder or short document goes into the
-    open row with the least space that holds it, the oldest of equals, else into a new row; beyond
-    OPEN_ROWS the fullest row is closed. Rows are not padded.
+    A longer document gives full rows and a remainder. A remainder or short document goes into the
+    open row with the least sufficient space, the oldest among equals, or into a new row. If more
+    than OPEN_ROWS are open, the fullest is closed. Rows are not padded.
 
-    Source: best-fit packing for language models, Ding et al. 2024 (arXiv:2404.10830), made online.
+    Source: best-fit packing for language models, Ding et al. 2024 (arXiv:2404.10830).
+    Differences: documents are packed as they arrive, not sorted by length.
     """
 
     def __init__(self, row_tokens: int, separator: str = "none"):
@@ -175,7 +181,7 @@ class BestFit:
             strict=True,
         ):
             for offset in range(0, end - begin, self._row_tokens):
-                # A copy, so that an open row does not hold the whole batch in memory.
+                # Copied, so that an open row does not keep the whole batch in memory.
                 at = begin + offset
                 piece = documents.tokens[at : min(at + self._row_tokens, end)].copy()
                 self._place(name, piece, offset, closed)

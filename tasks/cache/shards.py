@@ -1,8 +1,8 @@
-"""The files of a cache's shards, open for reading from many threads; of a remote cache, copies.
+"""Opens the shards of a cache for reading by many threads; copies shards of a remote cache.
 
-So many shards are open at most, and copies take so many bytes at most: those not read for longest
-make room, never one that is being read. A copy is whole, of the manifest's size and checksum, or
-it is not there.
+The number of open shards and the bytes of copies are limited: the least recently read are closed or
+deleted, except while they are being read. Copies are atomic and match the manifest's sizes and
+checksums.
 """
 
 import collections
@@ -23,13 +23,13 @@ from tasks.cache.row_index import read_row_index
 from tasks.storage import files, remote
 from tasks.terminal.command_line import UserError
 
-# Shards that are copied at a time when several are wanted.
+# Shards that are copied in parallel.
 _COPIERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardFiles:
-    """A shard's records and row index: path or URL, and what the manifest says of them."""
+    """A shard's records and row index: paths or URLs, sizes and checksums, and number of rows."""
 
     records: str
     index: str
@@ -39,15 +39,15 @@ class ShardFiles:
 
     @property
     def bytes(self) -> int:
-        """Of both files together."""
+        """Size of both files together."""
         return self.records_entry.bytes + self.index_entry.bytes
 
 
 class OpenShard:
-    """A shard open for reading: its row index, mapped, and the bytes of its records.
+    """A shard open for reading: its row index, mapped into memory, and its file of records.
 
     Raises:
-      UserError: a file is missing, or the index is not that of the manifest.
+      UserError: a file is missing, or the index does not match the manifest.
     """
 
     def __init__(self, shard: ShardFiles, records: str, index: str):
@@ -65,10 +65,11 @@ class OpenShard:
         """Reads rows [first, last).
 
         Returns:
-          (the bytes of the shard at which they begin, and where the last ends; their records).
+          (byte offsets in the shard at which the rows begin, and at which the last ends; the bytes
+          of their records).
 
         Raises:
-          CorruptRecord: the file ends before, or the index points elsewhere.
+          CorruptRecord: the file ends too early, or the index points outside it.
         """
         bounds = self.offsets[first : last + 1].tolist()
         if last == len(self.offsets):
@@ -90,13 +91,13 @@ class Shards:
     """The shards of a split, opened and copied as they are read.
 
     Args:
-      shards: all of them; a number is a place in this list.
-      local_dir: where copies of a remote cache go, into a folder of their own, and stay for the
-        next process that reads this cache; None: the system's temporary folder, and they go with
-        the process.
-      local_bytes: the most that copies take.
-      open_shards: the most shards open, two file descriptors each; by default an eighth of what the
-        process may open.
+      shards: all shards of the split; methods take indices in this list.
+      local_dir: parent of the folder for copies of a remote cache, which the next process that
+        reads the cache reuses; if None, copies are in the system's temporary folder and are deleted
+        with the process.
+      local_bytes: largest total size of the copies.
+      open_shards: largest number of open shards, with two file descriptors each; by default an
+        eighth of the descriptors that the process may open.
 
     Raises:
       UserError: a shard is larger than `local_bytes`.
@@ -119,22 +120,22 @@ class Shards:
         if self._remote and largest is not None and largest.bytes > local_bytes:
             raise UserError(
                 f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
-                f"may take {local_bytes:,}: set --data.local_bytes to {largest.bytes} or, better, "
-                "to many times as much"
+                f"may take {local_bytes:,}: set --data.local_bytes to at least {largest.bytes}, "
+                "better to many times as much"
             )
-        # Guards all below. Both are in the order of use, the latest last.
+        # Guards everything below. Open shards and copies are in the order of use, the latest last.
         self._changed = threading.Condition()
         self._open: collections.OrderedDict[int, OpenShard] = collections.OrderedDict()
         self._copies: collections.OrderedDict[int, int] = collections.OrderedDict()
         self._opening: set[int] = set()
         self._waiting = 0
         self._folder = ""
-        self._found: set[int] = set()  # copies of an earlier process, not yet looked at
+        self._found: set[int] = set()  # copies by an earlier process, not yet verified
         self._prefetching = threading.Lock()
 
     @contextlib.contextmanager
     def reading(self, number: int) -> Iterator[OpenShard]:
-        """Yields the shard, which stays open and where it is while it is read."""
+        """Yields a shard, which is neither closed nor deleted within the block."""
         shard = self.hold(number)
         try:
             yield shard
@@ -142,7 +143,7 @@ class Shards:
             self.release(shard)
 
     def hold(self, number: int) -> OpenShard:
-        """`reading` by hand: what it returns is to be given to `release`. Hold one at a time."""
+        """Opens a shard like `reading`; the caller must `release` it before it holds another."""
         with self._changed:
             while True:
                 shard = self._open.get(number)
@@ -177,8 +178,10 @@ class Shards:
                 self._changed.notify_all()
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Copies shards of a remote cache in the background, in this order, some at a time; those
-        that are there count as used. An error is left to whoever reads the shard."""
+        """Copies shards of a remote cache in the background, a few in parallel, in this order.
+
+        Existing copies count as just used. An error is logged, and raised when the shard is read.
+        """
         if not self._remote:
             return
         numbers = list(numbers)
@@ -216,13 +219,13 @@ class Shards:
         _background(copy)
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
-        """Returns those shards of a remote cache of which there is no copy."""
+        """Returns the shards of a remote cache that are not copied."""
         with self._changed:
             return [number for number in numbers if self._remote and number not in self._copies]
 
     def soon(self, numbers: Sequence[int]) -> None:
-        """Begins to copy what will be read one after the other, if there is room for it all."""
-        missing = self.missing(numbers)[1:]  # the first is copied by who reads it
+        """Begins to copy shards that are about to be read, if there is room for all of them."""
+        missing = self.missing(numbers)[1:]  # the reader copies the first
         needed = sum(self._shards[number].bytes for number in numbers)
         if missing and 2 * needed < self._local_bytes:
             self.prefetch(missing)
@@ -267,7 +270,7 @@ class Shards:
         return OpenShard(shard, records, index)
 
     def _take_folder(self) -> str:
-        """Takes a folder for the copies, and counts those of an earlier process in it."""
+        """Locks a folder for the copies, and registers the copies that it already has."""
         sizes = {}
         for shard in self._shards:
             sizes[shard.records.rpartition("/")[2]] = shard.records_entry.bytes
@@ -285,12 +288,12 @@ class Shards:
         return self._folder
 
     def _make_room(self, needed: int) -> None:
-        """Waits, where all copies are being read; whoever reads one waits for nothing."""
+        """Deletes copies until `needed` bytes are free; waits while all copies are being read."""
         while sum(self._copies.values()) + needed > self._local_bytes:
             for number in self._copies:
                 shard = self._open.get(number)
                 if number not in self._opening and not (shard and shard.readers):
-                    # Closed first: a deleted file takes its room until the last has closed it.
+                    # Closed first, as a deleted file takes up space until it is closed.
                     if shard:
                         self._open.pop(number).close()
                     self._remove_copy(number)
@@ -313,7 +316,7 @@ class Shards:
 
 
 def _background(action: Callable[[], None]) -> threading.Thread:
-    """Starts a thread that the process does not wait for."""
+    """Starts a daemon thread."""
     thread = threading.Thread(target=action, name="prefetch shards", daemon=True)
     thread.start()
     return thread

@@ -1,9 +1,9 @@
-"""Reading a cache as windows of tokens: random access by the index, every record's CRC checked.
+"""Reads a cache as windows of tokens, with random access; verifies every record's checksum.
 
-Under `concat` packing a shard is one stream of tokens, cut into windows of any length; the tokens
-of a shard's last, shorter window are left out of training. Under `best_fit` a window is a row.
+With `concat` packing a shard is one stream of tokens, cut into windows of any length; training
+leaves out a shard's last window if it is shorter. With `best_fit` a window is a row.
 
-Dimensions: W windows, P parts of windows, each in one row, R rows, every one read once.
+Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once).
 """
 
 import dataclasses
@@ -17,16 +17,21 @@ from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-LOCAL_BYTES = 50 << 30
+_LOCAL_BYTES = 50 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a window lies in a cache.
+    """Location of a window in a cache.
 
-    `shard` is the number of the shard in its split, `path` its TFRecords, `documents` its lineage
-    table. The window's `tokens` begin in row `row` of the shard after `position` tokens of it, and
-    go on in the rows that follow; under best_fit the window is the row.
+    Attributes:
+      shard: index of the shard in its split.
+      path: TFRecords of the shard.
+      documents: lineage table of the shard.
+      row: row of the shard in which the window begins.
+      position: token of that row at which the window begins.
+      tokens: length of the window, which continues in the following rows; with best_fit the window
+        is the row.
     """
 
     shard: int
@@ -38,21 +43,25 @@ class Place:
 
 
 class Windows:
-    """The windows of one split of a cache; `len()` of them, read by `read`, by any thread.
+    """The windows of one split of a cache, with `len()` and random access from any thread.
 
-    Nothing is opened before it is read. Index and records stay in files: memory is that of a call.
+    Files are opened when they are first read. Index and records stay in files, so that only the
+    windows of a call are in memory.
 
     Args:
-      folder: the cache, local or any fsspec URL; shards of a remote one are copied when they are
+      folder: the cache, local or any fsspec URL; shards of a remote cache are copied when they are
         first read.
+      manifest: manifest of the cache.
+      split: "train", "validation", ….
       window_tokens: tokens of a window.
-      keep_tails: whether a shard's unfinished last window counts (evaluation) or not (training).
-      local_dir: where copies of a remote cache go; the system's temporary folder if None.
-      local_bytes: the most bytes that copies take; the least recently read make room.
+      keep_tails: True to include a shard's unfinished last window, as in evaluation; False to leave
+        it out, as in training.
+      local_dir: folder for copies of a remote cache; the system's temporary folder if None.
+      local_bytes: largest total size of the copies; the least recently read are deleted.
 
     Raises:
-      UserError: the split is not in the cache, its rows are longer than a window under best_fit, or
-        a shard of a remote cache is larger than `local_bytes`.
+      UserError: the cache has no such split, it is packed best_fit into rows longer than a window,
+        or a shard of a remote cache is larger than `local_bytes`.
     """
 
     def __init__(
@@ -63,7 +72,7 @@ class Windows:
         window_tokens: int,
         keep_tails: bool = False,
         local_dir: str | None = None,
-        local_bytes: int = LOCAL_BYTES,
+        local_bytes: int = _LOCAL_BYTES,
     ):
         _keep_freed_memory()
         plan = manifest.plan
@@ -72,7 +81,7 @@ class Windows:
         if plan.packing == "best_fit" and plan.row_tokens > window_tokens:
             raise UserError(
                 f"{folder} is packed best_fit into rows of {plan.row_tokens} tokens, and these "
-                f"lengths take windows of {window_tokens}: build it with "
+                f"lengths need windows of {window_tokens}: build it with "
                 f"--row_tokens={window_tokens}, or use --packing=concat, which fits any length"
             )
         self.window_tokens = window_tokens
@@ -84,7 +93,7 @@ class Windows:
         self._shards = Shards(self._files, local_dir, local_bytes)
         self._tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
-        # Rows are numbered through the split, as windows are.
+        # Rows are numbered through the whole split, like windows.
         self._first_row = np.concatenate([[0], np.cumsum(rows)])
         if self._row_tokens is None:
             per_shard = rows
@@ -109,7 +118,7 @@ class Windows:
 
     @property
     def bytes(self) -> int:
-        """Of all shards with their row indices, which is what copies of them all would take."""
+        """Total size of all shards and their row indices, the space that a full copy takes."""
         return sum(shard.bytes for shard in self._files)
 
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +141,7 @@ class Windows:
         return tokens_WN, lengths_W
 
     def where(self, index: int) -> Place:
-        """Returns the place of a window in the cache."""
+        """Returns the location of a window in the cache."""
         _, rows_P, skips_P, stops_P = self._parts(np.array([index]))
         shard = int(np.searchsorted(self._first_row, rows_P[0], side="right")) - 1
         row = int(rows_P[0] - self._first_row[shard])
@@ -146,7 +155,7 @@ class Windows:
         )  # fmt: skip
 
     def blocks(self, block_bytes: int) -> np.ndarray:
-        """Cuts the windows into blocks, runs of whole shards of at most so many bytes together.
+        """Divides the windows into blocks: consecutive shards of at most `block_bytes` together.
 
         Returns:
           int64 [blocks + 1], the first window of each block, then the number of windows; a block
@@ -166,15 +175,15 @@ class Windows:
                 firsts.append(int(self._first[number]))
                 size = 0
             size += shard.bytes
-        # Shards without a window make a block without one.
+        # `unique` removes blocks without a window, whose shards have none.
         return np.unique([*firsts, len(self)])
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Copies the shards of windows [first, last) in the background, one after the other, in the
-        order of the ranges; does nothing for a local cache.
+        """Copies the shards of windows [first, last) in the background, in the order of the ranges;
+        does nothing for a local cache.
 
-        What is there counts as read just now: name the windows that are being read first, so that
-        their shards do not make room for those that come.
+        Existing copies count as just read. List the windows that are being read first, so that
+        their shards are not deleted to make room for the next ones.
         """
         numbers: dict[int, None] = {}
         for first, last in ranges:
@@ -184,11 +193,11 @@ class Windows:
         self._shards.prefetch(numbers)
 
     def _parts(self, indices_W: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Cuts windows at the ends of rows.
+        """Splits windows at the ends of rows.
 
         Returns:
           (windows, rows, skips, stops), int64 [P] each: a part is tokens [skip, stop) of a row of
-          the split; under best_fit a row may end before.
+          the split; with best_fit the row may end before `stop`.
         """
         shards_W = np.searchsorted(self._first, indices_W, side="right") - 1
         numbers_W = indices_W - self._first[shards_W]
@@ -207,10 +216,10 @@ class Windows:
         return windows_P, rows_P + self._first_row[shards_W][windows_P], skips_P, stops_P
 
     def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Records, np.ndarray]:
-        """Reads rows of the split, given in ascending order, neighbours at once.
+        """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
         Returns:
-          (the rows, their numbers of tokens int64 [R]).
+          (the rows, their numbers of tokens, int64 [R]).
         """
         shards_R = np.searchsorted(self._first_row, rows_R, side="right") - 1
         rows_R = rows_R - self._first_row[shards_R]
@@ -264,8 +273,10 @@ class Windows:
 
 
 def _keep_freed_memory() -> None:
-    """Makes glibc keep what is freed, up to 48 MB, as it does from the first such block that is
-    freed on. Else every batch's arrays, about a megabyte each, can be given back to the system and
-    faulted in again page by page: that took as long as the batch. The block itself is not touched.
+    """Makes glibc keep up to 48 MB of freed memory, which it does once a block of 24 MB is freed.
+
+    Otherwise the arrays of every batch, about a megabyte each, may be returned to the system and
+    faulted in again page by page, which takes as long as making the batch. The block itself is
+    never written to, so it takes no memory.
     """
     np.empty(24 << 20, np.uint8)

@@ -1,4 +1,4 @@
-"""Ids to text without SentencePiece, token by token."""
+"""Decodes ids to text, token by token, without SentencePiece."""
 
 from collections.abc import Sequence
 
@@ -13,31 +13,31 @@ from tasks.vocabulary import (
 )
 
 _SPACE = "\u2581"
-# What SentencePiece writes for an unknown piece, and for a byte that is no part of a character.
-UNKNOWN_TEXT = " \u2047 "
+# SentencePiece's text for an unknown piece, and for a byte that is not part of a character.
+_UNKNOWN_TEXT = " \u2047 "
 REPLACEMENT = "\ufffd"
 
 
 def piece(token: int, ids: TokenIds) -> str:
-    """Returns the text of a piece as the model has it, or of a sentinel that it lacks."""
+    """Returns the text of a piece as in the model, or of a sentinel that is not in the model."""
     if token < len(ids.pieces):
         return ids.pieces[token]
     return sentinel_piece(ids.size - 1 - token)
 
 
 def is_text(token: int, ids: TokenIds) -> bool:
-    """Whether the token stands for text: no padding, EOS, sentinel, other control piece."""
+    """Returns False for padding, EOS, sentinels and other control pieces, else True."""
     if token in (PAD_ID, EOS_ID) or token >= min(ids.first_sentinel, len(ids.pieces)):
         return False
     return ids.kinds[token] != CONTROL
 
 
 def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
-    """Returns what each token adds to the text; joined, they are what SentencePiece decodes.
+    """Returns the text of each token; joined, they equal SentencePiece's decoded text.
 
-    A character of several bytes is the text of its first, and the others have none; a byte that is
-    no part of a character becomes U+FFFD. Tokens that stand for no text have none. Where
-    SentencePiece drops the space that a text begins with, it is kept.
+    A character of several bytes is the text of its first byte, and the other bytes have none; a
+    byte that is not part of a character becomes U+FFFD. Padding, EOS, sentinels and other control
+    pieces have no text. Unlike SentencePiece, a space at the beginning is kept.
     """
     out = []
     at = 0
@@ -54,19 +54,19 @@ def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
         if not is_text(token, ids):
             out.append("")
         elif ids.kinds[token] == UNKNOWN:
-            out.append(UNKNOWN_TEXT)
+            out.append(_UNKNOWN_TEXT)
         else:
             out.append(ids.pieces[token].replace(_SPACE, " "))
     return out
 
 
 def decode(tokens: Sequence[int], ids: TokenIds) -> str:
-    """Returns the text of tokens, without the space that a text's first piece begins with."""
+    """Returns the text of tokens, without a space at the beginning."""
     return "".join(texts(tokens, ids)).removeprefix(" ")
 
 
 def _characters(data: bytes) -> list[str]:
-    """Returns the text that each byte adds."""
+    """Returns the text of each byte."""
     out: list[str] = []
     while len(out) < len(data):
         at = len(out)

@@ -1,8 +1,8 @@
-"""Where the tokens of an example come from, for any objective.
+"""Traces each token of an example to its position in the window, for any objective.
 
-An objective is a pure function of tokens and keys, so it is asked twice: once with a window's
-tokens, and once with marks in their place, ids above the vocabulary's. A mark that comes out says
-which token of the window stands there; whatever else comes out, the objective put there.
+An objective is a pure function of tokens and keys, so it is called twice: with a window's tokens,
+and with markers in their place, which are ids above the vocabulary's. A marker in the result tells
+which token of the window is there; the objective itself added anything else.
 
 Dimensions: N tokens of a window, L positions of a feature.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from tasks.objectives import Lengths, Objective
 from tasks.vocabulary import EOS_ID, PAD_ID, TokenIds
 
-# Colours of a window whose tokens are all in the inputs, in another order.
+# Number of colours for a window whose tokens are all in the inputs, in another order.
 SHUFFLED_PARTS = 8
 
 
@@ -25,8 +25,8 @@ class Side:
 
     Attributes:
       tokens_L: int32 ids, without padding.
-      places_L: int64 the window's token that stands there, -1 where the objective put one.
-      spans_L: int64 number of the span that the token belongs to or stands for, -1 for none.
+      places_L: int64 position of the token in the window, -1 if the objective added the token.
+      spans_L: int64 number of the span that the token belongs to or replaces, -1 for none.
     """
 
     tokens_L: np.ndarray
@@ -36,19 +36,20 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What an objective made of a window.
+    """The example that an objective makes from a window.
 
-    A span is a run of tokens to be learned, that the inputs hide or that alone have a weight in the
-    loss. Where inputs are the window in another order, spans are eighths of the window.
+    A span is a run of tokens to be predicted: tokens that are not in the inputs or, if there are
+    weights, those with a weight in the loss. If the inputs are the window in another order, spans
+    are eighths of the window.
 
     Attributes:
       window: the window itself.
-      inputs, targets: the features; inputs are None where there are none.
-      weights_L: int64 on targets, None where all of them are learned.
-      more: further features, as the objective gives them, without padding.
-      used_N: bool, whether a token of the window is in the example at all.
-      shuffled: whether the inputs are the window in another order.
-      exact: False where the objective would not take marks; then places are all -1.
+      inputs, targets: the features; inputs are None if there are none.
+      weights_L: int64 weights of the targets, None if all targets have a loss.
+      more: further features, as the objective returns them, without padding.
+      used_N: bool, True for tokens of the window that are in the example.
+      shuffled: True if the inputs are the window in another order.
+      exact: False if the objective does not accept markers; then all places are -1.
     """
 
     window: Side
@@ -68,7 +69,8 @@ def trace(
     lengths: Lengths,
     ids: TokenIds,
 ) -> Trace:
-    """Returns what `objective` makes of a window (int32 [N], no padding) under a noise key."""
+    """Returns the example that `objective` makes from a window (int32 [N], without padding) under a
+    noise key."""
     made = _example(objective, window_N, key, lengths, ids)
     places = _places(objective, window_N, key, lengths, ids, made)
     exact = places is not None
@@ -98,10 +100,10 @@ def trace(
     spans_L = _spans_of(targets_L, spans_N)
     if "inputs" in made:
         hidden_N = np.where(in_inputs_N, -1, spans_N)
-        stand_L = _stand_for(made["inputs"], inputs_L, targets_L, hidden_N)
-        inputs_spans_L = np.where(inputs_L >= 0, _spans_of(inputs_L, spans_N), stand_L)
+        replaced_L = _replaced_spans(made["inputs"], inputs_L, targets_L, hidden_N)
+        inputs_spans_L = np.where(inputs_L >= 0, _spans_of(inputs_L, spans_N), replaced_L)
         inputs = side("inputs", inputs_spans_L)
-        spans_L = _sentinels_too(made["targets"], targets_L, spans_L, inputs)
+        spans_L = _with_sentinels(made["targets"], targets_L, spans_L, inputs)
     targets = side("targets", spans_L)
     known = ("inputs", "targets", "weights")
     return Trace(
@@ -141,16 +143,16 @@ def _places(
     ids: TokenIds,
     made: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray] | None:
-    """Returns feature -> int64 [L] places, or None if the marks came out otherwise than tokens."""
-    marks_N = ids.size + np.arange(len(window_N), dtype=np.int32)
-    # Words begin where they do in the window: what an objective may ask of a token.
+    """Returns feature -> int64 [L] places, or None if the objective treats markers differently."""
+    markers_N = ids.size + np.arange(len(window_N), dtype=np.int32)
+    # Objectives may ask which tokens begin a word: markers do where the window's tokens do.
     words_N = ids.word_starts[window_N]
     words_N[1:] |= window_N[:-1] == EOS_ID
-    marked = copy.copy(ids)
-    vars(marked)["word_starts"] = np.concatenate([ids.word_starts, words_N])
+    with_markers = copy.copy(ids)
+    vars(with_markers)["word_starts"] = np.concatenate([ids.word_starts, words_N])
     try:
-        found = _example(objective, marks_N, key, lengths, marked)
-    except (IndexError, ValueError):  # of a user's objective that looks at more than that
+        found = _example(objective, markers_N, key, lengths, with_markers)
+    except (IndexError, ValueError):  # a user's objective that depends on more than that
         return None
     places: dict[str, np.ndarray] = {}
     for name in ("inputs", "targets"):
@@ -178,30 +180,29 @@ def _spans_of(places_L: np.ndarray, spans_N: np.ndarray) -> np.ndarray:
     return np.where(places_L >= 0, spans_N[places_L], -1)
 
 
-def _stand_for(
+def _replaced_spans(
     tokens_L: np.ndarray, places_L: np.ndarray, targets_L: np.ndarray, hidden_N: np.ndarray
 ) -> np.ndarray:
-    """Returns int64 [L]: the hidden span that each token of the objective's own stands for, or -1.
+    """Returns the hidden span that each token added by the objective replaces, int64 [L], or -1.
 
     Args:
       tokens_L: the inputs.
-      places_L: their places.
-      targets_L: the places of the targets.
-      hidden_N: spans of the window's tokens that are not in the inputs, -1 on others.
+      places_L: places of the inputs.
+      targets_L: places of the targets.
+      hidden_N: spans of the window's tokens that are not in the inputs, -1 for the others.
     """
-    stand_L = np.full(len(tokens_L), -1)
-    own_L = np.flatnonzero((places_L < 0) & ~np.isin(tokens_L, (PAD_ID, EOS_ID)))
+    replaced_L = np.full(len(tokens_L), -1)
+    added_L = np.flatnonzero((places_L < 0) & ~np.isin(tokens_L, (PAD_ID, EOS_ID)))
     if (
         len(places_L) == len(targets_L)
         and ((places_L == targets_L) | (places_L < 0) | (targets_L < 0)).all()
     ):
-        # Tokens are replaced where they stand.
-        stand_L[own_L] = _spans_of(targets_L[own_L], hidden_N)
-        return stand_L
-    # The token that stood next to this one is hidden: the one after what is to the left, or the
-    # one before what is to the right.
+        # Tokens are replaced in place.
+        replaced_L[added_L] = _spans_of(targets_L[added_L], hidden_N)
+        return replaced_L
+    # The hidden span begins after the token to the left, or ends before the token to the right.
     size = len(hidden_N)
-    for at in own_L.tolist():
+    for at in added_L.tolist():
         left = at - 1
         while left >= 0 and places_L[left] < 0 and tokens_L[left] != EOS_ID:
             left -= 1
@@ -211,23 +212,26 @@ def _stand_for(
         after = places_L[left] + 1 if left >= 0 and places_L[left] >= 0 else size
         before = places_L[right] - 1 if right < len(places_L) and places_L[right] >= 0 else -1
         for place in (int(after), int(before)):
-            if stand_L[at] < 0 and 0 <= place < size:
-                stand_L[at] = hidden_N[place]
-    return stand_L
+            if replaced_L[at] < 0 and 0 <= place < size:
+                replaced_L[at] = hidden_N[place]
+    return replaced_L
 
 
-def _sentinels_too(
+def _with_sentinels(
     tokens_L: np.ndarray, places_L: np.ndarray, spans_L: np.ndarray, inputs: Side
 ) -> np.ndarray:
-    """Gives what stands for one span in the inputs the same span in the targets."""
-    stands: dict[int, set[int]] = {}
-    own_L = inputs.places_L < 0
+    """Returns the spans of the targets, with those of sentinels added.
+
+    A token that replaces exactly one span in the inputs has that span in the targets too.
+    """
+    replaced: dict[int, set[int]] = {}
+    added_L = inputs.places_L < 0
     for token, span in zip(
-        inputs.tokens_L[own_L].tolist(), inputs.spans_L[own_L].tolist(), strict=True
+        inputs.tokens_L[added_L].tolist(), inputs.spans_L[added_L].tolist(), strict=True
     ):
-        stands.setdefault(token, set()).add(span)
+        replaced.setdefault(token, set()).add(span)
     spans_L = spans_L.copy()
     for at, token in enumerate(tokens_L.tolist()):
-        if places_L[at] < 0 and len(stands.get(token, ())) == 1:
-            spans_L[at] = next(iter(stands[token]))
+        if places_L[at] < 0 and len(replaced.get(token, ())) == 1:
+            spans_L[at] = next(iter(replaced[token]))
     return spans_L

@@ -1,8 +1,8 @@
-"""Random numbers, noise masks and what replaces noise, for whole batches of windows, in numpy.
+"""Random numbers, noise masks and the replacement of noise, for batches of windows, in numpy.
 
 Every function is pure in (tokens, keys): a window's noise depends on its key alone, not on the
 batch, host or worker it is computed in. A mask is bool [W, N], True on noise and False beyond a
-window's length; it chooses, and a substitution makes of it what inputs or targets say instead.
+window's length; substitutions make inputs or targets from a window and its mask.
 
 Dimensions: W windows, N tokens of a window, S spans, D draws.
 """
@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Ids below are padding, EOS and unknown: nothing that a random token should be.
+# Lower ids are padding, EOS and unknown, which a random token must not be.
 _FIRST_PIECE = 3
 # Separates the noise of evaluation from that of training under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
@@ -27,7 +27,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
-    """Derives new keys: uint64 of the broadcast shape of `key` and `value`."""
+    """Returns new keys from keys and values: uint64, of their broadcast shape."""
     with np.errstate(over="ignore"):
         return _mix(
             _mix(np.asarray(key).astype(np.uint64) + _GOLDEN)
@@ -78,7 +78,7 @@ def window_keys(seed: int, task: str, split: str, epoch: int, windows_W: np.ndar
 
 
 def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:
-    """Returns float64 [W, count] in [0, 1), the first draws of each key's stream."""
+    """Returns the first `count` draws of each key's stream, float64 [W, count] in [0, 1)."""
     with np.errstate(over="ignore"):
         counters = (np.arange(count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
         bits = _mix(keys_W[:, None] + counters)
@@ -86,13 +86,13 @@ def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:
 
 
 def integers(keys_W: np.ndarray, least: np.ndarray | int, most: np.ndarray | int) -> np.ndarray:
-    """Returns int64 [W], one draw a key, uniform from `least` to `most`, both included."""
+    """Returns one draw per key, int64 [W], uniform from `least` to `most`, inclusive."""
     choices_W = np.asarray(most) - least + 1
     return least + (uniforms(keys_W, 1)[:, 0] * choices_W).astype(np.int64)
 
 
 def within(lengths_W: np.ndarray, width: int) -> np.ndarray:
-    """Returns bool [W, width], True where a window has a token."""
+    """Returns bool [W, width], True at the positions of a window's tokens."""
     return np.arange(width) < lengths_W[:, None]
 
 
@@ -101,7 +101,7 @@ def span_counts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (noise tokens, noise spans) of windows of the given lengths, int64 [W] each.
 
-    Rounding is half to even in float32, as T5 does it: float64 differs on ties (190 x 0.15).
+    Rounding is half to even in float32, as in T5; float64 differs on ties (190 x 0.15).
 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask.
     Differences: T5 fails when there are more spans than non-noise tokens; here spans are capped.
@@ -115,11 +115,11 @@ def span_counts(
 
 
 def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np.ndarray:
-    """Chooses `size` of the numbers below `total`, every subset as likely as any other.
+    """Chooses `size` of the numbers below `total`; every subset is equally likely.
 
-    A subset is the first `size` different numbers of a stream of draws; of more than half the
-    numbers, those left out are drawn. So it takes about as many draws as there are spans, where
-    a shuffle takes one for every token.
+    A subset is the first `size` different numbers of a stream of draws; if it has more than half of
+    the numbers, the others are drawn instead. So the number of draws is about that of spans, while
+    a shuffle needs one for every token.
 
     Args:
       keys_W: uint64 [W].
@@ -132,13 +132,13 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
     windows, width = len(keys_W), max(int(totals_W.max(initial=0)), 1)
     inverted_W = 2 * sizes_W > totals_W
     drawn_W = np.where(inverted_W, totals_W - sizes_W, sizes_W)
-    # Of N numbers the first k different ones come in less than 1.4 k draws on average, k <= N / 2.
+    # The first k different of N numbers take less than 1.4 k draws on average, for k <= N / 2.
     draws = 2 * int(drawn_W.max(initial=0)) + 8
     base_W1 = np.arange(windows)[:, None] * width
     while True:
         number_WD = (uniforms(keys_W, draws) * totals_W[:, None]).astype(np.int64)
         cell_WD = number_WD + base_W1
-        # Written backwards, so that the first draw of a number is what stays.
+        # Written backwards, so that the first draw of each number is kept.
         first_draw = np.empty(windows * width, np.int64)
         order = np.arange(windows * draws)
         first_draw[cell_WD.reshape(-1)[::-1]] = order[::-1]
@@ -156,7 +156,7 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
 
 
 def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
-    """Splits each total into `parts` positive integers, uniformly over all ways to do so.
+    """Splits each total into `parts` positive integers; every way to do so is equally likely.
 
     Args:
       keys_W: uint64 [W].
@@ -167,7 +167,7 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
       int64 [W, max(parts)], zero after a window's last part.
 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask, _random_segmentation.
-    Differences: T5 shuffles as many flags as there are tokens; the law is the same.
+    Differences: T5 shuffles as many flags as there are tokens; the distribution is the same.
     """
     windows, most = len(keys_W), int(parts_W.max(initial=1))
     chosen_WN = subsets(keys_W, totals_W - 1, parts_W - 1)
@@ -178,12 +178,12 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
 
 
 def alternate(clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int):
-    """The mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
+    """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
 
     Args:
       clean_WS: int64 [W, S] lengths of the non-noise spans, 0 after the last.
       noise_WS: int64 [W, S] lengths of the noise spans, 0 after the last.
-      lengths_W: int64 [W] at most `width` each.
+      lengths_W: int64 [W], each at most `width`.
       width: tokens of a window.
     """
     windows, spans = clean_WS.shape
@@ -204,10 +204,10 @@ def span_mask(
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
 ) -> np.ndarray:
-    """T5's random spans: bool [W, width], True on noise, False beyond a window's length.
+    """Returns T5's random spans: bool [W, width], True on noise, False beyond a window's length.
 
-    A window begins with a non-noise span and ends with a noise span; the number of noise tokens and
-    spans is that of `span_counts`, and both kinds are split uniformly.
+    A window begins with a non-noise span and ends with a noise span; `span_counts` gives the
+    numbers of noise tokens and spans, and both kinds of tokens are split uniformly into spans.
 
     Source: Raffel et al. 2020, section 3.1.4; T5 `data/preprocessors.py`, random_spans_noise_mask.
     """
@@ -226,7 +226,7 @@ def regular_mask(
     shortest: int = 3,
     longest: int = 3,
 ) -> np.ndarray:
-    """Spans of one length at one distance in a window: bool [W, width].
+    """Returns spans of equal length at equal distance in each window: bool [W, width].
 
     The length is uniform from `shortest` to `longest`; a span begins every
     `regular_period(length)` tokens, from a uniform offset.
@@ -241,7 +241,7 @@ def regular_mask(
 
 
 def regular_period(span_length: np.ndarray | int, noise_density: float) -> np.ndarray:
-    """Tokens from the beginning of a regular span to that of the next, int64."""
+    """Returns the distance between the beginnings of regular spans in tokens, int64."""
     period = np.asarray(span_length, np.float32) / np.float32(noise_density)
     return np.rint(period).astype(np.int64)
 
@@ -249,7 +249,7 @@ def regular_period(span_length: np.ndarray | int, noise_density: float) -> np.nd
 def iid_mask(
     keys_W: np.ndarray, lengths_W: np.ndarray, width: int, noise_density: float = 0.15
 ) -> np.ndarray:
-    """Every token is noise with the same probability, on its own: bool [W, width].
+    """Returns independent noise, with the same probability for every token: bool [W, width].
 
     Source: T5 `data/preprocessors.py`, iid_noise_mask.
     """
@@ -259,9 +259,9 @@ def iid_mask(
 def prefix_mask(
     keys_W: np.ndarray, lengths_W: np.ndarray, width: int, noise_density: float = 0.5
 ) -> np.ndarray:
-    """A prefix of random length is True: bool [W, width].
+    """Returns a prefix of random length: bool [W, width].
 
-    Of L tokens, at most L - 1 and at least `shortest_prefix` are the prefix, uniformly.
+    In a window of L tokens its length is uniform from `shortest_prefix` to L - 1.
 
     Source: T5 `data/preprocessors.py`, random_prefix_noise_mask.
     """
@@ -270,7 +270,7 @@ def prefix_mask(
 
 
 def shortest_prefix(lengths_W: np.ndarray, noise_density: float) -> np.ndarray:
-    """The least that `prefix_mask` makes a prefix of, int64 [W]: 1 token at density 0.5."""
+    """Returns the shortest prefix of `prefix_mask`, int64 [W]: 1 token at density 0.5."""
     most_W = np.maximum(lengths_W - 1, 0)
     least_W = np.rint((1 - 2 * noise_density) * most_W).astype(np.int64)
     return np.minimum(np.maximum(least_W, 1), most_W)
@@ -286,16 +286,16 @@ def run_starts(mask_WN: np.ndarray) -> np.ndarray:
 def limit_noise(
     mask_WN: np.ndarray, per_token: int, per_span: int, limit: int, spans: int
 ) -> np.ndarray:
-    """Ends the noise of a window where more of it would not fit.
+    """Ends the noise of a window where more would not fit.
 
     Args:
       mask_WN: bool [W, N].
-      per_token, per_span: what a token and a span of noise take.
-      limit: the most that they may take together.
-      spans: most spans.
+      per_token, per_span: cost of a token and of a span of noise.
+      limit: largest total cost.
+      spans: largest number of spans.
 
     Returns:
-      bool [W, N], the mask without its tokens from the first one that is too many.
+      bool [W, N], the mask up to the first token that exceeds a limit.
     """
     spans_WN = np.cumsum(run_starts(mask_WN), axis=1, dtype=np.int32)
     taken_WN = per_token * np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
@@ -309,8 +309,10 @@ def substitute_spans(
     first_sentinel: int,
     unique: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces each run of True in `mask_WN` by one sentinel: `first_sentinel` and those below it
-    in turn, or always `first_sentinel` if they are not to be unique.
+    """Replaces each run of True in `mask_WN` by one sentinel.
+
+    Sentinels are `first_sentinel`, `first_sentinel - 1`, … if they are `unique`, else always
+    `first_sentinel`.
 
     Returns:
       (tokens int32 [W, any] moved to the left and padded with 0, their number int64 [W]).
@@ -335,7 +337,7 @@ def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np
     Returns:
       (tokens int32 [W, any] padded with 0, their number int64 [W]).
     """
-    # Flat, as numpy finds what is True in two dimensions six times more slowly.
+    # Flat, as numpy finds True elements in two dimensions six times more slowly.
     cells = np.flatnonzero(keep_WN)
     ends_W = np.searchsorted(cells, np.arange(len(keep_WN) + 1) * keep_WN.shape[1])
     counts_W = np.diff(ends_W)
@@ -349,7 +351,7 @@ def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np
 
 
 def permute(tokens_WN: np.ndarray, mask_WN: np.ndarray, keys_W: np.ndarray) -> np.ndarray:
-    """Shuffles the tokens of each window that are True in `mask_WN` among their places.
+    """Shuffles the tokens of each window that are True in `mask_WN` among their positions.
 
     Returns:
       int32 [W, N].
@@ -373,17 +375,17 @@ def replace_tokens(
     random_share: float = 0.0,
     kept_share: float = 0.0,
 ) -> np.ndarray:
-    """Replaces each token that is True in `mask_WN` by `mask_token`; of these a share becomes a
-    random piece instead, and a share stays, each token on its own.
+    """Replaces each token that is True in `mask_WN` by `mask_token`, by a random piece or not at
+    all, independently of the others.
 
     Args:
       tokens_WN: int32 [W, N].
       mask_WN: bool [W, N].
       keys_W: uint64 [W].
-      mask_token: the id that stands for a hidden token.
-      first_sentinel: random pieces have ids from 3 to below it.
-      random_share: in [0, 1].
-      kept_share: in [0, 1 - random_share].
+      mask_token: id that replaces a token.
+      first_sentinel: random pieces have ids from 3 to `first_sentinel` - 1.
+      random_share: probability of a random piece instead, in [0, 1].
+      kept_share: probability that the token stays, in [0, 1 - random_share].
 
     Returns:
       int32 [W, N].

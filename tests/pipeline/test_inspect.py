@@ -1,4 +1,4 @@
-"""Windows are shown with the documents that they are of, and what an objective makes of them."""
+"""pipeline.inspect shows windows with their documents and the examples made from them."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def shown(folder, task, lengths, indices, split="train"):
 
 
 def assert_text_is_the_documents(samples, loaded, documents, ends):
-    """Returns how many parts begin inside their document."""
+    """Compares text; returns the number of parts that begin inside their document."""
     inside = 0
     encoded = {name: loaded.processor.encode(text) + ends for name, text in documents.items()}
     for sample in samples:
@@ -62,7 +62,7 @@ def assert_text_is_the_documents(samples, loaded, documents, ends):
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_every_window_s_text_is_its_documents(cache, documents, split):
+def test_the_text_of_every_window_is_that_of_its_documents(cache, documents, split):
     _, loaded = open_cache(cache)
     for task, lengths, number in ((SPANS, Lengths(64, 30), 80), (None, Lengths(0, 0), 1 << 30)):
         samples = shown(cache, task, lengths, number, split)
@@ -85,7 +85,7 @@ def test_windows_of_best_fit_are_their_documents(best_fit, documents):
     assert len(names) == len({*names}) == manifest.total("train", "documents")
 
 
-def test_a_shard_s_name_and_row_are_the_window_s(cache):
+def test_windows_are_at_the_shard_and_row_shown(cache):
     from tasks.cache import records
 
     for sample in shown(cache, SPANS, Lengths(64, 30), 40):
@@ -120,7 +120,7 @@ def test_draws_and_noise_follow_seed_and_epoch(cache):
     assert made([7], 1, 0) != made([7], 1, 1)
 
 
-def test_validation_shows_the_noise_of_a_run_s_evaluation(cache):
+def test_validation_shows_the_noise_of_evaluation_in_a_run(cache):
     task, seed = "python_docs_span_corruption", 11
     flags = [f"--task={task}", f"--cache_dir={cache}", f"--seed={seed}", "--model_dir=none"]
     flags += ["--lengths.inputs=64", "--lengths.targets=30", "--batch_size=4"]
@@ -204,7 +204,7 @@ def test_a_mistake_names_what_is_wrong(case, cache):
         inspect.main([*given, *flags])
 
 
-def test_a_machine_without_pyarrow_is_told_what_to_install(cache, monkeypatch):
+def test_a_missing_pyarrow_is_reported_with_its_extra(cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     from tasks.cache import lineage
 

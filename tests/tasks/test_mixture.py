@@ -1,4 +1,4 @@
-"""Rates of mixtures, and how they are written."""
+"""Rates of mixtures, and their syntax."""
 
 import pytest
 
@@ -55,23 +55,23 @@ def test_mixtures_are_written_as_lists():
         ("a,b,a", "names task a twice"),
     ],
 )
-def test_what_is_no_mixture_is_refused(text, says):
+def test_invalid_mixtures_are_rejected(text, says):
     with pytest.raises((UserError, ValueError), match=says):
         parse(text)
 
 
-def test_a_limit_without_effect_is_refused():
+def test_a_limit_without_effect_is_rejected():
     with pytest.raises(ValueError, match="leave the rates out"):
         MixtureSpec("m", (("a", 1.0),), temperature=2.0)
 
 
 @pytest.mark.parametrize("text", ["a=1", "0:a", "x:a", "40:a;20:b"])
-def test_what_is_no_schedule_is_refused(text):
+def test_invalid_schedules_are_rejected(text):
     with pytest.raises(UserError):
         parse_schedule(text)
 
 
-def test_a_user_s_file_may_have_mixtures(tmp_path, monkeypatch):
+def test_a_users_file_may_have_mixtures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "our_mixtures.py").write_text(
         "from tasks.mixture import MixtureSpec\n"

@@ -1,4 +1,4 @@
-"""The registered tasks through stock seqio: cached and uncached, every objective."""
+"""Registered tasks read by stock seqio: cached and uncached, with every objective."""
 
 import shutil
 import subprocess
@@ -68,14 +68,14 @@ def examples(name, **kwargs):
 
 
 def stream(folder, name, split):
-    """All tokens of a split, in order."""
+    """Returns all tokens of a split, in order."""
     cache = f"{folder}/cache/{name}"
     windows = Windows(cache, CacheManifest.load(cache), split, 1, keep_tails=True)
     return windows.read(np.arange(len(windows)))[0][:, 0]
 
 
 def window_of(example, size):
-    """The corpus tokens behind an example of span corruption."""
+    """Returns the corpus tokens of an example of span corruption."""
     spans, current = {}, []
     for token in example["targets"][:-1]:
         if token >= size - 100:
@@ -149,7 +149,7 @@ def test_the_trainer_makes_the_same_examples_of_the_same_keys(folder, name, monk
             np.testing.assert_array_equal(one[feature], other[feature], err_msg=feature)
 
 
-def test_tasks_that_a_vocabulary_does_not_serve(folder):
+def test_tasks_that_the_vocabulary_does_not_serve_are_left_out(folder):
     from tasks import registry, seqio_tasks
 
     names = {task.name for task in seqio_tasks.register(f"{folder}/vocabulary", separator="none")}

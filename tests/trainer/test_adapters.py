@@ -1,4 +1,4 @@
-"""Four doors, one set of windows: grain, torch, datasets and seqio give what the cache holds."""
+"""The adapters for grain, torch, datasets and seqio all give the windows of the cache."""
 
 import pickle
 import re
@@ -17,7 +17,7 @@ from tasks.terminal.command_line import UserError
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
-# Rows of the cache, and what an autoregressive LM makes of them: an EOS more.
+# Row length of the cache; an autoregressive LM appends an EOS.
 WINDOW = 100
 LM = "python_docs_autoregressive_lm"
 DOCS = Path(__file__).parents[2] / "docs" / "adapters.md"
@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "adapters.md"
 
 @pytest.fixture(scope="module")
 def windows(text_cache):
-    """Those of the training split, the unfinished last ones included."""
+    """The windows of the training split, including the unfinished last ones."""
     found = Windows(str(text_cache), CacheManifest.load(str(text_cache)), "train", WINDOW, True)
     tokens_WN, lengths_W = found.read(np.arange(len(found)))
     return [tokens_N[:length] for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)]
@@ -148,7 +148,7 @@ def test_examples_are_those_of_a_run(text_cache):
     )
 
 
-def test_validation_examples_are_those_of_a_run_s_evaluation(text_cache):
+def test_validation_examples_are_those_of_evaluation_in_a_run(text_cache):
     flags = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--seed=7"]
     flags += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=4", "--model_dir=none"]
     (rows,) = prepare(*build_config("t5_1_1_tiny", flags)).data.evaluation("validation", 4)
@@ -183,7 +183,7 @@ def test_a_missing_package_is_one_line(source, monkeypatch, adapter, package):
         adapter(source)
 
 
-def test_what_does_not_fit_is_refused(text_cache, tmp_path):
+def test_a_source_that_does_not_fit_the_cache_is_rejected(text_cache, tmp_path):
     def first(**fields):
         return CacheSource(**{"cache": str(text_cache), **fields})[0]
 
@@ -193,9 +193,9 @@ def test_what_does_not_fit_is_refused(text_cache, tmp_path):
         first(split="test")
     with pytest.raises(UserError, match=r"unknown task|no task"):
         first(task="python_docs_span")
-    with pytest.raises(UserError, match="window_tokens has no effect beside task"):
+    with pytest.raises(UserError, match="window_tokens has no effect with task"):
         first(task=LM, window_tokens=50)
-    with pytest.raises(UserError, match="needs the cache's documents to end in eos"):
+    with pytest.raises(UserError, match="needs a cache with separator eos after documents"):
         first(task="python_docs_full_lm")
     source = CacheSource(str(text_cache))
     with pytest.raises(IndexError, match="windows in train, not"):
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_refused(text_cache, tmp_path):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_the_examples_of_the_documentation_run(text_cache, number, tmp_path, monkeypatch):
+def test_documented_examples_run(text_cache, number, tmp_path, monkeypatch):
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert len(examples) == 4
     assert all(len(example.splitlines()) <= 7 for example in examples)

@@ -1,4 +1,4 @@
-"""Runs of several tasks: exact batches, every window once, and what is said of them."""
+"""Runs with several tasks: exact batches, every window once, and start-up text."""
 
 import json
 import pathlib
@@ -109,7 +109,7 @@ def test_rates_in_proportion_to_examples_and_their_limit(text_cache):
     assert f"{counts[0] / counts.sum():.4%} of the rows" in said
 
 
-def test_what_cannot_be_mixed_is_refused(text_cache, tmp_path):
+def test_tasks_that_cannot_be_mixed_are_rejected(text_cache, tmp_path):
     with pytest.raises(UserError, match="is one task"):
         run_of(text_cache, SPANS, "--mixing.maximum=10")
     with pytest.raises(UserError, match="did you mean python_docs_prefix_lm"):
@@ -158,7 +158,7 @@ def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
         assert all(np.array_equal(here[name], there[name]) for name in here)
 
 
-def test_a_block_is_asked_for_once(text_cache, monkeypatch):
+def test_a_block_is_prefetched_once(text_cache, monkeypatch):
     run = run_of(text_cache, SPANS, "--data.shuffle=block")
     asked = []
     monkeypatch.setattr(Windows, "prefetch", lambda windows, ranges: asked.append(ranges))
@@ -170,7 +170,7 @@ def test_a_block_is_asked_for_once(text_cache, monkeypatch):
     assert asked == [[(0, count), (0, count)]]
 
 
-def test_copies_that_do_not_fit_are_warned_of(text_cache, monkeypatch):
+def test_copies_that_do_not_fit_cause_a_warning(text_cache, monkeypatch):
     import fsspec
 
     remote = fsspec.filesystem("memory")
@@ -206,7 +206,7 @@ def test_fields_of_an_objective_are_flags(text_cache):
             run_of(text_cache, SPANS, f"--objective={wrong}")
 
 
-def test_wasteful_lengths_are_named_with_better_ones(text_cache):
+def test_wasteful_lengths_are_reported_with_better_ones(text_cache):
     data = run_of(text_cache, SPANS).data
     said = dict(data.consequences())["packing"]
     assert "targets 21.9% full" in said

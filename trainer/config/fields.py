@@ -5,7 +5,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
@@ -251,3 +251,31 @@ def as_flag(value: object) -> str:
 
 def _type_name(declared: Any) -> str:
     return getattr(declared, "__name__", str(declared))
+
+
+def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
+    """Returns a copy of a dataclass with fields set, each given as "field.path=value".
+
+    Args:
+      value: the dataclass.
+      settings: the settings.
+      flag: the flag that they were given with, for error messages.
+      name: what error messages call the dataclass.
+
+    Raises:
+      UserError: there is no such field, or the dataclass rejects its value.
+    """
+    for setting in settings:
+        path, _, text = setting.partition("=")
+        known = {path for path, _ in leaves(value)}
+        if path not in known:
+            listed = ", ".join(sorted(known)) or "no fields that can be set"
+            raise UserError(f"--{flag}={setting}: {name} has no field {path}; it has {listed}")
+        declared = field_type(value, path)
+        try:
+            parsed = parse_value(text, declared)
+        except ValueError as error:
+            kind = getattr(declared, "__name__", declared)
+            raise UserError(f"--{flag}={setting}: not a value of type {kind}") from error
+        value = replace(value, path, parsed)
+    return value

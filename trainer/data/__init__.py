@@ -1,1 +1,1 @@
-"""From a cache to batches: batch k is a function of the configuration and k. No JAX."""
+"""Makes batches from caches: batch k is a function of the configuration and k. No JAX."""

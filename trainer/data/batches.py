@@ -1,11 +1,11 @@
 """Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
 
-Position `k · batch_size + row` of a run's endless order says which task is read and how many of its
-windows lie before (`trainer/data/interleave.py`); that number says epoch and window
+Position `k · batch_size + row` of a run's endless order determines the task and how many of its
+windows were read before (`trainer/data/interleave.py`); that number determines epoch and window
 (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). The data state of a run is
 therefore its step, for any number of hosts, workers or prefetched batches.
 
-Dimensions: W windows, which are rows of a batch.
+Dimensions: W windows, one per row of a batch.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from tasks.objectives import Objective, noise
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import UNK_ID, TokenIds
 from trainer.data.features import Batch, Converter
-from trainer.data.interleave import Schedule
+from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, Order
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker:
-    """Windows -> examples -> features, for given window indices and noise keys."""
+    """Makes features from windows, given their indices and noise keys."""
 
     windows: Windows
     objective: Objective
@@ -34,11 +34,11 @@ class BatchMaker:
     ids: TokenIds
 
     def make(self, indices_W: np.ndarray, keys_W: np.ndarray) -> Batch:
-        """Returns the features of these windows, one a row."""
+        """Returns the features of windows, one window per row."""
         return self._features(*self.windows.read(indices_W), keys_W)
 
     def blank(self) -> Batch:
-        """Returns features as `make` does, of one window of unknown tokens: nothing is read."""
+        """Returns the features of one window of unknown tokens, without reading anything."""
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
         return self._features(tokens_WN, np.array([tokens_WN.size]), np.zeros(1, np.uint64))
 
@@ -50,7 +50,7 @@ class BatchMaker:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: what makes its rows, and in which order; `seed` is the run's.
+    """A task of a run: how its rows are made, and in which order; `seed` is the run's.
 
     Raises:
       UserError: at construction, if there is no window.
@@ -74,7 +74,7 @@ class Source:
         return noise.training_keys(self.seed, self.task, epochs_W, windows_W)
 
     def read_ahead(self, epoch: int, rank: int) -> None:
-        """Has the shards of a remote cache copied before their block's turn comes."""
+        """Prefetches the shards of a remote cache before their block is read."""
         if isinstance(self.order, BlockOrder):
             coming = self.order.following(epoch, rank)
             if coming not in self._asked_for:
@@ -83,16 +83,18 @@ class Source:
 
     @functools.cached_property
     def _asked_for(self) -> list[list[tuple[int, int]]]:
-        """What was asked for last: batches of one block ask once."""
+        """The last request: batches of one block make only one."""
         return []
 
 
 class Places(NamedTuple):
-    """Where the rows of a batch come from: int64 [W] each.
+    """Origins of the rows of a batch, int64 [W] each.
 
-    `sources`: places in the run's list of sources; `epochs`: how often the source was read through
-    before; `ranks`: how many windows of it were read in that epoch before; `windows`: indices in
-    its `Windows`.
+    Attributes:
+      sources: indices in the run's list of sources.
+      epochs: how many times the source was read completely before.
+      ranks: how many windows of the source were read before in the same epoch.
+      windows: indices in the source's `Windows`.
     """
 
     sources: np.ndarray
@@ -102,7 +104,7 @@ class Places(NamedTuple):
 
 
 class TrainingBatches:
-    """A random-access, endless sequence of training batches: `batches[k]` is that of step k.
+    """An endless sequence of training batches with random access: `batches[k]` is step k's.
 
     Host `host` of `hosts` gets its rows of the same global batch of `batch_size` rows.
 
@@ -114,28 +116,27 @@ class TrainingBatches:
         self,
         sources: Sequence[Source],
         batch_size: int,
-        schedule: Schedule | None = None,
+        schedule: MixingSchedule | None = None,
         host: int = 0,
         hosts: int = 1,
     ):
         if batch_size % hosts:
             raise UserError(f"batch_size {batch_size} does not divide among {hosts} hosts")
         self._sources, self._batch_size = tuple(sources), batch_size
-        self._schedule = schedule or Schedule([(0, [1.0] * len(sources))])
+        self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts
         self._first_row = host * self._rows
-        # One row of every feature that a source has. What others lack is the prefix seen in both
-        # directions, where zeros say that there is none.
+        # One row of every feature of any source. The only feature that some sources may lack is the
+        # prefix with bidirectional attention, where zeros mean no prefix.
         blanks = [source.maker.blank() for source in self._sources]
         self._features = {name: row for blank in blanks for name, row in blank.items()}
 
     def __len__(self) -> int:
-        # What grain asks of a random-access source; no run is as long. Due times of windows are
-        # exact up to 2**52.
+        # grain needs a length; no run is this long. Due times of windows are exact up to 2**52.
         return (1 << 50) // self._batch_size
 
     def places(self, step: int) -> Places:
-        """Returns where this host's rows of batch `step` come from."""
+        """Returns the origins of this host's rows of batch `step`."""
         first = int(step) * self._batch_size + self._first_row
         sources_W, ranks_W = self._schedule.places(first, self._rows)
         epochs_W, windows_W = np.zeros_like(ranks_W), np.zeros_like(ranks_W)
@@ -166,7 +167,7 @@ class TrainingBatches:
             yield int(number), np.flatnonzero(sources_W == number)
 
     def iterate(self, first_step: int, threads: int = 1, prefetch: int = 4) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, …, made ahead by threads."""
+        """Yields the batches of steps first_step, first_step + 1, …, prefetched by threads."""
         import grain
 
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
@@ -174,9 +175,9 @@ class TrainingBatches:
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yields every window of the split once, in order, with noise fixed by `seed`.
+    """Yields every window of the split once, in order, with noise that depends on `seed` alone.
 
-    The last batch is filled up with rows of padding, which carry no loss weight; so the sums over
+    The last batch is completed with rows of padding. These have no weight in the loss, so sums over
     the split do not depend on the batch size.
     """
     count = len(maker.windows)
@@ -186,7 +187,7 @@ def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterato
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:
-    """Fills a batch up with rows of zeros."""
+    """Appends rows of zeros to a batch until it has `rows` rows."""
     return {
         name: np.pad(array, ((0, rows - len(array)), *((0, 0),) * (array.ndim - 1)))
         for name, array in batch.items()

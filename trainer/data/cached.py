@@ -1,4 +1,4 @@
-"""What a run reads: the caches of its tasks, opened and checked against one another."""
+"""A run's data from caches: the caches of its tasks, opened and checked against each other."""
 
 import dataclasses
 import functools
@@ -11,20 +11,19 @@ from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
-from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
+from trainer.data import startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
-from trainer.data.features import Batch, Converter, filling
-from trainer.data.interleave import Schedule
+from trainer.data.features import Batch, Converter
+from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
-from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 
 class EvaluationSet(NamedTuple):
-    """A finite set of rows: `batches` of them, None if nobody knows, given by `iterate()`."""
+    """A finite set of rows, yielded by `iterate()`; `batches` is their number, None if unknown."""
 
     name: str
     batches: int | None
@@ -32,10 +31,10 @@ class EvaluationSet(NamedTuple):
 
 
 class Data(Protocol):
-    """What the loop asks of a run's data.
+    """A run's data, as the training loop uses it.
 
     Attributes:
-      lengths: of the features.
+      lengths: lengths of the features.
       vocab_size: number of ids.
     """
 
@@ -47,14 +46,16 @@ class Data(Protocol):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What must not change under a run, by task."""
+        """Checksum of each task's data, which must not change during a run."""
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, … without end: part `host` of
-        `hosts` equal parts of the rows of each."""
+        """Yields the batches of steps first_step, first_step + 1, …, endlessly.
+
+        Each batch has the rows of host `host`, one of `hosts` equal parts.
+        """
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """The rows of a split, each once and always with the same noise, task by task.
+        """Returns the rows of a split by task, each row once and always with the same noise.
 
         Raises:
           UserError: there are none.
@@ -63,13 +64,22 @@ class Data(Protocol):
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """What the configuration means for the data: (subject, text) lines. Of the first batch only
-        the rows that this host makes are looked at."""
+        """Returns what the configuration means for the data, as (subject, text) lines.
+
+        Of the first batch, only this host's rows are read.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedTask:
-    """A task of a run and the cache that serves it."""
+    """A task of a run and its cache.
+
+    Attributes:
+      task: the task, with the run's settings of its objective.
+      cache: folder of the cache.
+      manifest: manifest of the cache.
+      ids: vocabulary of the cache.
+    """
 
     task: TaskSpec
     cache: str
@@ -78,12 +88,16 @@ class CachedTask:
 
 
 def open_cache(config: Config, name: str) -> CachedTask:
-    """Finds a task and its cache; a cache of another task on the same corpus serves too.
+    """Finds a task and opens its cache, which may be that of another task on the same corpus.
 
     Raises:
       UserError: there is no such task or cache.
     """
-    task = with_settings(registry.get(name, config.task_module), config.objective)
+    task = registry.get(name, config.task_module)
+    objective = fields.with_settings(
+        task.objective, config.objective, "objective", f"the objective of {task.name}"
+    )
+    task = dataclasses.replace(task, objective=objective)
     relatives = [
         other.name
         for other in registry.tasks(config.task_module).values()
@@ -93,34 +107,8 @@ def open_cache(config: Config, name: str) -> CachedTask:
     return CachedTask(task, cache.folder, cache.manifest, cache.ids)
 
 
-def with_settings(task: TaskSpec, settings: tuple[str, ...]) -> TaskSpec:
-    """Returns the task with fields of its objective set, each as "mask.noise_density=0.5".
-
-    Raises:
-      UserError: the objective has no such field, or refuses the value.
-    """
-    objective = task.objective
-    for setting in settings:
-        path, _, text = setting.partition("=")
-        known = {name for name, _ in fields.leaves(objective)}
-        if path not in known:
-            listed = ", ".join(sorted(known)) or "nothing that can be set"
-            raise UserError(
-                f"--objective={setting}: the objective of {task.name} has no field {path}; it has "
-                f"{listed}"
-            )
-        declared = fields.field_type(objective, path)
-        try:
-            value = fields.parse_value(text, declared)
-        except ValueError as error:
-            kind = getattr(declared, "__name__", declared)
-            raise UserError(f"--objective={setting}: not a value of type {kind}") from error
-        objective = fields.replace(objective, path, value)
-    return dataclasses.replace(task, objective=objective)
-
-
 def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
-    """The mixture of the run's beginning and those of its schedule: (updates made before, it)."""
+    """Returns (updates made before, mixture) of the run's first mixture and its schedule."""
     known = registry.mixtures(config.task_module)
     first = known.get(config.task) or mixture.parse(config.task)
     entries = [(0, first), *mixture.parse_schedule(config.mixing.schedule)]
@@ -137,10 +125,10 @@ def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
 
 
 class CachedData:
-    """The caches of a run's tasks as batches.
+    """Batches from the caches of a run's tasks.
 
     Raises:
-      UserError: the tasks cannot be read together; says why.
+      UserError: the tasks cannot be read together; the message says why.
     """
 
     def __init__(self, config: Config, tasks: list[CachedTask], converter: Converter):
@@ -164,11 +152,11 @@ class CachedData:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The plan of every task's cache."""
+        """Fingerprint of the plan of each task's cache."""
         return {each.task.name: each.manifest.plan.fingerprint for each in self.tasks}
 
     def maker(self, each: CachedTask, split: str, keep_tails: bool) -> BatchMaker:
-        """Opens a split of a task's cache; `keep_tails` as in tasks.cache.windows.Windows."""
+        """Opens a split of a task's cache; for `keep_tails` see tasks.cache.windows.Windows."""
         objective = each.task.objective
         window = objective.window_tokens(self.lengths)
         reading = self._config.data
@@ -209,7 +197,7 @@ class CachedData:
 
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
-        """(updates made before, share of each task) from each change of the mixture on."""
+        """(updates made before, share of each task) for the first mixture and each change."""
         examples = {source.task: len(source.maker.windows) for source in self.sources}
         changes = []
         for step, spec in mixtures_of(self._config):
@@ -219,19 +207,19 @@ class CachedData:
         return changes
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
-        """The training batches, or a host's rows of them."""
+        """Returns the training batches, or a host's rows of them."""
         size = self._config.batch_size
-        schedule = Schedule([(step * size, rates) for step, rates in self.rates])
+        schedule = MixingSchedule([(step * size, rates) for step, rates in self.rates])
         return TrainingBatches(self.sources, size, schedule, host, hosts)
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, … without end, or a host's rows
-        of them."""
+        """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
+        them."""
         reading = self._config.data
         return self.batches(host, hosts).iterate(first_step, reading.threads, reading.prefetch)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Every window of the split, the tails of shards included, by task.
+        """Returns every window of the split by task, including the tails of shards.
 
         Raises:
           UserError: a task's cache has no such split, or no text in it.
@@ -253,73 +241,28 @@ class CachedData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """What the configuration means for the data: (subject, text) lines."""
-        lines = []
+        """Returns what the configuration means for the data, as (subject, text) lines."""
         batch_size, steps = self._config.batch_size, self._config.train_steps
-        shares = self.rates[0][1]
-        tokens_a_step = 0.0
+        (_, shares), *changes = self.rates
+        lines = []
         for each, source, share in zip(self.tasks, self.sources, shares, strict=True):
-            objective, windows = each.task.objective, source.maker.windows
-            window, plan = windows.window_tokens, each.manifest.plan
-            tokens_a_step += window * batch_size * share
-            epoch = len(windows) / (batch_size * share) if share else float("inf")
             lines += [
-                (
-                    "task",
-                    f"{each.task.name}: {window} corpus tokens -> inputs {self.lengths.inputs}, "
-                    f"targets {self.lengths.targets}",
-                ),
-                (
-                    "sentinels",
-                    f"{objective.sentinels(self.lengths)} needed, {plan.vocabulary.sentinels} in "
-                    f"the vocabulary of {plan.vocabulary.size} ids",
-                ),
-                (
-                    "cache",
-                    f"{each.cache}: {each.manifest.total('train', 'tokens'):,} tokens, "
-                    f"{len(windows):,} windows, {plan.packing}",
-                ),
+                startup.task_line(source, self.lengths),
+                startup.sentinels_line(source, self.lengths),
+                startup.cache_line(source, each.cache, each.manifest),
+                *startup.copies_lines(source, each.cache, self._config.data),
             ]
-            reading = self._config.data
-            if (
-                files.is_remote(each.cache)
-                and reading.shuffle == "global"
-                and windows.bytes > reading.local_bytes
-            ):
-                lines.append(
-                    (
-                        "warning",
-                        f"{windows.bytes:,} bytes are read in global order, and copies take "
-                        f"{reading.local_bytes:,} at most, so shards are copied again and again: "
-                        "set --data.local_bytes, or --data.shuffle=block",
-                    )
-                )
             if len(self.tasks) > 1:
-                lines.append(
-                    (
-                        "rate",
-                        f"{share:.4%} of the rows, {epoch:,.1f} steps an epoch, "
-                        f"{steps / epoch:,.2f} epochs at this rate",
-                    )
-                )
-        lines += [
-            ("", f"from update {step + 1:,} on: {self._shares(rates)}")
-            for step, rates in self.rates[1:]
+                lines.append(startup.rate_line(source, batch_size, share, steps))
+        names = [source.task for source in self.sources]
+        specs = [each.task for each in self.tasks]
+        batch = self.batches(host, hosts)[first_step]
+        return [
+            *lines,
+            *(
+                startup.change_line(step, dict(zip(names, changed, strict=True)))
+                for step, changed in changes
+            ),
+            startup.batch_line(self.sources, batch_size, shares, steps),
+            startup.packing_line(batch, specs, self.lengths),
         ]
-        text = f"{batch_size} rows, {tokens_a_step:,.0f} corpus tokens a step"
-        if len(self.tasks) == 1:
-            epoch = len(self.sources[0].maker.windows) / batch_size
-            text += f", {epoch:,.1f} steps an epoch, {steps / epoch:,.2f} epochs in all"
-        return [*lines, ("batch", text), *self._filling(self.batches(host, hosts)[first_step])]
-
-    def _shares(self, rates: list[float]) -> str:
-        return ", ".join(
-            f"{each.task.name} {share:.4%}" for each, share in zip(self.tasks, rates, strict=True)
-        )
-
-    def _filling(self, batch: Batch) -> list[tuple[str, str]]:
-        """How full a batch is, and which lengths would waste less."""
-        text = packing(batch)
-        if len(self.tasks) == 1 and min(filling(batch).values()) < WASTEFUL:
-            text += better_lengths(self.tasks[0].task, self.lengths)
-        return [("packing", text)]

@@ -1,4 +1,4 @@
-"""Examples -> the features a model takes, under T5X's names; one converter an architecture.
+"""Converts examples to a model's features, under T5X's names; one converter per architecture.
 
 Dimensions: W windows (rows of a batch), N positions of an example, L positions of a feature.
 """
@@ -16,7 +16,10 @@ Batch = dict[str, np.ndarray]
 
 
 class Converter(Protocol):
-    """Examples -> features, one example a row; 0 positions where the model has no such stack."""
+    """Converts examples to features, one example per row.
+
+    A length is 0 if the model has no such stack.
+    """
 
     @property
     def lengths(self) -> Lengths: ...
@@ -28,7 +31,7 @@ class Converter(Protocol):
 
 
 def converter(model: ModelConfig, lengths: Lengths) -> Converter:
-    """The converter for a model."""
+    """Returns the converter for a model."""
     if model.architecture == "encoder":
         return EncoderConverter(lengths)
     return FeatureConverter(lengths, encoder_decoder=model.architecture == "encoder_decoder")
@@ -40,14 +43,14 @@ def convertible(model: ModelConfig, objective: Objective) -> bool:
     return model.architecture in objective.architectures and {*objective.features} <= known.features
 
 
-# Metric of how full a feature is -> the feature.
+# Metric -> the feature whose share of positions without padding it is.
 FILLING = MappingProxyType(
     {"inputs_full": "encoder_input_tokens", "targets_full": "decoder_target_tokens"}
 )
 
 
 def filling(batch: Batch) -> dict[str, float]:
-    """Returns the share of positions that are no padding, by the names of FILLING."""
+    """Returns the share of positions without padding, by the names in FILLING."""
     return {
         name: float(np.count_nonzero(batch[feature]) / batch[feature].size)
         for name, feature in FILLING.items()
@@ -56,21 +59,26 @@ def filling(batch: Batch) -> dict[str, float]:
 
 
 def target_side(batch: Batch) -> str:
-    """The side whose tokens are predicted, "encoder" or "decoder".
+    """Returns the side whose tokens are predicted, "encoder" or "decoder".
 
-    Its targets and weights are `encoder_target_tokens` and `encoder_loss_weights`, or the other's.
+    Its targets and weights are `encoder_target_tokens` and `encoder_loss_weights`, or the same with
+    `decoder`.
     """
     return "decoder" if "decoder_target_tokens" in batch else "encoder"
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureConverter:
-    """Examples -> the features a T5X model takes; seqio's converters, one example a row.
+    """Converts examples for T5X's encoder-decoder and decoder-only models, one example per row.
 
-    `encoder_decoder` says which of the two kinds of model. A decoder-only model gets inputs and
-    targets as one sequence, its loss on the targets, and `decoder_causal_attention` on the inputs
-    and one position more, as seqio's PrefixLMFeatureConverter does; or, without inputs, the
-    objective's own "weights" and "prefix" in their places.
+    A decoder-only model gets inputs and targets as one sequence, with the loss on the targets, and
+    `decoder_causal_attention` is 1 on the inputs and the next position, as in seqio's
+    PrefixLMFeatureConverter. For examples without inputs, the objective's own "weights" and
+    "prefix" are used.
+
+    Attributes:
+      lengths: lengths of the examples' features.
+      encoder_decoder: True for an encoder-decoder, False for a decoder-only model.
     """
 
     lengths: Lengths
@@ -88,7 +96,7 @@ class FeatureConverter:
         return self.lengths.targets + (0 if self.encoder_decoder else self.lengths.inputs)
 
     def __call__(self, examples: Examples) -> Batch:
-        """Returns int32 [rows, length] arrays, padded with 0."""
+        """Returns int32 [W, L] arrays, padded with 0."""
         targets_WN, target_lengths_W = examples["targets"]
         if self.encoder_decoder:
             targets_WL = _fit(targets_WN, self.lengths.targets)
@@ -119,11 +127,11 @@ class FeatureConverter:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConverter:
-    """Examples of `MaskedLM` -> what an encoder alone takes and predicts.
+    """Converts examples of `MaskedLM` for an encoder-only model.
 
-    Tokens, targets and weights have the names of seqio's EncoderFeatureConverter; int32 [W, L]
-    `encoder_token_types` is 0 on the segment that stands first, with the token before it, and 1 on
-    the other; int32 [W] `sentence_order` is 1 where the two were swapped.
+    Tokens, targets and weights have the names of seqio's EncoderFeatureConverter. Besides,
+    `encoder_token_types`, int32 [W, L], is 0 on the first segment and the token before it, and 1 on
+    the second; `sentence_order`, int32 [W], is 1 where the two were swapped.
     """
 
     lengths: Lengths
@@ -151,7 +159,7 @@ class EncoderConverter:
 
 
 def _fit(tokens_WN: np.ndarray, length: int) -> np.ndarray:
-    """Pads with 0 to `length`; cuts only padding, since objectives plan their lengths."""
+    """Pads with 0 to `length`, or cuts padding; objectives plan lengths, so no token is cut."""
     out = np.zeros((len(tokens_WN), length), np.int32)
     width = min(length, tokens_WN.shape[1])
     assert not tokens_WN[:, width:].any(), "an example is longer than its feature"

@@ -1,4 +1,4 @@
-"""Which source each position of a run's endless order reads, as a function of the position.
+"""Mixing: the source that each position of a run's endless order reads, as a pure function.
 
 Dimensions: S sources, W positions.
 """
@@ -9,14 +9,14 @@ import numpy as np
 
 
 class Interleave:
-    """Sources read at fixed rates, evenly: window j of source s is due at time
-    (j + 1/2) / rate_s, and positions follow the due times, ties by source.
+    """Reads sources evenly at fixed rates.
 
-    So the position alone says which source is read and how many of its windows lie before, and
-    whatever the position n, a source has had n · rate windows, give or take (S + 1) / 2.
+    Window j of source s is due at time (j + 1/2) / rate_s. Positions are in the order of due times,
+    ties in the order of sources. So the position alone determines the source and how many of its
+    windows were read before: at position n, n · rate_s windows, within (S + 1) / 2.
 
     Args:
-      rates: of each source, 0 or more; only their proportions count.
+      rates: rate of each source, 0 or more; only their proportions matter.
     """
 
     def __init__(self, rates: Sequence[float]):
@@ -24,30 +24,31 @@ class Interleave:
         self._rates_S = rates_S / rates_S.sum()
 
     def counts(self, position: int) -> np.ndarray:
-        """Returns how many windows of each source lie before `position`: int64 [S]."""
+        """Returns the number of windows of each source before `position`, int64 [S]."""
         counts_S, surplus = self._just_before(position)
         sources_W = self._merge(counts_S, surplus)[0]
         return counts_S + np.bincount(sources_W, minlength=len(counts_S))
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (source, windows of it before) of positions first … first + number - 1:
-        int64 [number] each."""
+        """Returns (sources, windows of that source read before), int64 [number] each, of positions
+        `first` to `first + number - 1`."""
         counts_S, surplus = self._just_before(first)
         sources_W, ranks_W = self._merge(counts_S, surplus + number)
         return sources_W[surplus:], ranks_W[surplus:]
 
     def _just_before(self, position: int) -> tuple[np.ndarray, int]:
-        """Returns counts [S] at a time with at most `position` windows due, and how many fewer."""
-        # A source's count is its due share rounded, so that S sources are at most S / 2 ahead.
+        """Returns (counts [S], missing): the windows of each source that are due by some time, at
+        most `position` in all, and how many fewer they are."""
+        # Counts are due shares, rounded, so S sources together are at most S / 2 ahead.
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)
-        # The division that makes a due time may round the other way than this product.
+        # The division in `_due` may round differently from this product.
         counts_S -= (counts_S > 0) & (self._due(counts_S - 1) >= time)
         counts_S += self._due(counts_S) < time
         return counts_S, position - int(counts_S.sum())
 
     def _merge(self, counts_S: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The next `number` windows after `counts_S`, in order: (sources, ranks)."""
+        """Returns (sources, ranks) of the next `number` windows after `counts_S`, in order."""
         sources = len(counts_S)
         ahead_S = np.ceil((number + sources) * self._rates_S).astype(np.int64) + 1
         sources_W = np.repeat(np.arange(sources), ahead_S)
@@ -64,11 +65,13 @@ class Interleave:
             return (ranks_S + 0.5) / self._rates_S
 
 
-class Schedule:
-    """Rates that change at given positions; no source loses its place, so none repeats a window.
+class MixingSchedule:
+    """Rates that change at given positions.
+
+    Every source continues where it was at a change, so no window is repeated.
 
     Args:
-      changes: (position, rates of all sources), the first at position 0, ascending.
+      changes: (position, rates of all sources), ascending, the first at position 0.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):
@@ -81,7 +84,7 @@ class Schedule:
             self._read.append(read_S)
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `Interleave.places`; ranks count from the beginning of the run."""
+        """Returns the same as `Interleave.places`, with ranks counted from the run's beginning."""
         sources, ranks = [], []
         while number:
             part = int(np.searchsorted(self._first, first, side="right")) - 1

@@ -1,4 +1,4 @@
-"""How full rows are, and which lengths would leave less padding."""
+"""Describes how full rows are, and finds lengths that would leave less padding."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch, filling
 
-# A side less full than this has its padding spoken of.
+# A batch with a side less full than this gets advice on lengths.
 WASTEFUL = 0.9
 
 
 def packing(batch: Batch) -> str:
-    """Says how full a batch is: "inputs 100.0% full, targets 99.8% full"."""
+    """Returns how full a batch is: "inputs 100.0% full, targets 99.8% full"."""
     shares = filling(batch).items()
     return ", ".join(f"{name.removesuffix('_full')} {share:.1%} full" for name, share in shares)
 
 
 def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
-    """Says which lengths would leave less padding; empty if none is found."""
+    """Returns advice on lengths that would leave less padding; "" if there are none."""
 
     def window(inputs: int, targets: int) -> int:
         try:
@@ -32,7 +32,7 @@ def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
     if shorter < lengths.targets:
         advice.append(f"--lengths.targets={shorter} holds the same text")
     if lengths.inputs:
-        # Inputs that these targets could serve; more than so many times as long helps nobody.
+        # Inputs that these targets could serve; more than 64 times as long is never useful.
         most = 64 * lengths.inputs
         too_long = _first(lambda n: not window(n, lengths.targets), lengths.inputs, most)
         if lengths.inputs < too_long - 1 < most - 1:
@@ -41,7 +41,7 @@ def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The lowest number from `low` to `high` from which on it holds; `high` if it never does."""
+    """Returns the lowest number from `low` to `high` from which `holds` is true, else `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -1,7 +1,7 @@
-"""Any task or mixture registered with seqio as a run's data, by TensorFlow.
+"""A run's data from any task or mixture that is registered with seqio, read by TensorFlow.
 
-A T5X user's own Tasks train here as they are, through seqio's reading, shuffling, packing and
-feature converters. What caches of pipeline.build promise, these cannot; `consequences` says so.
+T5X users' own Tasks train here unchanged, with seqio's reading, shuffling, packing and feature
+converters. They lack the guarantees of caches of pipeline.build; `consequences` warns of that.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from trainer.data.features import Batch
 from trainer.data.padding import packing
 
 _LIMITS = (
-    "seqio makes these batches: their order depends on its version, TensorFlow's and a shuffle "
-    "buffer, a restart reads again from the beginning and skips what was used, and "
+    "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
+    "a shuffle buffer, a restart reads from the beginning and skips the batches already used, and "
     "trainer.explain cannot name documents"
 )
 
@@ -28,8 +28,8 @@ _LIMITS = (
 class SeqioData:
     """Batches of a seqio Task or Mixture; see trainer.data.cached.Data.
 
-    Rows are packed as T5X packs them, unless `data.pack` is false, and come from the cache that
-    `cache_dir` has for the task, if it has one and `data.use_cached` is not false.
+    Rows are packed as in T5X unless `data.pack` is false. They are read from the task's cache in
+    `cache_dir`, if there is one and `data.use_cached` is not false.
 
     Raises:
       UserError: seqio is not installed, there is no such task, or lengths are missing.
@@ -49,8 +49,8 @@ class SeqioData:
         known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
         if name not in known:
             raise UserError(
-                f"seqio knows no task or mixture {name}{nearest(name, known)}: name the module "
-                "that registers it as --task_module"
+                f"seqio has no task or mixture {name}{nearest(name, known)}: give the module that "
+                "registers it as --task_module"
             )
         self._config, self.name, self._seqio = config, name, seqio
         self._mixture = seqio.get_mixture_or_task(name)
@@ -64,7 +64,7 @@ class SeqioData:
         vocabulary = features["targets"].vocabulary
         self.vocab_size = int(vocabulary.vocab_size)
         self.extra_ids = int(vocabulary.extra_ids)
-        # Only SentencePiece's vocabularies have a model.
+        # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
         self.vocabulary_sha256 = model and hashlib.sha256(model).hexdigest()
         self._feature_lengths = {
@@ -72,7 +72,7 @@ class SeqioData:
             for side, length in dataclasses.asdict(self.lengths).items()
             if side in features
         }
-        # seqio knows no fingerprint of its caches.
+        # seqio's caches have no fingerprint.
         self.fingerprints: dict[str, str] = {}
         self._cached = False
         if config.cache_dir and config.data.use_cached is not False:
@@ -81,8 +81,8 @@ class SeqioData:
             self._cached = all(task.cache_dir for task in tasks)
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, … without end, or a host's rows
-        of them; every host reads them whole, which alone keeps them what one host would read."""
+        """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
+        them. Every host reads whole batches: only so do they equal the batches of a single host."""
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
@@ -92,7 +92,7 @@ class SeqioData:
             yield {name: array[part] for name, array in batch.items()}
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """The rows of a split once, in order, the last batch filled up with padding.
+        """Returns the rows of a split once, in order, the last batch completed with padding.
 
         Raises:
           UserError: there is no such split.
@@ -110,8 +110,8 @@ class SeqioData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """What the configuration means for the data: (subject, text) lines."""
-        source = "its cache" if self._cached else "not cached: tokenized anew by this process"
+        """Returns what the configuration means for the data, as (subject, text) lines."""
+        source = "its cache" if self._cached else "not cached: tokenized by this process"
         packed = "packed" if self._config.data.pack else "one example a row"
         warnings = [_LIMITS, *self._uncached(), *self._colliding()]
         return [
@@ -126,19 +126,19 @@ class SeqioData:
         ]
 
     def _uncached(self) -> list[str]:
-        """What to say if a cache was asked for and there is none."""
+        """Returns a warning if a cache was requested and there is none."""
         if self._cached or not self._config.data.use_cached:
             return []
         tasks = getattr(self._mixture, "tasks", [self._mixture])
-        refusing = [task.name for task in tasks if not task.supports_caching]
-        why = f"{', '.join(refusing)} cannot be cached" if refusing else "cache_dir has none"
+        uncacheable = [task.name for task in tasks if not task.supports_caching]
+        why = f"{', '.join(uncacheable)} cannot be cached" if uncacheable else "cache_dir has none"
         return [
-            f"data.use_cached asks for a cache, and {why}: text is tokenized anew; pipeline.build "
-            "caches the corpora of our own tasks"
+            f"data.use_cached requests a cache, but {why}: this process tokenizes the text; "
+            "pipeline.build caches the corpora of our own tasks"
         ]
 
     def _colliding(self) -> list[str]:
-        """What to say if sentinels would be pieces of text."""
+        """Returns a warning if sentinels would be pieces of text."""
         vocabulary = self._mixture.output_features["targets"].vocabulary
         if not self.vocabulary_sha256 or self.extra_ids:
             return []
@@ -147,7 +147,7 @@ class SeqioData:
             return []
         return [
             f"the vocabulary has no sentinels (extra_ids is 0, and its last piece is {last!r}): an "
-            "objective that takes some takes pieces of text"
+            "objective with sentinels would use pieces of text instead"
         ]
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:

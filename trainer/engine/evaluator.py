@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from tasks.objectives import AutoregressiveLM, DecoderPrefixLM, Denoising, RandomPrefix
+from tasks.inspection.word_counts import WordCounter
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.data.cached import CachedData, EvaluationSet
 from trainer.data.features import Batch, target_side
-from trainer.data.words import WordCounter
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 from trainer.setup import Run
@@ -122,22 +121,12 @@ def _texts(run: Run, split: str) -> dict[str, _Text]:
     texts: dict[str, _Text] = {}
     for each in run.data.tasks if isinstance(run.data, CachedData) else ():
         objective, manifest = each.task.objective, each.manifest
-        if isinstance(objective, AutoregressiveLM):
-            eos = objective.eos == "window"
-        elif isinstance(objective, DecoderPrefixLM):
-            eos = False
-        elif (
-            isinstance(objective, Denoising)
-            and isinstance(objective.mask, RandomPrefix)
-            and objective.targets == "drop_noise_tokens"
-        ):
-            eos = True
-        else:
+        if not objective.codes_text:
             continue
         tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
         if tokens:
             weight = manifest.total(split, "text_bytes") / tokens
-            texts[each.task.name] = _Text(weight, eos, WordCounter(each.ids))
+            texts[each.task.name] = _Text(weight, objective.appends_eos, WordCounter(each.ids))
     return texts
 
 

@@ -94,7 +94,7 @@ def test_parquet_damaged_inside(refused, parquet, workers, tmp_path):
 
 def test_vocabulary_without_sentinels(refused):
     line = refused("--extra_ids=0")
-    assert "takes up to 28 sentinels" in line
+    assert "needs up to 28 sentinels" in line
     assert "has 0" in line
 
 

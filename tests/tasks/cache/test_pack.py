@@ -1,4 +1,4 @@
-"""Packing: nothing lost, nothing twice, rows as long as promised, lineage that leads back."""
+"""Packing loses and repeats nothing, keeps the row length, and records where documents are."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def with_separator(documents, separator):
 
 
 @given(**settings)
-def test_concat_is_the_documents_one_after_the_other(documents, row_tokens, separator):
+def test_concat_concatenates_the_documents(documents, row_tokens, separator):
     rows, lineage = packed("concat", documents, row_tokens, separator)
     stream = [token for row in rows for token in row.targets.tolist()]
     whole = with_separator(documents, separator)
@@ -62,7 +62,7 @@ def test_concat_is_the_documents_one_after_the_other(documents, row_tokens, sepa
 
 
 @given(**settings)
-def test_best_fit_cuts_only_what_is_longer_than_a_row(documents, row_tokens, separator):
+def test_best_fit_cuts_only_documents_longer_than_a_row(documents, row_tokens, separator):
     rows, lineage = packed("best_fit", documents, row_tokens, separator)
     whole = with_separator(documents, separator)
     assert all(1 <= len(row.targets) <= row_tokens for row in rows)
@@ -79,7 +79,7 @@ def test_best_fit_cuts_only_what_is_longer_than_a_row(documents, row_tokens, sep
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 @given(**settings)
-def test_starts_are_where_lineage_says(packing, documents, row_tokens, separator):
+def test_document_starts_agree_with_lineage(packing, documents, row_tokens, separator):
     rows, lineage = packed(packing, documents, row_tokens, separator)
     assert [entry[1:3] for entry in lineage] == sorted(entry[1:3] for entry in lineage)
     for number, row in enumerate(rows):
@@ -90,7 +90,7 @@ def test_starts_are_where_lineage_says(packing, documents, row_tokens, separator
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 @given(batch_documents=st.integers(1, 60), **settings)
-def test_batches_do_not_matter(packing, documents, row_tokens, separator, batch_documents):
+def test_rows_do_not_depend_on_batches(packing, documents, row_tokens, separator, batch_documents):
     rows, lineage = packed(packing, documents, row_tokens, separator)
     others, other_lineage = packed(packing, documents, row_tokens, separator, batch_documents)
     assert lineage == other_lineage

@@ -1,4 +1,4 @@
-"""The record codec, against TensorFlow's own."""
+"""Records are compared with TensorFlow's own."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_tensorflow_reads_the_framing(tmp_path):
 
 
 @given(st.data())
-def test_a_changed_byte_is_noticed(data):
+def test_a_changed_byte_is_detected(data):
     record = bytearray(
         plain_records.frame(plain_records.encode_row(np.arange(50) * 700, np.array([0, 20])))
     )
@@ -59,7 +59,7 @@ def test_a_changed_byte_is_noticed(data):
 
 
 @given(st.integers(0, 70))
-def test_a_record_cut_short_is_noticed(length):
+def test_a_truncated_record_is_detected(length):
     record = plain_records.frame(plain_records.encode_row(np.arange(50) + 3, np.array([0])))
     assert len(record) > 70
     with pytest.raises(records.CorruptRecord):
@@ -84,7 +84,7 @@ def together(rows, encode=as_we_write):
 
 
 def written_by_tensorflow(row):
-    """With a feature behind `targets`, which is not how we write them."""
+    """Encodes a row with a feature after `targets`, unlike pipeline.build."""
     import tensorflow as tf
 
     feature = tf.train.Feature(int64_list=tf.train.Int64List(value=row))
@@ -93,18 +93,18 @@ def written_by_tensorflow(row):
 
 
 def wide(row):
-    """With ids of five bytes among others."""
+    """Encodes a row in which some ids take five bytes."""
     row[::7] += 2**30
     return as_we_write(row)
 
 
 def emptied(row):
-    """With a row of none."""
+    """Encodes a row, without its tokens if it has one token."""
     return as_we_write(row if len(row) != 1 else row[:0])
 
 
 @pytest.mark.parametrize("encode", [as_we_write, written_by_tensorflow, wide, emptied])
-def test_records_read_together_are_those_read_alone(rows, encode):
+def test_records_read_together_equal_records_read_one_by_one(rows, encode):
     rows = [row.copy() for row in rows]
     data, bounds, tokens = together(rows, encode)
     if encode is emptied:
@@ -121,7 +121,7 @@ def test_records_read_together_are_those_read_alone(rows, encode):
 
 
 @given(st.data())
-def test_a_changed_byte_among_records_is_noticed_where_it_is(rows, data):
+def test_a_changed_byte_is_detected_in_its_record(rows, data):
     whole, bounds, tokens = together(rows)
     changed = bytearray(whole)
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -136,7 +136,7 @@ def test_a_changed_byte_among_records_is_noticed_where_it_is(rows, data):
 
 
 @pytest.mark.parametrize("change", [-1, 1, -568, 10_000])
-def test_another_number_of_tokens_than_expected_is_noticed(rows, change):
+def test_an_unexpected_number_of_tokens_is_detected(rows, change):
     whole, bounds, tokens = together(rows)
     tokens[2] += change
     with pytest.raises(
@@ -147,6 +147,6 @@ def test_another_number_of_tokens_than_expected_is_noticed(rows, change):
 
 
 @pytest.mark.parametrize("data", [b"\x0a\xff", b"\x0a\x03\x0a\x01\x80", b"\x08\x01", b""])
-def test_what_is_no_row_is_refused(data):
+def test_bytes_that_are_not_a_row_are_rejected(data):
     with pytest.raises(records.CorruptRecord):
         records.decode_row(data)

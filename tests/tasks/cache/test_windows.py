@@ -1,4 +1,4 @@
-"""Windows are what was written, whatever is open, copied or evicted meanwhile."""
+"""Windows are those written, whichever shards are open, copied or deleted meanwhile."""
 
 import collections
 import concurrent.futures
@@ -43,7 +43,7 @@ COUNT = len(SIZES)
 
 @dataclasses.dataclass
 class Cache:
-    """A cache, and what is in it: the ids of each shard, one after the other."""
+    """A cache and its content: the ids of each shard, concatenated."""
 
     folder: str
     manifest: CacheManifest
@@ -90,7 +90,7 @@ def cache(tmp_path):
 
 
 def expected(cache, length, keep_tails):
-    """All windows of a cache."""
+    """Returns all windows of a cache."""
     windows = []
     for stream in cache.streams:
         cut = [stream[begin : begin + length] for begin in range(0, len(stream), length)]
@@ -115,7 +115,7 @@ def check(found, wanted, length):
     st.booleans(),
     st.data(),
 )
-def test_any_windows_in_any_order_are_what_was_written(caches, rows, length, keep_tails, data):
+def test_windows_read_in_any_order_are_those_written(caches, rows, length, keep_tails, data):
     cache = caches[rows]
     windows = cache.windows(length, keep_tails=keep_tails)
     all_windows = expected(cache, length, keep_tails)
@@ -147,7 +147,7 @@ def test_rows_are_the_windows_of_best_fit(tmp_path):
 
 
 @pytest.mark.parametrize("length", [100, 37, 568])
-def test_a_place_names_the_documents_of_a_window(caches, length):
+def test_a_window_is_located_with_its_documents(caches, length):
     from pyarrow import parquet
 
     cache = caches[100]
@@ -167,7 +167,7 @@ def test_a_place_names_the_documents_of_a_window(caches, length):
         assert place.tokens == min(length, len(cache.streams[place.shard]) - begin)
 
 
-def test_nothing_is_opened_before_it_is_read(cache):
+def test_shards_are_opened_only_when_read(cache):
     for name in os.listdir(cache.folder):
         os.unlink(os.path.join(cache.folder, name))
     windows = cache.windows(100)
@@ -186,7 +186,7 @@ def damage(path, place, bits=1):
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_changed_byte_is_noticed_by_whoever_reads_its_row_alone(caches, data):
+def test_a_changed_byte_affects_only_reads_of_its_row(caches, data):
     cache = caches[100]
     path = cache.path("tfrecord", 0)
     offsets = np.load(cache.path("rows", 0))["offset"]
@@ -206,7 +206,7 @@ def test_a_changed_byte_is_noticed_by_whoever_reads_its_row_alone(caches, data):
         damage(path, place, bits)
 
 
-def test_files_that_are_not_as_they_were_built_are_named(cache):
+def test_changed_files_are_named(cache):
     records_path, index_path = cache.path("tfrecord", 0), cache.path("rows", 0)
 
     def wrong(message, first=29):
@@ -242,8 +242,8 @@ def test_files_that_are_not_as_they_were_built_are_named(cache):
     wrong(r"rows-00000.* is missing")
 
 
-def test_a_row_with_other_tokens_than_it_should_have_is_refused(cache):
-    """As of a shard that another build left: all checksums right, all in the wrong place."""
+def test_a_row_with_a_wrong_number_of_tokens_is_rejected(cache):
+    """Like a shard left by another build: all checksums are right, but the content is wrong."""
     path = cache.path("tfrecord", 1)
     index = np.load(cache.path("rows", 1))
     with open(path, "rb") as file:
@@ -268,7 +268,7 @@ def open_files(folder):
     return sum(os.path.realpath(link).startswith(folder) for link in links if os.path.exists(link))
 
 
-def test_few_shards_are_open_and_all_are_closed_at_last(cache):
+def test_few_shards_are_open_and_all_are_closed_at_the_end(cache):
     windows = cache.windows(50)
     windows._shards = shards.Shards(windows._files, open_shards=2)
     for _ in range(3):
@@ -292,14 +292,14 @@ def read_from_threads(cache, windows, threads=8, rounds=30):
         list(pool.map(work, range(threads)))
 
 
-def test_threads_do_not_disturb_one_another(cache):
+def test_threads_do_not_interfere(cache):
     windows = cache.windows(60)
     windows._shards = shards.Shards(windows._files, open_shards=1)
     read_from_threads(cache, windows)
 
 
 @given(st.sampled_from([50, 900, 2500]), st.data())
-def test_blocks_are_whole_shards_as_many_as_allowed(caches, length, data):
+def test_blocks_are_as_many_whole_shards_as_fit(caches, length, data):
     cache = caches[7]
     windows = cache.windows(length)
     sizes = [shard.bytes for shard in windows._files]
@@ -321,7 +321,7 @@ def test_blocks_are_whole_shards_as_many_as_allowed(caches, length, data):
 
 @pytest.fixture
 def remote(cache, tmp_path, monkeypatch):
-    """A cache in a store that counts what is read of it and can be told to fail."""
+    """A cache in a store that counts reads and can be made to fail."""
     monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "0.01")
     url = f"memory://{uuid.uuid4().hex}"
     store = fsspec.filesystem("memory")
@@ -349,7 +349,7 @@ def remote(cache, tmp_path, monkeypatch):
 
 
 def copied(remote):
-    """(bytes, names) of the copies that there are."""
+    """Returns (bytes, names) of the existing copies."""
     sizes = {}
     for path in remote.local.rglob("*"):
         # A copy in the making has another name by the time it is looked at.
@@ -359,7 +359,7 @@ def copied(remote):
     return sum(sizes.values()), {path.name for path in sizes}
 
 
-def test_a_remote_shard_is_copied_once_however_many_read_it(remote, monkeypatch):
+def test_a_remote_shard_is_copied_once_for_many_readers(remote, monkeypatch):
     monkeypatch.setattr(copies, "_PART_BYTES", 1000)
     windows = remote.windows(60, local_dir=str(remote.local))
     assert not remote.read
@@ -377,9 +377,7 @@ def test_a_remote_shard_is_copied_once_however_many_read_it(remote, monkeypatch)
     assert len(list(remote.local.iterdir())) == 1
 
 
-def test_copies_stay_where_they_are_wanted_and_go_with_a_temporary_folder(
-    remote, monkeypatch, tmp_path
-):
+def test_copies_stay_in_local_dir_and_leave_the_temporary_folder(remote, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     windows = remote.windows(60)
     windows.read(np.array([3]))
@@ -421,7 +419,7 @@ def test_copies_stay_where_they_are_wanted_and_go_with_a_temporary_folder(
     assert copied(remote)[0] <= max(remote.sizes)
 
 
-def test_copies_take_no_more_than_allowed_and_the_least_recently_read_makes_room(remote):
+def test_copies_stay_within_local_bytes_and_the_least_recently_read_is_deleted(remote):
     room = remote.sizes[0] + remote.sizes[1]
     windows = remote.windows(60, local_dir=str(remote.local), local_bytes=room)
     assert remote.sizes[4] > remote.sizes[1]
@@ -437,7 +435,7 @@ def test_copies_take_no_more_than_allowed_and_the_least_recently_read_makes_room
     assert windows.bytes == sum(remote.sizes)
 
 
-def test_threads_share_a_room_for_one_shard(remote):
+def test_threads_share_space_for_one_copy(remote):
     windows = remote.windows(60, local_dir=str(remote.local), local_bytes=max(remote.sizes))
     over = threading.Event()
     largest = []
@@ -457,20 +455,20 @@ def test_threads_share_a_room_for_one_shard(remote):
     assert 0 < max(largest) <= max(remote.sizes)
 
 
-def test_a_shard_larger_than_the_room_is_refused_at_once(remote):
+def test_a_shard_larger_than_local_bytes_is_rejected_at_once(remote):
     size = max(remote.sizes)
     with pytest.raises(UserError, match=rf"{size:,} bytes.*{size - 1:,}.*data\.local_bytes"):
         remote.windows(60, local_bytes=size - 1)
 
 
-def test_reads_that_fail_are_tried_again(remote):
+def test_failed_reads_are_retried(remote):
     remote.failures += [ConnectionError("reset"), TimeoutError(), ConnectionError("again")]
     windows = remote.windows(60, local_dir=str(remote.local))
     check(windows.read(np.array([3])), [expected(remote, 60, False)[3]], 60)
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "rows"])
-def test_a_copy_is_what_the_manifest_says_or_is_not_there(remote, kind):
+def test_a_copy_matches_the_manifest_or_does_not_exist(remote, kind):
     windows = remote.windows(60, local_dir=str(remote.local))
     url = files.join(remote.folder, shard_file("train", kind, 0, COUNT))
     whole = remote.store.cat(url)
@@ -494,7 +492,7 @@ def test_a_copy_is_what_the_manifest_says_or_is_not_there(remote, kind):
     check(windows.read(np.array([3])), [expected(remote, 60, False)[3]], 60)
 
 
-def test_prefetched_shards_are_there_when_they_are_read(remote):
+def test_prefetched_shards_are_copied_before_they_are_read(remote):
     room = remote.sizes[0] + remote.sizes[1]
     windows = remote.windows(60, local_dir=str(remote.local), local_bytes=room)
     windows.prefetch([(50, 61), (0, 50), (7, 7)])
@@ -514,7 +512,7 @@ def test_prefetched_shards_are_there_when_they_are_read(remote):
     assert shard_file("train", "tfrecord", 0, COUNT) not in there
 
 
-def test_an_error_of_a_prefetch_is_left_to_the_reader(remote, caplog):
+def test_an_error_of_a_prefetch_is_raised_by_the_read(remote, caplog):
     windows = remote.windows(60, local_dir=str(remote.local))
     url = files.join(remote.folder, shard_file("train", "tfrecord", 0, COUNT))
     remote.store.rm(url)
@@ -528,7 +526,7 @@ def test_an_error_of_a_prefetch_is_left_to_the_reader(remote, caplog):
         windows.read(np.array([0]))
 
 
-def test_what_nobody_wants_goes_after_a_day_and_what_a_living_process_has_stays(remote):
+def test_unused_copies_are_deleted_after_a_day_unless_a_process_holds_them(remote):
     living = remote.windows(60, local_dir=str(remote.local))
     living.read(np.array([0]))
     before = copied(remote)

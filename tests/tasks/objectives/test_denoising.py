@@ -1,4 +1,4 @@
-"""Objectives: lengths arithmetic and examples that lead back to the window."""
+"""Denoising and language models: planned lengths, and examples that restore the window."""
 
 import numpy as np
 import pytest
@@ -120,7 +120,7 @@ def test_autoregressive_targets_are_the_window():
         (AutoregressiveLM(), Lengths(0, 1), "at least 2"),
     ],
 )
-def test_lengths_that_cannot_work_are_refused_with_those_that_would(objective, lengths, says):
+def test_impossible_lengths_are_rejected_with_possible_ones(objective, lengths, says):
     with pytest.raises(UserError, match=says):
         objective.window_tokens(lengths)
 
@@ -142,7 +142,7 @@ def test_published_lengths_serve(name, published):
 
 
 @pytest.mark.parametrize("name", DENOISING)
-def test_experiments_make_what_they_are_planned_for(name):
+def test_examples_of_the_experiments_stay_within_their_plan(name):
     objective = DENOISING[name]
     lengths = objective.fitting(128)
     raw = objective.window_tokens(lengths)
@@ -178,8 +178,10 @@ def lengths_of(lengths):
 
 
 def rebuilt(inputs, targets):
-    """The window behind inputs and targets of unique sentinels, by taking turns: a sentinel of one
-    side stands for what the other side has until its own next sentinel."""
+    """Returns the window from inputs and targets with unique sentinels.
+
+    A sentinel of one side replaces the tokens of the other side up to that side's next sentinel.
+    """
 
     def runs(tokens):
         out = [[]]
@@ -205,7 +207,7 @@ def zip_padded(one, other):
     return zip(one + [[]] * (width - len(one)), other + [[]] * (width - len(other)), strict=True)
 
 
-def test_noise_ends_where_targets_or_sentinels_do():
+def test_noise_ends_when_targets_or_sentinels_run_out():
     objective, lengths, ids = DENOISING["iid_50_u_u"], Lengths(40, 20), TokenIds(VOCABULARY, 5)
     for window, example in examples_of(objective, [39] * 300, features=lengths, ids=ids):
         assert len(example["targets"]) <= 20
@@ -226,7 +228,7 @@ def test_noise_ends_where_targets_or_sentinels_do():
     + [RegularSpans(0.15, 1, 5), RegularSpans(0.5, 3, 3), RandomSpans(0.5, 3.0)],
 )
 @pytest.mark.parametrize("raw", [60, 511])
-def test_bounds_hold_and_are_near(mask, raw):
+def test_bounds_hold_and_are_tight(mask, raw):
     windows = 4000
     keys = noise.fold_in(8, np.arange(windows))
     drawn = mask.draw(keys, np.full(windows, raw), raw)
@@ -249,8 +251,8 @@ def test_bounds_hold_and_are_near(mask, raw):
 
 @pytest.mark.parametrize("mean", [1.0, 3.0, 8.0, 64.0])
 @pytest.mark.parametrize("density", [0.1, 0.15, 0.3, 0.5])
-def test_no_window_makes_more_than_was_planned(density, mean):
-    """Short ones neither, such as a split's last."""
+def test_no_window_exceeds_the_planned_lengths(density, mean):
+    """Short windows included, such as the last one of a split."""
     objective = span_corruption(density, mean)
     for inputs in (*range(8, 130, 3), 256, 512):
         lengths = objective.fitting(inputs)
@@ -263,7 +265,7 @@ def test_no_window_makes_more_than_was_planned(density, mean):
         assert (tokens + spans + 1).max() == lengths.targets
 
 
-def test_a_tie_of_rounding_is_planned_for():
+def test_a_rounding_tie_is_planned_for():
     # 190 x 0.15 is 28.5: T5's planner rounds it down, its masks up. The targets are longer by 2.
     assert denoising.span_corruption_lengths(172) == (190, 38)
     with pytest.raises(UserError, match="40"):
@@ -274,7 +276,7 @@ def test_a_tie_of_rounding_is_planned_for():
         assert (len(example["inputs"]), len(example["targets"])) == (172, 40)
 
 
-def test_a_document_s_eos_is_the_cache_s():
+def test_eos_after_documents_comes_from_the_cache():
     objective = AutoregressiveLM(eos="document")
     assert objective.separator == "eos"
     assert objective.window_tokens(Lengths(0, 512)) == 512
@@ -285,7 +287,7 @@ def test_a_document_s_eos_is_the_cache_s():
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**32))
-def test_a_decoder_s_prefix_and_loss_make_the_window(lengths, seed):
+def test_prefix_and_predicted_tokens_of_a_decoder_make_the_window(lengths, seed):
     for window, example in examples_of(DecoderPrefixLM(), lengths, seed):
         assert example["targets"].tolist() == window.tolist()
         weights = example["weights"].tolist()
@@ -296,13 +298,13 @@ def test_a_decoder_s_prefix_and_loss_make_the_window(lengths, seed):
         assert example["prefix"].sum() == min(split + 1, len(example["prefix"]))
 
 
-def test_a_side_that_is_unknown_is_refused():
+def test_an_unknown_side_is_rejected():
     with pytest.raises(ValueError, match="drop_noise_tokens"):
         Denoising(inputs="drop_noise_token")
 
 
 @pytest.mark.parametrize("name", registry.tasks())
-def test_every_task_is_planned_for_a_hundred_sentinels_or_says_what_it_takes(name):
+def test_every_task_needs_at_most_a_hundred_sentinels_or_reports_how_many(name):
     task = registry.get(name)
     separator = task.objective.separator or "none"
     assert task.window_tokens >= 380
@@ -310,11 +312,11 @@ def test_every_task_is_planned_for_a_hundred_sentinels_or_says_what_it_takes(nam
         task.check(task.lengths, IDS, separator, "it")
     else:
         assert name.rpartition("_u_u")[0].endswith(("iid_25", "iid_50"))
-        with pytest.raises(UserError, match=r"takes up to 1\d\d sentinels"):
+        with pytest.raises(UserError, match=r"needs up to 1\d\d sentinels"):
             task.check(task.lengths, IDS, separator, "it")
 
 
-def test_a_separator_that_does_not_serve_is_refused():
+def test_a_wrong_separator_is_rejected():
     task = registry.get("rlm_full_lm")
     with pytest.raises(UserError, match="--separator=eos"):
         task.check(task.lengths, IDS, "none", "it")

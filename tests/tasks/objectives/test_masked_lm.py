@@ -1,4 +1,4 @@
-"""BERT's objective: what is chosen, what becomes of it, and the two segments."""
+"""BERT's objective: the chosen tokens, their replacements, and the two segments."""
 
 import functools
 
@@ -17,7 +17,7 @@ MASK, CLASSIFY = 999, 998
 
 
 class Ids(TokenIds):
-    """Ids of which every third begins a word."""
+    """A vocabulary in which every third id begins a word."""
 
     @functools.cached_property
     def word_starts(self):
@@ -66,7 +66,7 @@ def test_inputs_are_two_segments_in_either_order(sizes, seed):
 
 
 def chosen_words(tokens, chosen):
-    """Words of a window, and which of them are chosen."""
+    """Returns the words of a window, and which of them are chosen."""
     starts = np.flatnonzero(tokens % 3 == 0)
     starts = np.unique([0, *starts])
     words = np.split(chosen, starts[1:])
@@ -81,7 +81,7 @@ def test_words_begin_with_their_pieces_and_after_documents():
     assert starts[0].tolist() == [True, False, True, False, False, True, False, False]
 
 
-def test_words_are_chosen_whole_and_to_the_count():
+def test_whole_words_are_chosen_up_to_the_planned_count():
     objective, windows = MaskedLM(), 2000
     tokens, _ = made_of([125] * windows)
     sizes, keys = np.full(windows, 125), noise.fold_in(0, np.arange(windows))
@@ -103,7 +103,7 @@ def test_words_are_chosen_whole_and_to_the_count():
 
 
 def test_lengths_of_runs():
-    """n is 1, 2 or 3 as 6 : 3 : 2, seen where three tokens are chosen in all."""
+    """n is 1, 2 or 3 in the ratio 6 : 3 : 2, if three tokens are chosen in all."""
     objective, windows = MaskedLM(noise_density=0.03), 20_000
     starts = np.ones((windows, 100), bool)  # words of one token, budget 3: the first run shows n
     sizes, keys = np.full(windows, 100), noise.fold_in(2, np.arange(windows))
@@ -115,7 +115,7 @@ def test_lengths_of_runs():
     assert (runs == 3).mean() == pytest.approx((6 / 11) ** 2, abs=0.03)
 
 
-def test_of_chosen_tokens_eight_in_ten_are_masked():
+def test_eight_in_ten_chosen_tokens_are_masked():
     _, made = made_of([125] * 3000)
     chosen = made["weights"][0] > 0
     inputs, targets = made["inputs"][0][chosen], made["targets"][0][chosen]

@@ -1,4 +1,4 @@
-"""Span masks: T5's law, and functions of the key alone."""
+"""Noise masks have T5's distribution, and depend on the key alone."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_span_counts(length, expected):
     assert (tokens[0], spans[0]) == expected
 
 
-def test_a_window_s_mask_does_not_depend_on_its_batch():
+def test_masks_of_windows_do_not_depend_on_the_batch():
     lengths = np.array([141, 60, 141, 7])
     whole = mask_of(lengths)
     keys = noise.fold_in(0, np.arange(4))
@@ -94,7 +94,7 @@ def test_all_subsets_are_equally_likely(size):
     assert ((counts - 1000) ** 2 / 1000).sum() < 36.1  # 14 degrees of freedom, 1 in 1000
 
 
-def test_draws_that_do_not_suffice_are_followed_by_more(monkeypatch):
+def test_more_numbers_are_drawn_if_the_first_do_not_suffice(monkeypatch):
     # Streams that say the same number forty times before they go on.
     uniforms = noise.uniforms
 
@@ -110,7 +110,7 @@ def test_draws_that_do_not_suffice_are_followed_by_more(monkeypatch):
 
 
 @given(windows, st.integers(0, 2**63), st.sampled_from([0.1, 0.15, 0.5]), st.integers(1, 6))
-def test_regular_spans_have_one_length_and_one_distance(lengths, seed, density, longest):
+def test_regular_spans_have_equal_length_and_distance(lengths, seed, density, longest):
     keys = noise.fold_in(seed, np.arange(len(lengths)))
     mask = noise.regular_mask(keys, lengths, int(lengths.max()), density, 1, longest)
     for row, length in zip(mask, lengths, strict=True):
@@ -163,7 +163,7 @@ def test_limited_noise_keeps_what_fits():
 
 
 @given(windows, st.integers(0, 2**63))
-def test_permuting_moves_noise_alone(lengths, seed):
+def test_permuting_moves_only_noise(lengths, seed):
     keys = noise.fold_in(seed, np.arange(len(lengths)))
     width = int(lengths.max())
     tokens = np.random.default_rng(seed).integers(3, 900, (len(lengths), width)).astype(np.int32)
@@ -203,7 +203,7 @@ def test_uniforms_are_uniform_and_streams_differ():
     assert (noise.fold_in(1, 2) != noise.fold_in(2, 1)).all()
 
 
-def test_substitution_on_the_example_of_t5():
+def test_substitution_on_t5s_example():
     # Source: T5 preprocessors' documentation: one sentinel a span, descending.
     tokens = np.arange(10, 20)[None]
     mask = np.array([[c == "1" for c in "0011000100"]])
@@ -214,8 +214,8 @@ def test_substitution_on_the_example_of_t5():
 
 
 def partial_sums(total, parts):
-    """float64 [parts + 1, total + 1]: how likely the first j of the parts of a uniformly chosen
-    composition of `total` come to s."""
+    """Returns the probability that the first j parts of a uniformly chosen composition of `total`
+    sum to s, float64 [parts + 1, total + 1]."""
     ways = [[0.0] * (total + 1) for _ in range(parts + 1)]
     ways[0][0] = ways[parts][total] = 1.0
     all_ways = math.comb(total - 1, parts - 1)
@@ -227,12 +227,12 @@ def partial_sums(total, parts):
     return np.array(ways)
 
 
-def law_of_t5(length, tokens, spans):
-    """T5's law of a mask, exactly: (how likely each position is noise, [length]; how likely a span
-    has each length, [tokens + 1]).
+def distribution_of_t5(length, tokens, spans):
+    """Returns T5's exact distribution of masks: (probability of noise at each position, [length];
+    probability of each length of a span, [tokens + 1]).
 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask: two uniform compositions, of the
-    noise and of the rest, take turns and the rest begins.
+    noise and of the rest, alternate, beginning with the rest.
     """
     noise_sums, rest_sums = partial_sums(tokens, spans), partial_sums(length - tokens, spans)
     position = np.zeros(length)
@@ -244,8 +244,8 @@ def law_of_t5(length, tokens, spans):
 
 
 def p_value(values, probabilities):
-    """Of independent draws `values` following `probabilities`, by chi-square; cells of fewer than
-    ten expected draws count together."""
+    """Returns the p-value of a chi-square test that `values` are independent draws with
+    `probabilities`; cells with fewer than ten expected draws are combined."""
     expected = probabilities * len(values)
     counts = np.bincount(values, minlength=len(expected)).astype(float)
     rare = expected < 10
@@ -258,11 +258,13 @@ def p_value(values, probabilities):
 
 
 def p_values(mask, seed):
-    """Positions and span lengths of masks against T5's law: one noise token and one span of each
-    window, chosen at random, so that draws are independent."""
+    """Returns p-values of the positions and span lengths of masks under T5's distribution.
+
+    One noise token and one span of each window are chosen at random, so that draws are independent.
+    """
     windows, length = mask.shape
     tokens, spans = int(mask[0].sum()), 28
-    position, span = law_of_t5(length, 85, spans)
+    position, span = distribution_of_t5(length, 85, spans)
     generator = np.random.default_rng(seed)
     at = np.nonzero(mask)[1].reshape(windows, tokens)
     one = at[np.arange(windows), generator.integers(0, tokens, windows)]
@@ -275,7 +277,7 @@ def p_values(mask, seed):
     return p_value(one, position / 85), p_value(size[chosen], span)
 
 
-def test_masks_follow_t5_s_law_exactly():
+def test_masks_have_the_exact_distribution_of_t5():
     windows, length = 10_000, 568
     lengths = np.full(windows, length)
     # The seeds are fixed: a right law fails at one in a thousand of them.
@@ -284,7 +286,7 @@ def test_masks_follow_t5_s_law_exactly():
         assert min(p_values(mask, seed)) > 0.001
 
 
-def test_masks_of_another_law_are_told_apart():
+def test_masks_of_another_distribution_are_recognized():
     windows, length = 10_000, 568
     lengths = np.full(windows, length)
     generator = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""UL2's mixture: shares, modes, and that every row is its denoiser's."""
+"""UL2's mixture: shares and modes of denoisers, and rows made by them."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def batch(objective, windows, lengths=LENGTHS, seed=0):
     return tokens, np.full(windows, size), noise.fold_in(seed, np.arange(windows))
 
 
-def test_it_is_ul2_s_mixture():
+def test_the_denoisers_are_those_of_ul2():
     # Source: Tay et al. 2022, table 1: (mean span, density) of the denoisers.
     spans = [
         (each.objective.mask.mean_noise_span_length, each.objective.mask.noise_density)
@@ -45,7 +45,7 @@ def test_shares_follow_the_rates(rates):
     assert ((counts - expected)[kept] ** 2 / expected[kept]).sum() < 13.8
 
 
-def test_every_row_is_its_denoiser_s():
+def test_every_row_is_made_by_its_denoiser():
     mixture = MixtureOfDenoisers()
     tokens, sizes, keys = batch(mixture, 400)
     made = mixture.examples(tokens, sizes, keys, LENGTHS, IDS)
@@ -94,7 +94,7 @@ def test_rows_do_not_depend_on_their_batch():
             np.testing.assert_array_equal(alone[name][0][0], whole[name][0][row])
 
 
-def test_a_part_may_be_anywhere_in_its_window():
+def test_a_part_can_be_anywhere_in_its_window():
     mixture = MixtureOfDenoisers((Denoiser(prefix_lm(), 1, "<extra_id_99>"),))
     longer = MixtureOfDenoisers(
         (*mixture.denoisers, Denoiser(span_corruption(0.5, 64.0), 1e-9, "<extra_id_98>"))
@@ -107,7 +107,7 @@ def test_a_part_may_be_anywhere_in_its_window():
     assert ((counts - 300) ** 2 / 300).sum() < 27.9  # 9 degrees of freedom, 1 in 1000
 
 
-def test_short_windows_serve():
+def test_short_windows_are_denoised():
     mixture = MixtureOfDenoisers()
     tokens, sizes, keys = batch(mixture, 60)
     sizes = np.arange(60) % 5 + 1
@@ -120,7 +120,7 @@ def test_short_windows_serve():
         assert sorted(text) == sorted(tokens[row, :size])
 
 
-def test_what_cannot_work_is_refused():
+def test_impossible_mixtures_are_rejected():
     mixture = MixtureOfDenoisers()
     with pytest.raises(UserError, match="makes targets of up to"):
         mixture.window_tokens(Lengths(384, 300))

@@ -1,4 +1,4 @@
-"""Batches are a function of the step, and a split is read whole."""
+"""Batches are a function of the step, and evaluation reads the whole split."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def source(maker, seed, task="a_task"):
 
 
 def places(batches, steps):
-    """The places of the rows of the first `steps` batches."""
+    """Returns the places of the rows of the first `steps` batches."""
     return Places(*np.concatenate([batches.places(step) for step in range(steps)], axis=1))
 
 
@@ -65,7 +65,7 @@ def test_hosts_share_the_same_global_batch(maker, hosts):
         assert equal(joined, whole[step])
 
 
-def test_an_epoch_has_every_window_once_and_the_next_another_order(maker):
+def test_an_epoch_has_every_window_once_in_an_order_of_its_own(maker):
     count = len(maker.windows)
     batches = training(maker, 1, seed=3)
     _, epochs, _, windows = places(batches, 2 * count)
@@ -88,7 +88,7 @@ def test_noise_is_new_in_every_epoch_and_the_text_the_same(maker):
 
 
 def rebuilt(batch, vocabulary_size):
-    """The window behind the first row of a span-corruption batch."""
+    """Returns the window from which the first row of a span-corruption batch was made."""
     spans, current = {}, []
     for token in batch["decoder_target_tokens"][0]:
         if token >= vocabulary_size - 100:
@@ -119,7 +119,7 @@ def test_windows_of_any_length_are_the_stream_of_a_shard(text_cache):
     assert np.array_equal(np.concatenate(expected), streams[0])
 
 
-def test_evaluation_reads_every_token_once_whatever_the_batch(text_cache):
+def test_evaluation_reads_every_token_once_with_any_batch_size(text_cache):
     maker = make(text_cache, AutoregressiveLM(), Lengths(0, 50), "validation", True, False)
     found = CacheManifest.load(str(text_cache))
     sums = set()
@@ -158,7 +158,7 @@ def test_a_corrupt_record_names_the_shard_and_the_row(text_cache, tmp_path):
         maker.windows.read(np.array([0]))
 
 
-def test_batches_that_cannot_be_are_refused(maker, text_cache):
+def test_impossible_batches_are_rejected(maker, text_cache):
     with pytest.raises(UserError, match="3 hosts"):
         training(maker, 8, seed=0, hosts=3)
     huge = make(text_cache, AutoregressiveLM(), Lengths(0, 10**7))

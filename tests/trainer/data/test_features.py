@@ -1,4 +1,4 @@
-"""Which converter a model has, and what an encoder alone is fed."""
+"""Converters: one per architecture, and the features that they make."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LENGTHS = Lengths(8, 8)
 
 
 def example(columns, order):
-    """One example of masked LM from (input, target, weight, segment) of each position."""
+    """Returns an example of masked LM from (input, target, weight, segment) of each position."""
     names = ("inputs", "targets", "weights", "segments")
     rows = {
         name: (np.array([values], np.int32), np.array([len(values)]))
@@ -37,7 +37,7 @@ SWAPPED = [(9, 9, 0, 1), (8, 30, 1, 1), (1, 1, 0, 1), (20, 20, 0, 2), (8, 21, 1,
     [(STRAIGHT, 0, [0, 0, 0, 0, 1, 1, 0, 0]), (SWAPPED, 1, [0, 0, 0, 1, 1, 1, 0, 0])],
     ids=["straight", "swapped"],
 )
-def test_an_example_of_masked_lm_becomes_an_encoder_s_features(columns, order, types):
+def test_a_masked_lm_example_becomes_features_of_an_encoder(columns, order, types):
     batch = EncoderConverter(LENGTHS)(example(columns, order))
     expected = {
         "encoder_input_tokens": [[column[0] for column in columns] + [0, 0]],
@@ -53,14 +53,14 @@ def test_an_example_of_masked_lm_becomes_an_encoder_s_features(columns, order, t
     assert target_side(batch) == "encoder"
 
 
-def test_an_empty_segment_has_an_end_of_its_own():
+def test_an_empty_segment_has_an_eos():
     # One word in all: the first segment holds it, the other nothing but its end.
     columns = [(9, 9, 0, 1), (1, 1, 0, 1), (20, 20, 0, 2), (1, 1, 0, 2)]
     batch = EncoderConverter(LENGTHS)(example(columns, 1))
     np.testing.assert_array_equal(batch["encoder_token_types"], [[0, 0, 1, 1, 0, 0, 0, 0]])
 
 
-def test_a_model_s_architecture_chooses_its_converter():
+def test_the_architecture_chooses_the_converter():
     bert, t5, lm = (
         converter(model_preset(name), LENGTHS) for name in ("bert_tiny", "t5_1_1_tiny", "lm_tiny")
     )
@@ -74,7 +74,7 @@ def test_a_model_s_architecture_chooses_its_converter():
     ]
 
 
-def test_what_can_be_trained_on_what():
+def test_models_train_on_the_objectives_of_their_architecture():
     bert, t5, lm = (model_preset(name) for name in ("bert_tiny", "t5_1_1_tiny", "lm_tiny"))
     for name in ("span_corruption", "prefix_lm", "autoregressive_lm", "masked_lm"):
         objective = registry.get(f"rlm_{name}").objective

@@ -1,17 +1,17 @@
-"""Which source a position reads: exact rates, from any position, through changes of rates."""
+"""Mixing: exact rates, random access to any position, and changes of rates."""
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from trainer.data.interleave import Interleave, Schedule
+from trainer.data.interleave import Interleave, MixingSchedule
 
 RATES = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1e6)), min_size=1, max_size=12).filter(any)
 
 
 def one_by_one(rates, number):
-    """The definition, a position at a time: the source whose next window is due first."""
+    """Returns places by the definition: a position reads the source whose window is due first."""
     rates = np.asarray(rates) / np.sum(rates)
     read = np.zeros(len(rates), int)
     places = []
@@ -31,7 +31,7 @@ def test_any_position_is_reached_without_those_before(rates, first, number):
 
 
 @given(RATES, st.integers(0, 2**45))
-def test_every_source_has_had_its_share_at_any_position(rates, position):
+def test_every_source_has_its_share_at_any_position(rates, position):
     counts = Interleave(rates).counts(position)
     assert counts.sum() == position
     # Beyond that bound a product of a position and a rate is itself rounded.
@@ -40,7 +40,7 @@ def test_every_source_has_had_its_share_at_any_position(rates, position):
     assert not counts[np.array(rates) == 0].any()
 
 
-def test_far_positions_agree_with_one_another():
+def test_far_positions_are_consistent():
     interleave = Interleave([0.7, 0.2, 1e-6, 0.1])
     first = 10**13 + 7
     sources, ranks = interleave.places(first, 1000)
@@ -51,9 +51,9 @@ def test_far_positions_agree_with_one_another():
         assert np.array_equal(later[1], ranks[offset:])
 
 
-def test_a_change_of_rates_repeats_and_leaves_out_nothing():
+def test_a_change_of_rates_repeats_and_skips_no_window():
     changes = [(0, [3, 1, 0]), (101, [1, 1, 1]), (102, [0, 0, 1]), (300, [1, 5, 2])]
-    schedule = Schedule(changes)
+    schedule = MixingSchedule(changes)
     sources, ranks = schedule.places(0, 1000)
     for source in range(3):
         mine = ranks[sources == source]

@@ -1,4 +1,4 @@
-"""The order of windows: permutations, grain's own, and blocks one after the other."""
+"""Orders of windows: permutations, equal to grain's, and blocks."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_an_epoch_of_many_windows_is_a_permutation(windows):
     st.integers(0, 1000),
     st.data(),
 )
-def test_the_permutation_is_that_of_grain(windows, seed, epoch, data):
+def test_the_permutation_is_grains(windows, seed, epoch, data):
     ranks = data.draw(st.lists(st.integers(0, windows - 1), max_size=8))
     key = noise.fold_in(noise.fold_in(seed, 0x0DE2), epoch)
     grain_seed = int(key & np.uint64(0xFFFFFFFF))
@@ -67,7 +67,7 @@ def both_orders(sizes, seed):
 
 @settings(max_examples=50)
 @given(blocks, seeds, st.data())
-def test_a_place_does_not_depend_on_what_is_asked_with_it(firsts, seed, data):
+def test_a_window_does_not_depend_on_the_other_ranks_requested(firsts, seed, data):
     windows = int(firsts[-1])
     places = data.draw(
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, windows - 1)), max_size=20)
@@ -80,7 +80,7 @@ def test_a_place_does_not_depend_on_what_is_asked_with_it(firsts, seed, data):
 
 @settings(max_examples=40)
 @given(blocks, seeds, st.integers(0, 1000))
-def test_blocks_follow_one_another_each_whole_and_once(firsts, seed, epoch):
+def test_each_block_is_read_once_and_as_a_whole(firsts, seed, epoch):
     windows = int(firsts[-1])
     order = epoch_of(BlockOrder(firsts, seed), epoch, windows)
     assert sorted(order) == list(range(windows))
@@ -89,7 +89,7 @@ def test_blocks_follow_one_another_each_whole_and_once(firsts, seed, epoch):
     assert changes == len(firsts) - 2
 
 
-def test_blocks_and_what_is_inside_them_are_in_another_order_each_epoch():
+def test_blocks_and_their_windows_have_a_new_order_in_each_epoch():
     firsts = np.arange(0, 1001, 50)
     order = BlockOrder(firsts, 3)
     turns, insides = [], []
@@ -102,7 +102,7 @@ def test_blocks_and_what_is_inside_them_are_in_another_order_each_epoch():
     assert tuple(range(50)) not in insides
 
 
-def test_what_follows_are_the_windows_of_this_block_and_the_next():
+def test_following_returns_the_windows_of_this_block_and_the_next():
     firsts = np.array([0, 30, 70, 80])
     order = BlockOrder(firsts, 1)
     for epoch in range(4):

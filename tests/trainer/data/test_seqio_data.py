@@ -1,4 +1,4 @@
-"""Tasks of seqio's own registry as a run's data: ours from a cache, and somebody's own."""
+"""Tasks in seqio's registry as a run's data: ours from a cache, and a user's own."""
 
 import itertools
 import os
@@ -89,7 +89,7 @@ def pretrain(folder, model_dir, task, *flags):
 
 
 @pytest.mark.slow
-def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
+def test_a_seqio_mixture_trains(folder, text_cache, tmp_path):
     flags = (f"--cache_dir={text_cache.parent}", "--train_steps=2", "--evaluation.every_steps=2")
     result = pretrain(folder, tmp_path, "seqio:both", *flags)
     assert result.returncode == 0, result.stderr
@@ -102,7 +102,7 @@ def test_a_mixture_of_seqio_s_trains(folder, text_cache, tmp_path):
 
 @pytest.fixture
 def data(folder, monkeypatch):
-    """Returns SeqioData of a task, from flags; seqio's registries are empty before and after."""
+    """Returns a function: task and flags -> SeqioData; seqio's registries are empty around it."""
     import seqio
 
     def forget():
@@ -123,7 +123,7 @@ def data(folder, monkeypatch):
     forget()
 
 
-def test_a_restart_goes_on_where_it_was(data):
+def test_a_restart_resumes_where_it_was(data):
     backwards = data("backwards", "--lengths.inputs=64")
     straight = list(itertools.islice(backwards.training(0), 4))
     resumed = list(itertools.islice(backwards.training(2), 2))
@@ -138,12 +138,12 @@ def test_a_restart_goes_on_where_it_was(data):
 def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
     name = "python_docs_autoregressive_lm"
     plain = data(name, f"--cache_dir={text_cache.parent}")
-    assert "tokenized anew" in dict(plain.consequences())["task"]
+    assert "tokenized by this process" in dict(plain.consequences())["task"]
     (tmp_path / name).symlink_to(text_cache)
     cached = data(name, f"--cache_dir={tmp_path}")
     assert "its cache" in dict(cached.consequences())["task"]
     refused = data(name, f"--cache_dir={tmp_path}", "--data.use_cached=false")
-    assert "tokenized anew" in dict(refused.consequences())["task"]
+    assert "tokenized by this process" in dict(refused.consequences())["task"]
     batch = next(cached.training(0))
     assert batch["decoder_target_tokens"].shape == (4, 64)
     assert (batch["decoder_loss_weights"] == 1).mean() > 0.9
@@ -153,7 +153,7 @@ def warnings(data):
     return [text for subject, text in data.consequences() if subject == "warning"]
 
 
-def test_a_task_s_risks_are_told(data):
+def test_risks_of_a_task_are_warned_of(data):
     flags = ("--lengths.inputs=64", "--data.use_cached=true")
     asked = warnings(data("streamed", *flags, preset="t5_1_1_tiny"))
     assert any("streamed cannot be cached" in text for text in asked)
@@ -163,7 +163,7 @@ def test_a_task_s_risks_are_told(data):
     assert "cache_dir has none" in missing
 
 
-def test_rows_and_their_order_as_a_gin_file_may_ask(data):
+def test_rows_can_be_unpacked_and_unshuffled(data):
     flags = ("--lengths.inputs=64", "--data.shuffle=none", "--data.pack=false")
     first = next(data("backwards", *flags, preset="t5_1_1_tiny").training(0))
     # One example a row: no second segment; the first rows are the first sentences.
@@ -183,6 +183,6 @@ def test_rows_and_their_order_as_a_gin_file_may_ask(data):
         ("backwards", ("--task_module=my_tasks",), "my_tasks cannot be imported"),
     ],
 )
-def test_what_seqio_cannot_do_is_one_clear_line(data, task, flags, says):
+def test_unsupported_settings_are_one_clear_line(data, task, flags, says):
     with pytest.raises(UserError, match=says):
         data(task, *flags)

@@ -1,4 +1,4 @@
-"""Words in rows of ids: what white space separates, counted without making the text.
+"""Counts the words in rows of ids, separated by white space, without decoding the rows.
 
 Dimensions: B rows, L positions, N ids.
 """
@@ -12,15 +12,15 @@ from tasks.vocabulary import EOS_ID, PAD_ID, UNKNOWN, TokenIds
 
 
 class WordCounter:
-    """Rows of ids -> how many words begin in them.
+    """Counts the words that begin in rows of ids.
 
-    A word begins where what is no white space follows what is, or an EOS. A word that a row cuts
-    in two counts once, in the row with the space before it.
+    A word begins at a character other than white space that follows white space or an EOS. A word
+    that is cut in two by the end of a row counts once, in the row with the space before it.
     """
 
     def __init__(self, ids: TokenIds):
         each = [texts([token], ids)[0] for token in range(len(ids.pieces))]
-        # An unknown piece is decoded with spaces around it, and stands for characters of a word.
+        # An unknown piece is decoded with spaces around it, but stands for characters of a word.
         each = [
             "?" if kind == UNKNOWN else text for text, kind in zip(each, ids.kinds, strict=True)
         ]
@@ -35,10 +35,10 @@ class WordCounter:
         self._closes_N = np.array([bool(text) and text[-1].isspace() for text in each])
 
     def __call__(self, ids_BL: np.ndarray) -> int:
-        """The words of rows padded with 0."""
+        """Returns the number of words in rows that are padded with 0."""
         next_BL = np.pad(ids_BL[:, 1:], ((0, 0), (0, 1)), constant_values=PAD_ID)
         opens_BL = self._opens_N[next_BL]
-        # What stands after a row's last space is in another row.
+        # The word after a row's last space is in another row.
         ends_BL = (next_BL == EOS_ID) | (next_BL == PAD_ID)
         begins_BL = np.where(
             ids_BL == EOS_ID, opens_BL, self._closes_N[ids_BL] & (opens_BL | ends_BL)

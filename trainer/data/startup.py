@@ -1,0 +1,89 @@
+"""The lines about a run's data that are printed when it starts: (subject, text) each."""
+
+from tasks.cache.manifest import CacheManifest
+from tasks.objectives import Lengths
+from tasks.storage import files
+from tasks.task import TaskSpec
+from trainer.config import DataConfig
+from trainer.data.batches import Source
+from trainer.data.features import Batch, filling
+from trainer.data.padding import WASTEFUL, better_lengths, packing
+
+Line = tuple[str, str]
+
+
+def task_line(source: Source, lengths: Lengths) -> Line:
+    """Describes the examples of a task."""
+    window = source.maker.windows.window_tokens
+    text = f"{window} corpus tokens -> inputs {lengths.inputs}, targets {lengths.targets}"
+    return "task", f"{source.task}: {text}"
+
+
+def sentinels_line(source: Source, lengths: Lengths) -> Line:
+    """Compares the sentinels that a task needs with the vocabulary's."""
+    ids, needed = source.maker.ids, source.maker.objective.sentinels(lengths)
+    text = f"{needed} needed, {ids.sentinels} in the vocabulary of {ids.size} ids"
+    return "sentinels", text
+
+
+def cache_line(source: Source, folder: str, manifest: CacheManifest) -> Line:
+    """Describes the cache of a task."""
+    tokens, windows = manifest.total("train", "tokens"), len(source.maker.windows)
+    text = f"{folder}: {tokens:,} tokens, {windows:,} windows, {manifest.plan.packing}"
+    return "cache", text
+
+
+def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]:
+    """Warns if the local copies of a remote cache cannot hold what is read in global order."""
+    size = source.maker.windows.bytes
+    if not files.is_remote(folder) or reading.shuffle != "global" or size <= reading.local_bytes:
+        return []
+    text = (
+        f"{size:,} bytes are read in global order, and local copies may take "
+        f"{reading.local_bytes:,}, so shards are copied again and again: set --data.local_bytes, "
+        "or --data.shuffle=block"
+    )
+    return [("warning", text)]
+
+
+def rate_line(source: Source, batch_size: int, share: float, train_steps: int) -> Line:
+    """Describes the share of a task in a mixture."""
+    epoch = _steps_per_epoch(source, batch_size, share)
+    text = (
+        f"{share:.4%} of the rows, {epoch:,.1f} steps an epoch, "
+        f"{train_steps / epoch:,.2f} epochs at this rate"
+    )
+    return "rate", text
+
+
+def change_line(step: int, shares: dict[str, float]) -> Line:
+    """Describes the mixture from a change of its rates on, after `step` updates."""
+    listed = ", ".join(f"{task} {share:.4%}" for task, share in shares.items())
+    return "", f"from update {step + 1:,} on: {listed}"
+
+
+def batch_line(
+    sources: list[Source], batch_size: int, shares: list[float], train_steps: int
+) -> Line:
+    """Describes the batch and, for a single task, how often its corpus is read."""
+    tokens = sum(
+        source.maker.windows.window_tokens * batch_size * share
+        for source, share in zip(sources, shares, strict=True)
+    )
+    text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
+    if len(sources) == 1:
+        epoch = _steps_per_epoch(sources[0], batch_size, 1.0)
+        text += f", {epoch:,.1f} steps an epoch, {train_steps / epoch:,.2f} epochs in all"
+    return "batch", text
+
+
+def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:
+    """Says how full a batch is and, for a single task, which lengths would waste less."""
+    text = packing(batch)
+    if len(tasks) == 1 and min(filling(batch).values()) < WASTEFUL:
+        text += better_lengths(tasks[0], lengths)
+    return "packing", text
+
+
+def _steps_per_epoch(source: Source, batch_size: int, share: float) -> float:
+    return len(source.maker.windows) / (batch_size * share) if share else float("inf")
