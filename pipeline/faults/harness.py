@@ -255,7 +255,7 @@ class Trial:
 
     def audit(self) -> None:
         """Compares the cache with the reference; deletes it if they are equal."""
-        from pipeline.verify import verify
+        from pipeline.verification.cache import verify
 
         outcome, expected = self.outcome, self.harness.expected
         outcome.caches += 1

@@ -1,7 +1,7 @@
-"""A Beam job that is one map over descriptions of work, and ends well or in one clear line.
+"""A Beam job that maps a function over descriptions of work, and reports every error in one line.
 
-What Beam would hide is seen to here: workers that died, faults of the user inside a worker, logs,
-Ctrl-C where a shell ignores it.
+It handles what Beam does not: workers that die, a user's mistakes found by a worker, noisy logs,
+and Ctrl-C where the shell ignores it.
 """
 
 import contextlib
@@ -23,21 +23,21 @@ from pipeline.runners import beam_options
 from tasks.terminal.command_line import UserError
 
 _FAILURE = "the job stopped: "
-# The namespace of the job's counters, as Dataflow shows them.
+# Namespace of the job's counters, shown by Dataflow.
 _COUNTERS = "palimpsest"
-# Elements that travel together.
+# Elements per chunk.
 _CHUNK = 256
 
 
 class WorkerFailure(Exception):
-    """A user's or the machine's fault found by a worker, as text that survives any runner."""
+    """A UserError or OSError in a worker, as text that every runner passes on."""
 
     def __init__(self, **value):
         super().__init__(_FAILURE + json.dumps(value))
 
 
 class _Call:
-    """Calls `function` in a worker; its counts become the job's, its faults WorkerFailures."""
+    """Calls `function` in a worker; adds its counts to the job's, and wraps its errors."""
 
     def __init__(self, function: Callable[[Any], Mapping[str, int]], folder: str):
         self._function, self._folder = function, folder
@@ -64,27 +64,27 @@ def run(
     arguments: list[str],
     verbose: bool,
 ) -> Counter[str]:
-    """Calls `function` with every element, somewhere, with Beam's `arguments`; returns its sums.
+    """Calls `function` with every element as a Beam job; returns the sums of its counts.
 
     Args:
-      function: may be pickled; what it does must be safe to do twice. It returns counts.
+      function: returns counts; can be pickled, and is safe to call twice with an element.
       elements: descriptions of work.
-      folder: where its results go, named when the machine's fault names no file.
-      arguments: of Beam.
+      folder: folder of the results, named by errors that name no file.
+      arguments: Beam's arguments.
       verbose: whether to show Beam's logs.
 
     Raises:
-      UserError: a worker met a mistake that the user can mend, or died.
-      OSError: a worker could not write or read.
+      UserError: a worker found a mistake that the user can correct, or died.
+      OSError: a worker could not read or write.
     """
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    place = _place(arguments)
+    service = _service(arguments)
     quiet = contextlib.nullcontext() if verbose else _quiet()
     with contextlib.ExitStack() as stack:
-        if place:
-            arguments = stack.enter_context(place.prepared(arguments, folder))
+        if service:
+            arguments = stack.enter_context(service.prepared(arguments, folder))
         stack.enter_context(quiet)
         stack.enter_context(_interruptible())
         deaths = stack.enter_context(_worker_deaths())
@@ -101,32 +101,32 @@ def run(
                 | "Work" >> beam.Map(_Call(function, folder))
             )
             result = pipeline.run()
-            _wait(result, place, arguments)
+            _wait(result, service, arguments)
             return _sums(result)
         except BaseException as error:
             if deaths:
                 raise UserError(
                     f"a worker process died ({deaths[0]}): if memory ran out, use fewer --workers; "
-                    "what is finished is kept, run the same command to go on"
+                    "finished work is kept, run the same command to resume"
                 ) from error
-            if "KeyboardInterrupt" in str(error):  # it hit the call of a worker in this process
+            if "KeyboardInterrupt" in str(error):  # raised inside a worker in this process
                 raise KeyboardInterrupt from error
             _raise_failure(error)
-            if place and (explained := place.explain(error, arguments)):
+            if service and (explained := service.explain(error, arguments)):
                 raise explained from error
             raise
 
 
-def _place(arguments: list[str]) -> Any:
-    """The module that knows the service which `arguments` give the job to, if there is one."""
+def _service(arguments: list[str]) -> Any:
+    """Returns the module for the service that runs the job, or None if it runs in this process."""
     from pipeline.runners import dataflow, portable
 
     (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
-    return next((place for place in (dataflow, portable) if place.is_runner(runner)), None)
+    return next((service for service in (dataflow, portable) if service.is_runner(runner)), None)
 
 
 def _packed(elements: Sequence[Any]) -> list[bytes]:
-    """Chunks of the elements, small: Dataflow refuses a graph of more than 10 MB."""
+    """Returns compressed chunks of the elements: Dataflow rejects graphs of more than 10 MB."""
     return [
         zlib.compress(pickle.dumps(elements[start : start + _CHUNK]))
         for start in range(0, len(elements), _CHUNK)
@@ -137,15 +137,15 @@ def _unpacked(chunk: bytes) -> Sequence[Any]:
     return pickle.loads(zlib.decompress(chunk))
 
 
-def _wait(result: Any, place: Any, arguments: list[str]) -> None:
-    """Waits for the job; when interrupted, nothing of it goes on elsewhere."""
+def _wait(result: Any, service: Any, arguments: list[str]) -> None:
+    """Waits for the job; cancels it when interrupted."""
     try:
-        if place:
-            place.announce(result, arguments)
+        if service:
+            service.announce(result, arguments)
         result.wait_until_finish()
     except KeyboardInterrupt:
-        if place:
-            place.cancel(result, arguments)
+        if service:
+            service.cancel(result, arguments)
         raise
 
 
@@ -156,7 +156,7 @@ def _sums(result: Any) -> Counter[str]:
 
 
 def _raise_failure(error: BaseException) -> None:
-    """Raises what a worker wrapped in a WorkerFailure, if `error` carries one anywhere."""
+    """Raises the error that a worker wrapped, if the text of `error` contains a WorkerFailure."""
     _, found, text = str(error).partition(_FAILURE)
     if not found:
         return
@@ -167,7 +167,7 @@ def _raise_failure(error: BaseException) -> None:
 
 
 def interrupt() -> None:
-    """Stops `run` from another thread as Ctrl-C does: the signal wakes a main thread that waits."""
+    """Stops `run` from another thread, as Ctrl-C does; also wakes a waiting main thread."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
@@ -175,7 +175,7 @@ def interrupt() -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lets `interrupt` through also where a shell started this with `&`, which ignores SIGINT."""
+    """Enables SIGINT for the block, as shells make processes started with `&` ignore it."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -188,7 +188,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _worker_deaths() -> Iterator[list[str]]:
-    """Interrupts the block when a worker process is killed: Beam would wait for it for ever."""
+    """Interrupts the block when a worker process is killed; Beam would wait for it forever."""
     deaths: list[str] = []
     usual = threading.excepthook
 
@@ -196,7 +196,7 @@ def _worker_deaths() -> Iterator[list[str]]:
         if "Worker subprocess exited" in str(failed.exc_value):
             deaths.append(str(failed.exc_value))
             interrupt()
-        else:  # Beam's threads that talked to the worker; to where _quiet holds it back
+        else:  # an error of Beam's threads, printed where _quiet can suppress it
             traceback.print_exception(failed.exc_value, file=sys.__stderr__)
 
     threading.excepthook = hook
@@ -208,9 +208,9 @@ def _worker_deaths() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Holds back logs and what others write to stderr, unless the block fails by a fault of ours.
+    """Suppresses logs and stderr, and prints stderr only if the block fails with a bug.
 
-    Beam's worker processes print every exception there, those too that end as one clear line.
+    Beam's worker processes print every exception there, including those reported in one line.
     """
     logger, usual = logging.getLogger(), sys.stderr
     level = logger.level
@@ -218,7 +218,7 @@ def _quiet() -> Iterator[None]:
     usual.flush()
     with os.fdopen(os.dup(2), "w") as shown, tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
-        sys.stderr = shown  # what this process itself prints, such as the progress bar
+        sys.stderr = shown  # output of this process, such as the progress bar
         try:
             yield
         except (UserError, OSError, KeyboardInterrupt):

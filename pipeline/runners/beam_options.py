@@ -1,4 +1,4 @@
-"""Beam's own flags: which runners are safe, and which flags exist."""
+"""Beam's own flags: rejects unsafe runners and unknown flags."""
 
 import logging
 from typing import Any
@@ -6,44 +6,44 @@ from typing import Any
 from tasks.terminal.command_line import EXIT_USER_ERROR, Parser, UserError, nearest
 
 _IN_PROCESS = "FnApiRunner"
-_REFUSED = {
-    "DirectRunner": "it first tries to download Prism and run on that; FnApiRunner is the engine "
-    "it falls back to",
-    "SwitchingDirectRunner": "it first tries to download Prism and run on that",
-    "PrismRunner": "it downloads a program, and no build was ever checked on it",
-    "DaskRunner": "it was measured to drop elements silently",
+_REJECTED = {
+    "DirectRunner": "it first tries to download and use Prism; use FnApiRunner, to which it falls "
+    "back",
+    "SwitchingDirectRunner": "it first tries to download and use Prism",
+    "PrismRunner": "it downloads a program, and builds were never tested with it",
+    "DaskRunner": "it silently dropped elements in tests",
 }
 
 
 def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> list[str]:
-    """Returns Beam's arguments: the runner, its workers, and what was `given` besides our flags.
+    """Returns Beam's arguments: the runner, its workers, and the `given` flags that are not ours.
 
-    Beam drops what it cannot parse without a word, a misspelt flag included; here it is an error.
+    Beam silently ignores flags that it does not know; here they are errors.
 
     Raises:
-      UserError: a runner or mode that loses data or downloads a program.
-      SystemExit: a flag that neither this command nor Beam knows.
+      UserError: the runner or mode loses data or downloads a program.
+      SystemExit: neither this command nor Beam knows a flag.
     """
     name = runner.rsplit(".", 1)[-1]
-    if name in _REFUSED:
-        raise UserError(f"--runner={runner} is refused: {_REFUSED[name]}")
+    if name in _REJECTED:
+        raise UserError(f"--runner={runner} is refused: {_REJECTED[name]}")
     if any("multi_threading" in argument for argument in given):
         raise UserError(
             "--direct_running_mode=multi_threading loses elements silently and reports success "
-            "(wrong in 11 of 23 large runs measured); use --workers=N, which starts processes"
+            "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
     if given:
-        _refuse_unknown(parser, given)
+        _reject_unknown(parser, given)
     if workers == 1:
         return [f"--runner={runner}", *given]
     if name != _IN_PROCESS:
-        raise UserError(f"--workers is for {_IN_PROCESS}: {runner} has flags of its own for that")
+        raise UserError(f"--workers is for {_IN_PROCESS} only: use the flags of {runner} instead")
     mode = ["--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
     return [f"--runner={runner}", *mode, *given]
 
 
 def import_beam() -> Any:
-    """Returns the package apache_beam, imported without its warning that `gcp` is not installed."""
+    """Imports and returns apache_beam, without its warning that `gcp` is not installed."""
     logging.disable(logging.WARNING)
     try:
         import apache_beam
@@ -52,7 +52,7 @@ def import_beam() -> Any:
     return apache_beam
 
 
-def _refuse_unknown(parser: Parser, given: list[str]) -> None:
+def _reject_unknown(parser: Parser, given: list[str]) -> None:
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 

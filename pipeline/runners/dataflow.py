@@ -1,8 +1,8 @@
-"""A build on Google Cloud Dataflow: what is checked before, and what travels with the job.
+"""Builds on Google Cloud Dataflow: checks before submission, and the package sent to workers.
 
-Workers get our packages as a wheel that is made here, of the very files that this process runs, and
-which asks for the versions that are installed here: they write what this machine would write.
-The rest of the job is Beam's. Tokens do not travel: see pipeline/runners/secret.py.
+Workers install a wheel made from the files of this process, which requires the package versions
+installed here, so they write the same bytes as this machine. Tokens are not sent to workers; see
+pipeline/runners/secret.py.
 """
 
 import base64
@@ -24,60 +24,60 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
 RUNNER = "DataflowRunner"
-# What a worker runs. Apache Beam is not among the packages: it is the image's.
+# Packages for workers. Apache Beam is part of their image.
 _OURS = ("pipeline", "tasks", "vocab")
 _PACKAGES = (
     "datasets", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
     "sentencepiece", "zstandard",
 )  # fmt: skip
-_GO_ON = "what is finished is kept, give the same command again to go on"
+_RESUME = "finished shards are kept; run the same command again to resume"
 _LONGEST_JOB_NAME = 63
-# The same files make the same wheel, which Beam then need not upload again.
+# A fixed time, so that equal files make an equal wheel, which Beam need not upload again.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def is_runner(runner: str) -> bool:
-    """Whether a --runner is Dataflow's."""
+    """Returns whether a --runner is Dataflow's."""
     return runner.rsplit(".", 1)[-1] == RUNNER
 
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
-    """Finds out before anything is read or submitted what would let the job fail later.
+    """Checks, before anything is read or submitted, for mistakes that would fail the job later.
 
     Args:
-      arguments: Beam's.
-      corpus: what the workers will read.
-      cache_dir: where they will write.
+      arguments: Beam's arguments.
+      corpus: the corpus that the workers will read.
+      cache_dir: the folder that they will write.
 
     Raises:
-      UserError: a flag is missing or of no use there, or there are no credentials.
+      UserError: a flag is missing or unusable with Dataflow, or there are no credentials.
     """
     try:
         from google.cloud import dataflow  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"--runner={RUNNER} needs Beam's parts for Google Cloud, which are not installed: "
+            f"--runner={RUNNER} needs Beam's Google Cloud packages, which are not installed: "
             "pip install 'palimpsest[gcp]'"
         ) from error
     given = _options(arguments)
     missing = [name for name in ("project", "region", "temp_location") if not getattr(given, name)]
     if missing:
         flags = " ".join(f"--{name}=…" for name in missing)
-        raise UserError(f"--runner={RUNNER} needs {flags} too; see docs/dataflow.md")
+        raise UserError(f"--runner={RUNNER} also needs {flags}; see docs/dataflow.md")
     for name in ("temp_location", "staging_location"):
         value = getattr(given, name)
-        # Beam would put a bucket that it makes in the place of a folder of this machine.
+        # Beam would silently replace a local folder by a bucket that it creates.
         if value and not re.match("gs://[^/]", value):
             raise UserError(f"--{name}={value} is not in Cloud Storage: give gs://BUCKET/FOLDER")
     if not files.is_remote(cache_dir):
         raise UserError(
-            f"--cache_dir={cache_dir} is a folder of this machine, which Dataflow's workers do not "
-            "see: give gs://BUCKET/FOLDER"
+            f"--cache_dir={cache_dir} is a local folder, which Dataflow's workers cannot access: "
+            "give gs://BUCKET/FOLDER"
         )
     if corpus.kind not in ("hf", "python_docs") and not files.is_remote(corpus.location):
         raise UserError(
             f"the corpus {corpus} is on this machine, where Dataflow's workers cannot read it: "
-            "copy it first, gcloud storage cp --recursive FOLDER gs://BUCKET/"
+            "copy it first, with gcloud storage cp --recursive FOLDER gs://BUCKET/"
         )
     if given.update:
         raise UserError(
@@ -86,12 +86,13 @@ def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> N
         )
     if given.template_location:
         raise UserError(
-            "--template_location makes no job that builds a cache: the corpus is listed before, "
-            "and the cache completed after it, on the machine that submits it"
+            "--template_location is not supported: the submitting machine lists the corpus before "
+            "the job and completes the cache after it"
         )
     if given.job_name and not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", given.job_name):
         raise UserError(
-            f"--job_name={given.job_name}: use small letters, digits and hyphens, a letter first"
+            f"--job_name={given.job_name}: use lower-case letters, digits and hyphens, beginning "
+            "with a letter"
         )
     if not given.no_auth:
         _check_credentials()
@@ -104,7 +105,7 @@ def _options(arguments: list[str]) -> "GoogleCloudOptions":
 
 
 def _check_credentials() -> None:
-    """Beam itself would try for half a minute and go on without any."""
+    """Raises a UserError without credentials; Beam would retry for 30 s and continue without."""
     import google.auth
     from google.auth import exceptions
 
@@ -120,10 +121,10 @@ def _check_credentials() -> None:
 
 @contextlib.contextmanager
 def prepared(arguments: list[str], folder: str) -> Iterator[list[str]]:
-    """Yields Beam's arguments for a job that writes to `folder`, with our packages and a name.
+    """Yields Beam's arguments for a job that writes to `folder`, with our wheel and a job name.
 
-    The name follows from the folder, and Dataflow runs one job of a name at a time: no cache is
-    built twice at once. The wheel is there until the block ends.
+    The name depends on the folder alone, and Dataflow runs one job per name, so no two jobs build
+    one cache at the same time. The wheel is deleted when the block ends.
     """
     with tempfile.TemporaryDirectory() as temporary:
         more = [f"--extra_package={wheel(pathlib.Path(temporary))}"]
@@ -133,14 +134,14 @@ def prepared(arguments: list[str], folder: str) -> Iterator[list[str]]:
 
 
 def job_name(folder: str) -> str:
-    """Returns the name of the job that writes to `folder`: its last part, and a hash of it all."""
+    """Returns the name of the job that writes to `folder`: its name and a hash of its path."""
     name = re.sub("[^a-z0-9]+", "-", f"palimpsest-{folder.rstrip('/').rpartition('/')[2].lower()}")
     suffix = hashlib.sha256(folder.encode()).hexdigest()[:8]
     return f"{name[: _LONGEST_JOB_NAME - 9].rstrip('-')}-{suffix}"
 
 
 def wheel(folder: pathlib.Path) -> pathlib.Path:
-    """Writes a wheel of our packages, as they are here, into `folder`; returns its path.
+    """Writes a wheel of this process's packages into `folder`; returns its path.
 
     Source: the wheel format, packaging.python.org/specifications/binary-distribution-format.
     """
@@ -181,7 +182,7 @@ def _digest(data: bytes) -> str:
 
 
 def announce(result: Any, arguments: list[str]) -> None:
-    """Says where a job can be watched."""
+    """Prints the address of the job's page."""
     given = _options(arguments)
     print(
         f"Dataflow job {result.job_id()}: https://console.cloud.google.com/dataflow/jobs/"
@@ -191,38 +192,41 @@ def announce(result: Any, arguments: list[str]) -> None:
 
 
 def cancel(result: Any, arguments: list[str]) -> None:
-    """Cancels the job, or says how the user can."""
+    """Cancels the job; if that fails, prints the command that does."""
     given = _options(arguments)
     try:
         result.cancel()
     except Exception:
         how = f"gcloud dataflow jobs cancel {result.job_id()} --region={given.region}"
-        print(f"the job goes on, cancel it by: {how} --project={given.project}", flush=True)
+        print(
+            f"the job is still running; cancel it with: {how} --project={given.project}", flush=True
+        )
     else:
         print(f"Dataflow job {result.job_id()} is being cancelled", flush=True)
 
 
 def explain(error: BaseException, arguments: list[str]) -> UserError | None:
-    """Returns what a failure of the job, or of its submission, means to the user, if we know."""
+    """Returns a UserError for a known failure of the job or its submission, otherwise None."""
     text = " ".join(str(error).split())
     given = _options(arguments)
     cancelled = f"gcloud dataflow jobs cancel ID --region={given.region} --project={given.project}"
     if "already active job named" in text or "already an active job named" in text:
         return UserError(
-            f"{text.split(' If you want')[0].rstrip('.')}: it builds this very cache; wait until "
-            f"it has ended, or cancel it ({cancelled}), and give the same command again"
+            f"{text.split(' If you want')[0].rstrip('.')}: it builds this cache; wait until it "
+            f"has ended or cancel it ({cancelled}), then run the same command again"
         )
     if "State: CANCELLED" in text:
-        return UserError(f"the Dataflow job was cancelled: {_GO_ON}")
+        return UserError(f"the Dataflow job was cancelled: {_RESUME}")
     if "State: FAILED" in text:
         reason = str(error).partition("Error:")[2].strip().splitlines()
-        said = reason[-1] if reason and reason[-1] != "None" else "its page says why"
-        return UserError(f"the Dataflow job failed: {said}; {_GO_ON}")
+        cause = reason[-1] if reason and reason[-1] != "None" else "see its page for the cause"
+        return UserError(f"the Dataflow job failed: {cause}; {_RESUME}")
     if "did not reach to a terminal state" in text:
         return UserError(
-            f"Dataflow did not answer for minutes; the job may go on. Once it has ended: {_GO_ON}"
+            "Dataflow did not answer for minutes, and the job may still be running. After its end: "
+            + _RESUME
         )
-    if isinstance(error, OSError) and error.errno is None:  # of Beam's staging
+    if isinstance(error, OSError) and error.errno is None:  # from Beam's staging
         return UserError(text)
     return _refusal(error, text)
 
@@ -232,5 +236,5 @@ def _refusal(error: BaseException, text: str) -> UserError | None:
     from google.auth.exceptions import GoogleAuthError
 
     if isinstance(error, exceptions.GoogleAPICallError | GoogleAuthError):
-        return UserError(f"Google Cloud refuses: {text[:500]}; see docs/dataflow.md for the roles")
+        return UserError(f"Google Cloud refused: {text[:500]}; see docs/dataflow.md for the roles")
     return None

@@ -1,8 +1,8 @@
-"""A build by workers of other processes or machines, through Beam's portable runner.
+"""Builds on other processes or machines, through Beam's portable runner.
 
-Beam gives the pipeline to a job service: ours (`pipeline.job_service`, with a
-`pipeline.worker_pool` on every machine), Flink's or Spark's. All workers need our packages,
-installed, and see the corpus and the cache under the same paths.
+Beam sends the pipeline to a job service: `pipeline.job_service`, with a `pipeline.worker_pool` on
+every machine, or Flink's or Spark's. On all workers Palimpsest must be installed, and the corpus
+and the cache must have the same paths.
 """
 
 import socket
@@ -13,14 +13,14 @@ from typing import Any
 from tasks.terminal.command_line import UserError
 
 _RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
-# What pipeline.job_service says where a worker is gone or a pool does not answer.
+# Prefix of pipeline.job_service's errors if a worker is lost or a pool does not answer.
 LOST = "a worker is lost: "
-_GO_ON = "what is finished is kept, give the same command again to go on"
+_RESUME = "finished shards are kept; run the same command again to resume"
 _CONNECT_SECONDS = 10
 
 
 def is_runner(runner: str) -> bool:
-    """Whether a --runner gives jobs to a job service."""
+    """Returns whether a --runner uses a job service."""
     return runner.rsplit(".", 1)[-1] in _RUNNERS
 
 
@@ -31,17 +31,17 @@ def _options(arguments: list[str]) -> Any:
 
 
 def check(arguments: list[str]) -> None:
-    """Finds out before anything is read whether a job service is there.
+    """Checks, before anything is read, that the job service answers.
 
     Raises:
-      UserError: no --job_endpoint, or nobody answers there.
+      UserError: --job_endpoint is missing, or no service answers there.
     """
     endpoint = _options(arguments).job_endpoint
     if not endpoint:
         if arguments[0].endswith("PortableRunner"):
             raise UserError(
-                "--runner=PortableRunner needs --job_endpoint=HOST:PORT, where a job service "
-                "listens: python -m pipeline.job_service --port=PORT"
+                "--runner=PortableRunner needs --job_endpoint=HOST:PORT of a running job service: "
+                "python -m pipeline.job_service --port=PORT"
             )
         return
     if endpoint == "embed":
@@ -52,22 +52,22 @@ def check(arguments: list[str]) -> None:
     except (OSError, ValueError) as error:
         raise UserError(
             f"no job service answers at --job_endpoint={endpoint} ({error}): start one, "
-            "python -m pipeline.job_service --port=PORT, or mend the address"
+            "python -m pipeline.job_service --port=PORT, or correct the address"
         ) from error
 
 
 @contextmanager
 def prepared(arguments: list[str], folder: str) -> Iterator[list[str]]:
-    """Yields Beam's arguments: as many workers as there are addresses of pools, unless given."""
+    """Yields Beam's arguments, with one worker per pool unless a number is given."""
     options = _options(arguments)
     pools = (options.environment_config or "").split(",")
     if options.environment_type == "EXTERNAL" and len(pools) > 1:
-        arguments = [f"--direct_num_workers={len(pools)}", *arguments]  # the last one counts
+        arguments = [f"--direct_num_workers={len(pools)}", *arguments]  # a later flag overrides it
     yield arguments
 
 
 def announce(result: Any, arguments: list[str]) -> None:
-    """There is nothing to say: progress is shown from the cache's folder."""
+    """Prints nothing: there is no page to link to."""
 
 
 def cancel(result: Any, arguments: list[str]) -> None:
@@ -76,14 +76,14 @@ def cancel(result: Any, arguments: list[str]) -> None:
 
 
 def explain(error: BaseException, arguments: list[str]) -> UserError | None:
-    """Returns what a failure of the job means to the user, if we know."""
+    """Returns a UserError for a known failure of the job, otherwise None."""
     text = str(error)
     if LOST in text:
         reason = text.partition(LOST)[2].splitlines()[0]
-        return UserError(f"{LOST}{reason}; {_GO_ON}")
+        return UserError(f"{LOST}{reason}; {_RESUME}")
     if type(error).__module__.partition(".")[0] == "grpc":
         return UserError(
-            f"the job service at {_options(arguments).job_endpoint} is gone "
-            f"({' '.join(text.split())[:200]}); {_GO_ON}"
+            f"lost connection to the job service at {_options(arguments).job_endpoint} "
+            f"({' '.join(text.split())[:200]}); {_RESUME}"
         )
     return None

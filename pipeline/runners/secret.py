@@ -1,7 +1,7 @@
-"""The token of the Hugging Face Hub on workers that get no environment from us.
+"""Access to the Hugging Face token for workers that do not get this process's environment.
 
-What travels is a secret's name in Google's Secret Manager; every worker asks for its value as its
-own service account.
+Only the name of a secret in Google's Secret Manager is sent to workers. Each worker reads its value
+with its own service account.
 """
 
 import base64
@@ -15,13 +15,12 @@ _TIMEOUT_SECONDS = 60
 
 
 def provide_hf_token(secret: str) -> None:
-    """Sets HF_TOKEN to the value of `secret`, unless it is set; "" asks for nothing.
+    """Sets HF_TOKEN to the value of `secret`, unless HF_TOKEN is set or `secret` is "".
 
-    CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER, gcloud's variable, says where the service is if
-    not at Google.
+    gcloud's variable CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER overrides the service's address.
 
     Raises:
-      UserError: it is no name of a secret, or this machine's account may not read it.
+      UserError: `secret` is not the name of a secret, or this machine's account cannot read it.
     """
     if not secret or os.environ.get("HF_TOKEN"):
         return
@@ -34,12 +33,12 @@ def provide_hf_token(secret: str) -> None:
         from google.auth.transport.requests import AuthorizedSession
     except ImportError as error:
         raise UserError("--hf_token_secret needs pip install 'palimpsest[gcp]'") from error
-    place = os.environ.get(
+    address = os.environ.get(
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/"
     )
     try:
         credentials, _ = google.auth.default(["https://www.googleapis.com/auth/cloud-platform"])
-        url = f"{place.rstrip('/')}/v1/{version}:access"
+        url = f"{address.rstrip('/')}/v1/{version}:access"
         answer = AuthorizedSession(credentials).get(url, timeout=_TIMEOUT_SECONDS)
     except (GoogleAuthError, OSError) as error:
         raise UserError(f"the secret {secret} cannot be read: {type(error).__name__}") from error

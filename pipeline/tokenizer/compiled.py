@@ -1,4 +1,4 @@
-"""Numba's compiler, keeping what it compiled wherever this machine allows."""
+"""Numba's compiler with its cache on disk, where the machine allows one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ import numba
 def compiled(function: Callable | None = None, **options: Any) -> Any:
     """Decorates a function to be compiled at its first call; `options` are numba.njit's.
 
-    The code is kept beside the source or in the user's cache folder. Where neither can be written,
-    as in a container without a home, every process compiles for itself.
+    The code is cached beside the source or in the user's cache folder. If neither can be written,
+    as in a container without a home, every process compiles it again.
     """
     if function is None:
         return lambda function: compiled(function, **options)

@@ -2,16 +2,16 @@
 
 Three observations make it fast and keep it exact.
 
-1. Text falls into segments. Where no piece contains two adjacent characters next to each other, no
-   piece crosses the border between them, and a path through the text is a path through each side.
-2. Segments repeat. Most are words seen before, whose ids a memo holds.
-3. SentencePiece adds scores along the whole document and rounds each sum to float32, so that equal
-   words may be cut differently, far into a document, where two ways of cutting are nearly as good.
-   The memo therefore holds with a segment the largest score before it up to which rounding cannot
-   change the outcome (see `kernels._certain_path`); beyond it, the segment is done as SentencePiece
-   does it, from the true float32 score, which is carried along.
+1. Text consists of segments. If no piece contains two adjacent characters, no piece crosses the
+   border between them, so the best path through the text is the best path through each side.
+2. Segments repeat. Most are words that were seen before, whose ids are memoised.
+3. SentencePiece adds scores along the whole document and rounds each sum to float32. Far into a
+   document, equal words may therefore be cut differently if two ways are nearly as good. So the
+   memo records, for each segment, the largest score before it for which rounding cannot change the
+   result (see `kernels._certain_path`). Beyond that, the segment is encoded as SentencePiece does,
+   from the current float32 score.
 
-BPE merges inside segments only, without scores that add up: there the memo always holds.
+BPE merges within segments only and does not add scores, so there the memo is always valid.
 """
 
 import contextlib
@@ -30,31 +30,32 @@ from pipeline.tokenizer.kernels import Normaliser, Pieces, Work
 from tasks.storage import files
 
 _SPACE = "\u2581"
-# What SentencePiece takes off the lowest score for a character that is no piece. Source:
+# SentencePiece's penalty, below the lowest score, for a character that is not a piece. Source:
 # `unigram_model.cc`, kUnkPenalty.
 _UNKNOWN_PENALTY = 10.0
-# The memo: 24 bytes an entry, half of them used, and 8 a word for segments of several ids. Pieces
-# of a large vocabulary are long, so are its segments, and fewer of them repeat: with 1, 2 and 4
-# times as much, 250,000 pieces encode 45, 50 and 59 MB/s of mixed text, 32,000 pieces 73, 75, 77.
+# Size of the memo: 24 bytes per entry, half of which are used, and 8 bytes per word for segments of
+# several ids. A large vocabulary has long pieces, so its segments are long too and repeat less:
+# with 1, 2 and 4 times this size, 250,000 pieces encode 45, 50 and 59 MB/s of mixed text, and
+# 32,000 pieces 73, 75 and 77.
 _MEMO_ENTRIES = 1 << 19
 _MEMO_WORDS = 1 << 21
 _LARGE = 100_000
-# What a batch's buffers begin with; they grow with the longest document, and the longest segment.
+# Initial sizes of the buffers, which grow with the longest document and the longest segment.
 _TEXT_BYTES = 1 << 20
 _SEGMENT_BYTES = 1 << 12
 _OUT_TOKENS = 1 << 20
 
 
 class Unsupported(Exception):
-    """The model is of a kind that is left to SentencePiece; says why."""
+    """The model must be left to SentencePiece; the text says why."""
 
 
 @dataclasses.dataclass
 class FastTokenizer:
-    """Encodes as the SentencePiece model that it was made from.
+    """Tokenizer that returns the same ids as the SentencePiece model that it was made from.
 
     Attributes:
-      refused: documents that it left to SentencePiece so far.
+      refused: number of documents left to SentencePiece so far.
     """
 
     normaliser: Normaliser
@@ -77,9 +78,9 @@ class FastTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids of all texts, int64[texts] how many each has).
+        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The ids lie in a buffer of this object's until the next call. `texts`: an array of string or
+        The ids are in a buffer that the next call overwrites. `texts`: an array of string or
         large_string without nulls.
         """
         data, offsets = buffers(texts)
@@ -117,7 +118,7 @@ class FastTokenizer:
 
 
 def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes of all texts, int64[texts + 1] where each begins), without copying."""
+    """Returns (uint8 bytes of all texts, int64[texts + 1] their offsets), without copying bytes."""
     kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, offsets, data = texts.buffers()
     if offsets is None:
@@ -135,15 +136,15 @@ def _segment_arrays(size: int) -> tuple[np.ndarray, ...]:
 def from_model(model: bytes, processor: Any) -> FastTokenizer:
     """Makes a tokenizer from a SentencePiece model.
 
-    Its tables are kept in the user's cache folder, under a hash of the model and of this code:
-    those of 250,000 pieces take seconds to make and milliseconds to load.
+    Its tables are cached in the user's cache folder, by a hash of the model and of this code: for
+    250,000 pieces, they take seconds to make and milliseconds to load.
 
     Args:
       model: the serialized ModelProto.
-      processor: the SentencePieceProcessor of it, for documents that are left to SentencePiece.
+      processor: its SentencePieceProcessor, for documents that are left to SentencePiece.
 
     Raises:
-      Unsupported: the model type is neither unigram nor BPE, or it uses what was not proven here.
+      Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.
     """
     path = os.path.join(_cache_folder(), f"tokenizer-{_fingerprint(model)}.npz")
     try:
@@ -152,12 +153,12 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
                 _from_arrays(Normaliser, kept), _from_arrays(Pieces, kept), processor
             )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
-        pass  # not there, or cut short: both are mended by making it
+        pass  # missing or damaged: make the tables
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     made = FastTokenizer(_normaliser(proto), _pieces(proto), processor)
-    with contextlib.suppress(OSError):  # a machine without a writable home works too
+    with contextlib.suppress(OSError):  # no writable home: continue without a cache
         os.makedirs(_cache_folder(), exist_ok=True)
         with files.atomic_write(path) as file:
             np.savez(file, **made.normaliser._asdict(), **made.pieces._asdict())
@@ -165,7 +166,7 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
 
 
 def _cache_folder() -> str:
-    """Source: the XDG Base Directory Specification."""
+    """Returns the user's cache folder. Source: the XDG Base Directory Specification."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(home, "palimpsest")
 
@@ -226,14 +227,14 @@ def _pieces(proto: Any) -> Pieces:
     unknown_id = 0
     scores = np.zeros(len(proto.pieces))
     for number, piece in enumerate(proto.pieces):
-        # A space is its mark alone in normalised text, one byte here.
+        # In normalised text the space symbol stands for a space; here it is the byte 0x20.
         key = piece.piece.replace(_SPACE, " ").encode()
         scores[number] = piece.score
         if piece.type in (piece.NORMAL, piece.USER_DEFINED):
             if "\0" in piece.piece:
                 raise Unsupported(f"its piece {number} holds a zero byte")
             if " " in piece.piece:
-                continue  # no normalised text has a bare space; the normaliser knows the symbol
+                continue  # normalised text has no bare spaces; the normaliser handles the symbol
             normal.append((key, number))
             if piece.type == piece.USER_DEFINED:
                 symbols.append((key, number))
@@ -247,9 +248,9 @@ def _pieces(proto: Any) -> Pieces:
             elif piece.type == piece.BYTE:
                 byte_ids[int(piece.piece[3:5], 16)] = number
     if not normal or len({key for key, _ in normal}) < len(normal):
-        raise Unsupported("it has no pieces, or the same one twice")
+        raise Unsupported("it has no pieces, or a repeated piece")
     if not unigram and any(len(text) == 1 for text in special):
-        raise Unsupported("it is BPE and a control piece of it is a character")
+        raise Unsupported("it is BPE and has a control piece of one character")
     of_type = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
     lowest = np.float32(min((piece.score for piece in of_type), default=np.finfo(np.float32).max))
     highest = np.float32(max([np.finfo(np.float32).tiny, *(piece.score for piece in of_type)]))

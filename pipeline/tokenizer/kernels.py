@@ -1,11 +1,11 @@
-"""Compiled code of the fast tokenizer: text to normalised text to ids, document by document.
+"""Compiled code of the fast tokenizer: normalises each document and encodes it as ids.
 
-What it computes is SentencePiece's, to the bit: fast_tokenizer.py says why that holds.
-In normalised text the mark of a space, U+2581, is the byte 0x20: a space itself cannot occur there.
+The results are SentencePiece's, bit for bit; fast_tokenizer.py explains why. In normalised text,
+the space symbol U+2581 is stored as the byte 0x20, as real spaces cannot occur there.
 
-One file, because Numba's cache of a compiled function knows only the file that the function stands
-in: what it calls from another could change unseen. The walks along the trie in `_exact_path` and
-`_certain_path` are alike and stay apart, since every branch saved there shows in MB/s.
+All of it is in one file, because Numba caches a compiled function by its own file only: a change of
+a function that it calls from another file would be missed. `_exact_path` and `_certain_path` walk
+the trie in the same way but stay separate, since each extra branch costs measurable speed.
 """
 
 from typing import NamedTuple
@@ -17,23 +17,23 @@ from numba.extending import intrinsic
 
 from pipeline.tokenizer.compiled import compiled
 
-# Why `encode` stopped before the last document.
+# Reasons why `encode` stopped.
 DONE = 0
 GROW_TEXT = 1  # the document's normalised text is longer than `Work.text`
 GROW_SEGMENT = 2  # a segment is longer than the arrays of its length
 GROW_TOKENS = 3  # `out` may not hold the document's ids
-GIVE_UP = 4  # the document is not for this code; SentencePiece must do it
+GIVE_UP = 4  # the document must be encoded by SentencePiece
 
 UNIGRAM = 0
 BPE = 1
 
-# Longest segment, in characters, that BPE is done for here: its time grows with the square.
+# Longest segment, in characters, that is encoded by BPE here, in quadratic time.
 BPE_CHARACTERS = 512
-# Longest segment that the memo keeps, in bytes.
+# Longest segment that is memoised, in bytes.
 MEMO_BYTES = 64
 
-_NO_RULE = -2  # in Normaliser.ascii: look at the rules
-_REMOVED = -1  # in Normaliser.ascii: maps to nothing
+_NO_RULE = -2  # in Normaliser.ascii: the rules must be searched
+_REMOVED = -1  # in Normaliser.ascii: the byte is removed
 _SPACE = np.frombuffer("\u2581".encode(), np.uint8)
 
 
@@ -43,15 +43,15 @@ class Normaliser(NamedTuple):
     Attributes:
       rules: uint32[units] Darts-clone double array of the rules' left sides; [0] if there are none.
       right_sides: uint8[bytes] the rules' right sides, each ended by a zero.
-      ascii: int16[128] what an ASCII byte before another becomes, _REMOVED or _NO_RULE.
-      letters: bool[256] ASCII bytes that stay, before another, and are neither space nor the first
-        of a symbol.
+      ascii: int16[128] replacement of an ASCII byte before another, or _REMOVED or _NO_RULE.
+      letters: bool[256] ASCII bytes that are unchanged before another, and are neither a space nor
+        the first byte of a symbol.
       plain: bool[65536] characters that begin no rule.
-      symbols: int64[nodes] trie of the user-defined symbols, as they stand in raw text.
-      begins_symbol: bool[256] first bytes of those.
+      symbols: int64[nodes] trie of the user-defined symbols, as spelt in raw text.
+      begins_symbol: bool[256] first bytes of those symbols.
       longest: longest right side, in bytes.
-      remove_extra: whether runs of spaces and those at the ends go.
-      prefix, suffix: whether a space is added in front, behind.
+      remove_extra: whether to remove leading, trailing and repeated spaces.
+      prefix, suffix: whether to add a space at the start, at the end.
     """
 
     rules: np.ndarray
@@ -74,14 +74,14 @@ class Pieces(NamedTuple):
       kind: UNIGRAM or BPE.
       trie: int64[nodes] piece -> id.
       frozen: int64[nodes] user-defined symbols -> id; BPE never splits nor merges them.
-      scores: float64[ids] what a piece adds to its path.
+      scores: float64[ids] score that a piece adds to its path.
       unknown_id: id of a character without a piece; its score is at its id.
-      singles: int32[128] ids of the characters of ASCII, -1 where there is no such piece.
-      byte_ids: int32[256] ids of single bytes, instead of the unknown id, if there are any.
-      has_bytes: whether there are.
+      singles: int32[128] ids of the ASCII characters, -1 if there is no such piece.
+      byte_ids: int32[256] ids of single bytes, which replace the unknown id if `has_bytes`.
+      has_bytes: whether the model has byte pieces.
       cost: largest absolute score.
       ascii_pairs: bool[128 * 128] adjacent ASCII characters that some piece contains.
-      pairs: uint64[words] hashed set of all other such pairs; a power of two in length.
+      pairs: uint64[words] hashed set of all other such pairs; its length is a power of two.
     """
 
     kind: int
@@ -98,17 +98,17 @@ class Pieces(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers. `text` and the arrays of a segment grow; the rest does not.
+    """Buffers. `text`, `cuts` and the arrays of a segment grow; the others have a fixed size.
 
     Attributes:
       text: uint8[n] normalised text of a document.
-      cuts: int32[n] where its segments end.
-      best, rival: float64[MEMO_BYTES + 1] best and second-best score of a path to here, in a
-        segment that the memo may keep.
-      narrow, ids, starts: float32, int32, int32 [n + 1] best score to here as SentencePiece rounds
-        it, the last piece, where that begins.
+      cuts: int32[n] ends of its segments.
+      best, rival: float64[MEMO_BYTES + 1] best and second-best score of a path to each position,
+        in a segment short enough to be memoised.
+      narrow, ids, starts: float32, int32, int32 [n + 1] for each position, the best score as
+        SentencePiece rounds it, the last piece, and the start of that piece.
       table: int64[entries, 3] the memo, see `_remember`.
-      store: int64[words] what does not fit into the table.
+      store: int64[words] entries that do not fit into the table.
       fill: int64[2] entries of `table` and words of `store` in use.
     """
 
@@ -140,13 +140,13 @@ def _word(context, array, index):
 
 @compiled(inline="always")
 def _low_bytes(word, count):
-    """The `count` low bytes of a word, 1 to 8 of them."""
+    """Returns the `count` low bytes of a word, 1 to 8 of them."""
     return word & ~(np.uint64(0xFFFFFFFFFFFFFF00) << np.uint64(8 * count - 8))
 
 
 @compiled(inline="always")
 def _character_bytes(byte):
-    """Bytes of the UTF-8 character that begins with `byte`. Source: RFC 3629."""
+    """Returns the bytes of the UTF-8 character that begins with `byte`. Source: RFC 3629."""
     if byte < 0xC0:
         return 1
     if byte < 0xE0:
@@ -196,7 +196,7 @@ def longest_key(trie, text, at, end):
 
 @compiled
 def longest_rule(rules, text, at, end):
-    """Returns (bytes, place of the right side) of the longest rule at `at`; (0, 0) if none.
+    """Returns (bytes, index of the right side) of the longest rule at `at`; (0, 0) if none.
 
     Source: darts.h of Darts-clone, DoubleArrayUnit and commonPrefixSearch.
     """
@@ -247,7 +247,7 @@ def _normalise(normaliser, data, at, end, out):
     room = len(out) - normaliser.longest - 24  # `_key` reads beyond the end
     if room < 0:
         return -1
-    # A space in front is only added once something is found that is not a leading space.
+    # The leading space is added only once there is something other than leading spaces.
     begun = False
     after_space = remove
     while at < end:
@@ -255,7 +255,7 @@ def _normalise(normaliser, data, at, end, out):
             return -1
         byte = data[at]
         if begun and normaliser.letters[byte]:
-            # A run of bytes that stay as they are; the last may combine with what is not ASCII.
+            # A run of unchanged bytes; the last may combine with a character that is not ASCII.
             stop = at + 1
             while stop < end and normaliser.letters[data[stop]]:
                 stop += 1
@@ -295,7 +295,7 @@ def _normalise(normaliser, data, at, end, out):
             if mapped == _REMOVED and begun:
                 at += 1
                 continue
-        # The text that stands for what begins here: data[begin:stop] itself, or a right side.
+        # The replacement of the text that begins here: data[begin:stop] itself, or a right side.
         source, begin, stop = data, at, at
         length = 0
         if normaliser.begins_symbol[byte]:
@@ -365,9 +365,9 @@ def pair_bit(left, right, words):
 
 @compiled
 def pair_sets(left, right):
-    """Returns Pieces.ascii_pairs and Pieces.pairs of int64 code points that stand side by side."""
+    """Returns Pieces.ascii_pairs and Pieces.pairs for pairs of adjacent int64 code points."""
     ascii_pairs = np.zeros(128 * 128, np.bool_)
-    # 16 bits a pair: one in 16 borders between others is missed, which costs time alone.
+    # 16 bits per pair: one in 16 borders of other pairs is missed, which only costs time.
     words = 1024
     while words * 4 < len(left):
         words *= 2
@@ -397,7 +397,7 @@ def ascii_table(rules, right_sides):
             table[byte] = right_sides[place]
         else:
             table[byte] = _NO_RULE
-        # A rule for this byte and an ASCII byte after it, or a longer one that begins so.
+        # A rule that begins with this byte and another ASCII byte.
         for after in range(128):
             text[1] = after
             if reached(rules, text, 0, 2) == 2:
@@ -426,9 +426,10 @@ def plain_characters(rules):
 
 @compiled
 def _cut(pieces, text, size, cuts):
-    """Writes to `cuts` where segments end, and returns how many there are.
+    """Writes the ends of segments to `cuts`, and returns their number.
 
-    They end where no piece has the characters before and after, and at the end.
+    A segment ends where no piece contains the adjacent characters before and after, and at the end
+    of the text.
     """
     count = 0
     if size:
@@ -437,7 +438,7 @@ def _cut(pieces, text, size, cuts):
         at = np.int64(width)
         while at < size:
             byte = np.int64(text[at])
-            cuts[count] = at  # kept if `count` grows: no branch to foresee
+            cuts[count] = at  # kept if `count` grows; this avoids a branch
             if byte < 0x80 and left < 0x80:
                 count += not pieces.ascii_pairs[left << 7 | byte]
                 left = byte
@@ -458,8 +459,8 @@ def _cut(pieces, text, size, cuts):
 def _key(text, at, length):
     """Returns (low, high), the key of a segment.
 
-    That of a segment of up to 15 bytes is those and their number; that of a longer one has a hash
-    below, and ones where the number would be. Reads up to 16 bytes from `at` on.
+    For up to 15 bytes, the key is these bytes and their number. For more, the low word is a hash,
+    and the byte of the number is 0xFF. Reads up to 16 bytes from `at` on.
     """
     low = _word(text, at)
     if length <= 8:
@@ -476,7 +477,7 @@ def _key(text, at, length):
 
 @compiled
 def _exact_path(pieces, text, at, end, score, work):
-    """The best path through a segment as SentencePiece finds it after a path of `score`.
+    """Finds the best path through a segment as SentencePiece does after a path of `score`.
 
     Fills work.ids and work.starts. Candidates are compared in double precision with a best score
     that was rounded to float32. Source: SentencePiece `unigram_model.cc`, Model::EncodeOptimized.
@@ -521,15 +522,15 @@ def _exact_path(pieces, text, at, end, score, work):
 
 @compiled
 def _certain_path(pieces, text, at, end, work):
-    """The best path through a segment, computed without rounding to float32.
+    """Finds the best path through a segment, computed without rounding to float32.
 
-    Fills work.ids and work.starts, and returns the score up to which, before the segment, the
-    float32 path is sure to be this one; negative if it never is.
+    Fills work.ids and work.starts. Returns the largest score before the segment for which the
+    float32 path is proven to be the same; negative if there is none.
 
-    With n characters, scores of at most C and M = |score before| + n C, every rounding errs by at
-    most u = M 2^-24; so each best score of SentencePiece differs from the true one by at most n u,
-    a candidate likewise, the stored best by u more. A decision whose two best candidates are more
-    than (2 n + 2) u apart is therefore SentencePiece's too.
+    For n characters, scores of at most C and M = |score before| + n C, the error of every rounding
+    is at most u = M 2^-24. So each best score of SentencePiece differs from the true one by at most
+    n u, as does a candidate's, and the stored best by another u. If the two best candidates are
+    more than (2 n + 2) u apart, SentencePiece therefore decides in the same way.
     """
     trie, scores = pieces.trie, pieces.scores
     best, rival, ids, starts = work.best, work.rival, work.ids, work.starts
@@ -585,25 +586,25 @@ def _certain_path(pieces, text, at, end, work):
         position = starts[position]
     if margin == np.inf:
         return np.inf
-    # 1 % and 1e-9 for the roundings of this computation itself, some 1e-16 of the scores each.
+    # 1 % and 1e-9 cover the rounding of this computation itself, about 1e-16 of the scores.
     most = (margin - 1e-9) * 0.99 * 2.0**24 / (2 * characters + 2)
     return most - characters * pieces.cost
 
 
 @compiled
 def _merged_path(pieces, text, at, end, work):
-    """The symbols of a segment after BPE's merges; fills work.ids and work.starts.
+    """Merges the characters of a segment by BPE; fills work.ids and work.starts.
 
-    The best-scored pair that is a piece is merged, the leftmost of equals, until none is left.
-    Returns False for a segment of too many characters.
+    The adjacent pair whose piece has the best score is merged, the leftmost of equals, until no
+    pair is a piece. Returns False if the segment has too many characters.
     Source: SentencePiece `bpe_model.cc`, Model::SampleEncode with alpha 0.
     """
     trie = pieces.trie
     begins = np.empty(BPE_CHARACTERS + 1, np.int64)
     following = np.empty(BPE_CHARACTERS + 1, np.int64)
-    symbol = np.empty(BPE_CHARACTERS + 1, np.int64)  # its id, -1 if it is no piece
-    merged = np.empty(BPE_CHARACTERS + 1, np.int64)  # id of it and its right neighbour, -1 if none
-    whole = np.empty(BPE_CHARACTERS + 1, np.bool_)  # a user-defined symbol
+    symbol = np.empty(BPE_CHARACTERS + 1, np.int64)  # id of each symbol, -1 if it is not a piece
+    merged = np.empty(BPE_CHARACTERS + 1, np.int64)  # id of it merged with the next, -1 if none
+    whole = np.empty(BPE_CHARACTERS + 1, np.bool_)  # True for a user-defined symbol
     count = 0
     position = at
     while position < end:
@@ -653,7 +654,7 @@ def _merged_path(pieces, text, at, end, work):
 
 @compiled
 def _find(trie, text, at, end):
-    """Returns the value of the key text[at:end], -1 if it is none."""
+    """Returns the value of the key text[at:end], -1 if there is none."""
     node = trie[0]
     for position in range(at, end):
         byte = np.int64(text[position])
@@ -664,8 +665,8 @@ def _find(trie, text, at, end):
 
 
 @compiled
-def _turn(work, size):
-    """Turns a path round: starts[p] then says where the piece ends that begins at p."""
+def _reverse(work, size):
+    """Reverses a path: starts[p] is then the end of the piece that begins at p."""
     starts = work.starts
     position, following = size, size
     while position > 0:
@@ -678,7 +679,7 @@ def _turn(work, size):
 
 @compiled
 def _path_length(pieces, text, at, size, work):
-    """Returns how many ids a turned path has, unknown characters as bytes."""
+    """Returns the number of ids of a reversed path, with unknown characters as bytes."""
     count = 0
     position = 0
     while position < size:
@@ -699,12 +700,12 @@ def _slot(low, high, table):
 
 @compiled
 def _remember(pieces, text, at, end, work, slot, low, high, limit):
-    """Puts a segment and its path into the memo; empties a full one first.
+    """Stores a segment and its path in the memo, which is emptied first if it is full.
 
-    Of an entry of `table`, the first two words are the key, of which the second is never 0. Of the
-    third, the upper half is the limit as float32; the lower is twice the id if the segment is one
-    known piece of up to 15 bytes, else one more than twice a place in `store`. There lie the
-    segment's length and number of ids, its bytes if it has more than 15, and its ids and scores.
+    The first two words of an entry of `table` are the key; the second is never 0. The upper half of
+    the third is the limit as float32. Its lower half is 2 id if the segment is one known piece of
+    up to 15 bytes, otherwise 2 i + 1 for an index i of `store`, which holds the segment's length
+    and number of ids, its bytes if there are more than 15, and its ids and scores.
     """
     table, store, fill = work.table, work.store, work.fill
     length = end - at
@@ -733,7 +734,7 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
             ending = work.starts[position]
             token = work.ids[ending]
             if pieces.has_bytes and token == pieces.unknown_id:
-                # The character's score once, at its first byte.
+                # The character's score is stored once, with its first byte.
                 score = pieces.scores[token]
                 for index in range(3 if text[at + position] == 0x20 else ending - position):
                     byte = (
@@ -751,7 +752,7 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
                 place += 2
             position = ending
         fill[1] = place
-    # Towards zero: the rounded limit must not exceed the true one.
+    # Rounded towards zero, as the stored limit must not exceed the true one.
     table.view(np.float32)[slot, 5] = np.float32(limit * (1 - 1e-6)) if limit > 0 else -1.0
     fill[0] += 1
 
@@ -761,16 +762,17 @@ def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
     """Encodes documents data[offsets[i] : offsets[i + 1]] from `first` on.
 
     Args:
-      normaliser, pieces, work: the model, and buffers.
+      normaliser, pieces, work: the model and the buffers.
       data: uint8[bytes] UTF-8.
       offsets: int64[documents + 1].
-      first: the document to begin with.
+      first: index of the first document to encode.
       out: int32[n]; ids are written from out[used] on.
-      used: see `out`.
-      lengths: int64[documents]; how many ids each document has is written here.
+      used: number of ids in `out`.
+      lengths: int64[documents]; receives the number of ids of each document.
 
     Returns:
-      (DONE or why it stopped, the next document, `used` now, length that a short buffer needs).
+      (DONE or the reason for stopping, the next document, the new `used`, the length that a short
+      buffer needs).
     """
     text, table, store = work.text, work.table, work.store
     halves, limits = table.view(np.int32), table.view(np.float32)
@@ -845,19 +847,19 @@ def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
             if not unigram:
                 if not _merged_path(pieces, text, at, end, work):
                     return GIVE_UP, document, begin_used, 0
-                _turn(work, length)
+                _reverse(work, length)
                 if length <= MEMO_BYTES:
                     _remember(pieces, text, at, end, work, slot, low, high, np.inf)
             elif found or length > MEMO_BYTES:
                 _exact_path(pieces, text, at, end, score, work)
-                _turn(work, length)
+                _reverse(work, length)
             else:
                 limit = _certain_path(pieces, text, at, end, work)
-                _turn(work, length)
+                _reverse(work, length)
                 _remember(pieces, text, at, end, work, slot, low, high, limit)
                 if np.float64(abs(score)) > limit:
                     _exact_path(pieces, text, at, end, score, work)
-                    _turn(work, length)
+                    _reverse(work, length)
             position = np.int64(0)
             while position < length:
                 ending = np.int64(work.starts[position])

@@ -1,4 +1,4 @@
-"""Texts to ids: where a build spends its time."""
+"""Tokenization of batches of texts, with an audit of the fast tokenizer."""
 
 import array
 from collections.abc import Iterator
@@ -14,22 +14,22 @@ FAST = "fast"
 SENTENCEPIECE = "sentencepiece"
 ENGINES = (FAST, SENTENCEPIECE)
 
-# Text given to SentencePiece at once. It answers with Python lists, some 36 bytes a token, so this
-# bounds their memory; more is no faster.
+# Bytes of text per call of SentencePiece. It returns Python lists, about 36 bytes per token, whose
+# memory this bounds; larger chunks are not faster.
 _CHUNK_BYTES = 1 << 16
-# One byte in so many is encoded by SentencePiece too, and compared. At a sixth of the fast
-# tokenizer's speed that costs 2 % of its time.
-_AUDITED = 256
-# Of a longer text the beginning is compared, for the memory that SentencePiece takes.
+# One byte in 256 is also encoded by SentencePiece and compared. As SentencePiece has a sixth of the
+# fast tokenizer's speed, this costs 2 % of the time.
+_AUDIT_INTERVAL = 256
+# Of a longer text only the beginning is compared, to limit SentencePiece's memory.
 _AUDITED_BYTES = 64 << 10
 
 
 class Tokenizer:
-    """Encodes a vocabulary's texts with one of ENGINES; the ids are SentencePiece's with either.
+    """Tokenizer of a vocabulary with one of ENGINES; both return SentencePiece's ids.
 
     Attributes:
-      refusal: why the model is left to SentencePiece although FAST was asked for, "" otherwise.
-      documents: counts of texts: "encoded", of them "left to SentencePiece" and "audited".
+      refusal: why FAST does not support the model, which is left to SentencePiece; "" otherwise.
+      documents: numbers of texts "encoded", and of these "left to SentencePiece" and "audited".
     """
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
@@ -45,28 +45,28 @@ class Tokenizer:
                 self.refusal = str(error)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids of all texts, int64[texts] how many each has).
+        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The ids may lie in a buffer that the next call overwrites. `texts` has no nulls. A text that
-        normalises to nothing has no ids; none ends in EOS.
+        The ids may be in a buffer that the next call overwrites. `texts` has no nulls. A text that
+        normalises to nothing has no ids. EOS is not added.
 
         Raises:
-          UserError: the audit found a text that SentencePiece encodes otherwise.
+          UserError: the audit found a text that SentencePiece encodes differently.
         """
         self.documents["encoded"] += len(texts)
         if not self._fast:
             self.documents["left to SentencePiece"] += len(texts)
-            return self._slowly(texts)
+            return self._by_sentencepiece(texts)
         refused = self._fast.refused
         tokens, lengths = self._fast.encode(texts)
         self.documents["left to SentencePiece"] += self._fast.refused - refused
         self._audit(texts, tokens, lengths)
         return tokens, lengths
 
-    def _slowly(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    def _by_sentencepiece(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         tokens, lengths = array.array("i"), [np.zeros(0, np.int64)]
         for chunk in _chunks(texts):
-            # One thread: a build takes more cores by --workers.
+            # One thread, as --workers uses the other cores.
             encoded = self._vocabulary.processor.encode(
                 chunk.to_pylist(), out_type=int, num_threads=1
             )
@@ -76,14 +76,14 @@ class Tokenizer:
         return np.frombuffer(tokens, np.int32), np.concatenate(lengths)
 
     def _audit(self, texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Compares texts with SentencePiece, up to their share of all bytes."""
+        """Compares ids with SentencePiece's, for one in _AUDIT_INTERVAL of all bytes so far."""
         ends = np.cumsum(lengths)
         sizes = text_bytes(texts)
         before = self._seen + np.cumsum(sizes) - sizes
         self._seen += int(sizes.sum())
         at = 0
         while True:
-            due = np.searchsorted(before[at:], self._audited * _AUDITED) + at
+            due = np.searchsorted(before[at:], self._audited * _AUDIT_INTERVAL) + at
             if due >= len(texts):
                 return
             at = int(due)
@@ -91,7 +91,7 @@ class Tokenizer:
             found = tokens[ends[at] - lengths[at] : ends[at]]
             if sizes[at] > _AUDITED_BYTES:
                 text = text[: _AUDITED_BYTES // 4]
-                found = self._again(text, tokens)
+                found = self._encode_another(text, tokens)
             if not np.array_equal(found, self._vocabulary.processor.encode(text)):
                 start = text[:60].replace("\n", " ")
                 raise UserError(
@@ -102,8 +102,8 @@ class Tokenizer:
             self._audited += min(max(int(sizes[at]), 1), _AUDITED_BYTES)
             at += 1
 
-    def _again(self, text: str, tokens: np.ndarray) -> np.ndarray:
-        """Returns the ids of another text, and leaves `tokens` in the buffer they share."""
+    def _encode_another(self, text: str, tokens: np.ndarray) -> np.ndarray:
+        """Returns the ids of another text, and restores `tokens` in the shared buffer."""
         kept = tokens.copy()
         assert self._fast
         found = self._fast.encode(pa.array([text]))[0].copy()
@@ -114,10 +114,10 @@ class Tokenizer:
 def without_sentinels(
     vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Empties the texts that hold a sentinel.
+    """Removes the ids of texts that contain a sentinel.
 
     Returns:
-      (tokens, lengths) as `Tokenizer.encode`, and bool[texts]: which were emptied.
+      (tokens, lengths) as from `Tokenizer.encode`, and bool[texts], True if it contained one.
     """
     spelt = np.zeros(len(lengths), bool)
     places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
@@ -134,7 +134,7 @@ def text_bytes(texts: pa.Array) -> np.ndarray:
 
 
 def _chunks(texts: pa.Array) -> Iterator[pa.Array]:
-    """Splits before the text that would exceed _CHUNK_BYTES; a longer text is alone."""
+    """Yields chunks of at most _CHUNK_BYTES; a longer text is a chunk of its own."""
     ends = np.cumsum(text_bytes(texts))
     begin = 0
     while begin < len(texts):

@@ -1,8 +1,8 @@
-"""A double-array trie of byte strings, built and walked by compiled code.
+"""Double-array trie of byte strings, built by compiled code.
 
 A node is one int64: bits 32-62 hold the offset of its children, bits 8-31 its value plus one (0 for
-none), bits 0-7 the byte that leads to it. The child of a node by byte b lies at offset ^ b, where a
-node is the right one if it carries b: no two nodes have the same offset, so one load decides.
+none), bits 0-7 the byte that leads to it. The child of a node by byte b is at index offset ^ b, if
+the node there carries b. As no two nodes have the same offset, one load suffices to check.
 
 Source: the layout of Darts-clone (https://github.com/s-yata/darts-clone), with 64-bit nodes.
 """
@@ -17,8 +17,10 @@ _BLOCK = 256
 
 
 def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
-    """Returns int64[nodes] for (key, value) pairs: keys distinct, non-empty and without NUL,
-    values below 2**24."""
+    """Returns the trie of (key, value) pairs as int64[nodes].
+
+    Keys are distinct, not empty and without NUL bytes; values are below 2**24.
+    """
     pairs = sorted(keys)
     data = np.frombuffer(b"".join(key for key, _ in pairs) or b"\0", np.uint8)
     ends = np.cumsum([0, *(len(key) for key, _ in pairs)], dtype=np.int64)
@@ -31,7 +33,7 @@ def _build(data, ends, values):  # pragma: no cover - compiled
     # Breadth first over ranges of the sorted keys: [low, high) share their first `depth` bytes.
     size = 2 * _BLOCK
     units = np.zeros(size, np.int64)
-    used = np.zeros(size, np.bool_)  # a node is here, or its place is reserved
+    used = np.zeros(size, np.bool_)  # a node is stored or reserved here
     taken = np.zeros(size, np.bool_)  # some node has this offset
     used[0] = True
     taken[0] = True
@@ -60,8 +62,8 @@ def _build(data, ends, values):  # pragma: no cover - compiled
         begins[count] = high
         while first_free < size and used[first_free]:
             first_free += 1
-        # A single child fits anywhere and fills what gaps there are; several look further on, where
-        # they find room at once.
+        # A single child fits anywhere and fills gaps; several children start further on, where
+        # there is room for all of them.
         place = start = first_free if count == 1 else max(first_free, front)
         offset = np.int64(0)
         while True:
@@ -80,7 +82,7 @@ def _build(data, ends, values):  # pragma: no cover - compiled
             if free:
                 break
             place += 1
-        # Gaps that did not fit will seldom fit others: leave the worse half of them behind.
+        # Gaps that did not fit will seldom fit others, so half of them are skipped from now on.
         if count > 1:
             front = max(front, (start + place) // 2)
         elif place - start > 16:
@@ -106,5 +108,5 @@ def _build(data, ends, values):  # pragma: no cover - compiled
     out = units[: (last // _BLOCK + 1) * _BLOCK].copy()
     for node in range(len(out)):
         if not used[node]:
-            out[node] = -1  # its label, 0xFF, is no byte of UTF-8
+            out[node] = -1  # its label, 0xFF, never occurs in UTF-8
     return out

@@ -1,4 +1,4 @@
-"""verify finds damage of every kind and names it; a good cache passes."""
+"""pipeline.verify finds and names damage of every kind; a valid cache passes."""
 
 import dataclasses
 import io
@@ -74,7 +74,7 @@ def fill(path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_good_cache_passes(cache, documents, capsys, workers):
+def test_a_valid_cache_passes(cache, documents, capsys, workers):
     assert main([f"--cache={cache}", f"--workers={workers}"]) == 0
     out = capsys.readouterr().out
     assert out.endswith(f"{cache}: verified\n")
@@ -90,12 +90,12 @@ def test_a_good_cache_passes(cache, documents, capsys, workers):
 @pytest.mark.parametrize(
     ("name", "damage", "file", "what"),
     [
-        (FIRST.format("tfrecord"), flip, None, r"another sha256 \(row \d+: .*checksum"),
+        (FIRST.format("tfrecord"), flip, None, r"as the sha256 shows \(row \d+: .*checksum"),
         (FIRST.format("tfrecord"), truncate, None, r"bytes, not [\d,]+ \(row \d+: "),
         (FIRST.format("tfrecord"), append, None, r"bytes, not [\d,]+ \(row \d+: the record is cut"),
         (FIRST.format("tfrecord"), os.unlink, None, "missing; run pipeline.build"),
         (FIRST.format("tfrecord"), swap, None, "bytes, not"),
-        (FIRST.format("rows") + ".npy", flip, None, "another sha256"),
+        (FIRST.format("rows") + ".npy", flip, None, "as the sha256 shows"),
         (FIRST.format("rows") + ".npy", os.unlink, None, "missing"),
         (FIRST.format("documents") + ".parquet", truncate, None, "bytes, not"),
         (FIRST.format("receipt") + ".json", edit, None, "manifest.json differ in documents"),
@@ -104,11 +104,11 @@ def test_a_good_cache_passes(cache, documents, capsys, workers):
         ("manifest.json", truncate, None, "not valid JSON"),
         ("manifest.json", os.unlink, None, "missing: the cache is not finished"),
         ("manifest.json", edit_manifest, FIRST.format("receipt") + ".json", "differ in rows"),
-        ("plan.json", edit_plan, None, "another plan than the manifest's"),
+        ("plan.json", edit_plan, None, "differs from the manifest's plan"),
         ("plan.json", os.unlink, None, "missing"),
         ("COMPLETED", os.unlink, None, "missing"),
-        ("info.train.json", fill, None, "not what belongs there"),
-        ("stats.validation.json", fill, None, "not what belongs there"),
+        ("info.train.json", fill, None, "wrong content"),
+        ("stats.validation.json", fill, None, "wrong content"),
         ("sentencepiece.model", flip, None, "not the vocabulary"),
         ("sentencepiece.model", os.unlink, None, "missing"),
     ],
@@ -121,14 +121,14 @@ def test_damage_is_found_and_named(copy, name, damage, file, what):
 
 
 @pytest.mark.parametrize("name", [".partial-1-train.tfrecord-00000-of-00008", "notes.txt"])
-def test_files_of_others(copy, name):
+def test_foreign_files(copy, name):
     (copy / name).touch()
     (fault,) = found(copy)
     assert fault.startswith(name)
 
 
 def seal(folder, split="train", index=0, **counts):
-    """Makes checksums and counts say that what lies there is right."""
+    """Makes checksums and counts agree with the damaged files."""
     manifest = CacheManifest.load(str(folder))
     shards = list(manifest.splits[split])
     entries = {
@@ -150,7 +150,7 @@ def read_rows(path):
 
 
 def rewrite(path, change):
-    """Replaces the middle row by what `change` makes of it; returns the row."""
+    """Applies `change` to the tokens of the middle row."""
     rows, _ = read_rows(path)
     middle = len(rows) // 2
     row = records.decode_row(records.unframe(rows[middle]))
@@ -184,7 +184,7 @@ def duplicate_row_and_index(copy):
     index["documents"] = np.cumsum([0, starts[0], *starts[:-1]])
     with open(copy / (FIRST.format("rows") + ".npy"), "wb") as file:
         np.save(file, index)
-    return "pieces, and"
+    return "parts, but"
 
 
 def index_off(copy):
@@ -193,7 +193,7 @@ def index_off(copy):
     index["documents"][3] += 1
     with open(path, "wb") as file:
         np.save(file, index)
-    return "row 3 has another documents in the records"
+    return "row 3 has different documents in the records"
 
 
 def row_of(value):
@@ -227,23 +227,25 @@ def lineage(change):
 def moved(table):
     positions = table.column("position").to_numpy().copy()
     positions[4] += 1
-    return table.set_column(2, "position", [positions]), "piece 4 begins elsewhere"
+    return table.set_column(2, "position", [positions]), "part 4 begins at a different place"
 
 
 def shorter(table):
     tokens = table.column("tokens").to_numpy().copy()
     tokens[4] -= 1
-    return table.set_column(3, "tokens", [tokens]), "tokens before piece 5 belong to no piece"
+    return table.set_column(3, "tokens", [tokens]), "tokens before part 5 belong to no part"
 
 
 def headless(table):
     offsets = table.column("document_offset").to_numpy().copy()
     offsets[4] = 7
-    return table.set_column(4, "document_offset", [offsets]), "before piece 4 of its document"
+    return table.set_column(
+        4, "document_offset", [offsets]
+    ), "the part of its document before part 4 is missing"
 
 
 def lost(table):
-    return table.slice(1), "pieces, and"
+    return table.slice(1), "parts, but"
 
 
 @pytest.mark.parametrize(
@@ -261,8 +263,8 @@ def lost(table):
         lineage(lost),
     ],
 )
-def test_what_checksums_cannot_tell(copy, damage):
-    """As if a faulty program had written it."""
+def test_faults_that_checksums_miss(copy, damage):
+    """The checksums are right, as if a faulty program had written the files."""
     what = damage(copy)
     seal(copy)
     faults = found(copy)
@@ -275,7 +277,7 @@ def test_counts_that_manifest_and_receipt_agree_on(copy, field):
     seal(copy, **{field: there + 1})
     faults = found(copy)
     receipt = FIRST.format("receipt") + ".json"
-    assert any(f"{receipt}: it counts {there + 1} {field}" in fault for fault in faults), faults
+    assert any(f"{receipt}: it records {there + 1} {field}" in fault for fault in faults), faults
 
 
 def test_a_shard_twice(build, tmp_path):
@@ -303,7 +305,7 @@ def test_quarantine(build, tmp_path):
     path.write_text(path.read_text().splitlines()[0] + "\n")
     seal(folder)
     (fault,) = [fault for fault in found(folder) if "receipt" in fault]
-    assert "counts {'invalid JSON': 1, 'null': 1} dropped" in fault
+    assert "records {'invalid JSON': 1, 'null': 1} dropped" in fault
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_other_packings(build, tmp_path, more):
     assert not found(folder)
     lineage(lambda table: headless(table))(folder)
     seal(folder)
-    assert any("is lost" in fault for fault in found(folder))
+    assert any("of its document before" in fault for fault in found(folder))
 
 
 def test_no_cache(tmp_path):

@@ -215,7 +215,7 @@ def test_how_jobs_end(submit, gcs):
     with DataflowServer(dies) as server:
         line = refused(submit(server))
         assert "a work item has failed 4 times" in line
-        assert "give the same command again" in line
+        assert "run the same command again" in line
     with DataflowServer(lambda job: {}, refuses=(403, "dataflow.jobs.create denied")) as server:
         assert "Google Cloud refuses" in refused(submit(server))
 
@@ -243,8 +243,8 @@ def test_interrupted_and_submitted_twice(submit):
         while len(server.jobs) < 2:
             assert second.poll() is None
             time.sleep(0.1)
-        server.jobs[1].state = "JOB_STATE_CANCELLED"  # by somebody else
-        assert "the Dataflow job was cancelled: what is finished is kept" in refused(second)
+        server.jobs[1].state = "JOB_STATE_CANCELLED"  # by another user
+        assert "the Dataflow job was cancelled: finished shards are kept" in refused(second)
         over.set()
 
 
@@ -257,14 +257,14 @@ def checked(*flags: str, corpus="parquet:gs://bucket/*", cache_dir="gs://bucket/
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--project="], "needs --project=… too"),
-        (["--region=", "--temp_location="], "needs --region=… --temp_location=… too"),
+        (["--project="], "also needs --project=…"),
+        (["--region=", "--temp_location="], "also needs --region=… --temp_location=…"),
         (["--temp_location=/tmp/x"], "--temp_location=/tmp/x is not in Cloud Storage"),
         (["--staging_location=stage"], "--staging_location=stage is not in Cloud Storage"),
         (["--staging_location=gs://"], "is not in Cloud Storage"),
         (["--update"], "--update is for streaming jobs"),
-        (["--template_location=gs://bucket/t"], "--template_location makes no job"),
-        (["--job_name=Ours"], "--job_name=Ours: use small letters"),
+        (["--template_location=gs://bucket/t"], "--template_location is not supported"),
+        (["--job_name=Ours"], "--job_name=Ours: use lower-case letters"),
     ],
 )
 def test_flags_that_cannot_work(flags, message):
@@ -272,8 +272,8 @@ def test_flags_that_cannot_work(flags, message):
         checked("--no_auth", *flags)
 
 
-def test_places_that_workers_do_not_see():
-    with pytest.raises(UserError, match="a folder of this machine"):
+def test_folders_that_workers_cannot_access():
+    with pytest.raises(UserError, match="is a local folder"):
         checked("--no_auth", cache_dir="cache")
     for corpus in ("parquet:/data/*.parquet", "text:file:///data/x"):
         with pytest.raises(UserError, match="workers cannot read it: copy it first"):

@@ -1,0 +1,1 @@
+"""Report on a cache: what is counted, and the HTML page."""

@@ -1,0 +1,242 @@
+"""Statistics of a cache that require reading its rows, from a sample of its shards."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from tasks.cache.manifest import CacheManifest, Shard, shard_file
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.vocabulary import Vocabulary
+
+_EXAMPLES = 3  # documents shown per reason of quarantine, and rows shown in full
+_TOP_DUPLICATES = 8
+_START_TOKENS = 24  # tokens shown of a repeated document
+_WORD_TOKENS = 200_000  # tokens that are decoded to count words
+
+
+@dataclasses.dataclass(frozen=True)
+class DuplicateGroup:
+    """Documents with equal tokens: their number, some of their ids, and the start of their text."""
+
+    count: int
+    ids: list[str]
+    start: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleRow:
+    """A decoded row: (id, text) of each part.
+
+    The id is empty for the rest of a document that began in an earlier row.
+    """
+
+    place: str
+    parts: list[tuple[str, str]]
+
+
+@dataclasses.dataclass
+class Findings:
+    """Results from the sampled shards.
+
+    Attributes:
+      shards: (number of shards read, number of shards).
+      lengths: int64[documents] tokens per document, including separators.
+      pieces: int64[vocabulary size] number of occurrences of each id.
+      words, word_tokens: numbers of words, separated by white space, and of their tokens.
+      by_file: [documents, tokens] of each file of the corpus, if the ids contain the file's name.
+      duplicates: number of documents that repeat an earlier one.
+      groups: number of distinct documents that are repeated.
+      top_duplicates: the largest groups of equal documents.
+      quarantine: (id, location) of some documents by reason.
+      rows: some rows.
+    """
+
+    shards: tuple[int, int]
+    lengths: np.ndarray
+    pieces: np.ndarray
+    words: int = 0
+    word_tokens: int = 0
+    by_file: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    duplicates: int = 0
+    groups: int = 0
+    top_duplicates: list[DuplicateGroup] = dataclasses.field(default_factory=list)
+    quarantine: dict[str, list[tuple[str, str]]] = dataclasses.field(default_factory=dict)
+    rows: list[SampleRow] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShardContent:
+    """One shard: its tokens, the start of each row, and the parts of documents in its lineage."""
+
+    tokens: np.ndarray
+    row_begins: np.ndarray
+    begins: np.ndarray
+    lengths: np.ndarray
+    offsets: np.ndarray
+    ids: list[str]
+
+    def documents(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields (id, tokens) of each document, joining the parts of those that were cut."""
+        cut = {self.ids[number] for number in np.flatnonzero(self.offsets).tolist()}
+        parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+        for number, name in enumerate(self.ids):
+            begin = self.begins[number]
+            tokens = self.tokens[begin : begin + self.lengths[number]]
+            if name in cut:
+                parts.setdefault(name, []).append((int(self.offsets[number]), tokens))
+            else:
+                yield name, tokens
+        for name, pieces in parts.items():
+            yield name, np.concatenate([tokens for _, tokens in sorted(pieces, key=_offset)])
+
+
+def _offset(piece: tuple[int, np.ndarray]) -> int:
+    return piece[0]
+
+
+def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shards: int) -> Findings:
+    """Reads at most `sample_shards` shards of each split, chosen by a hash of their names.
+
+    Raises:
+      CorruptRecord: a record is damaged; pipeline.verify reports the place and the remedy.
+      OSError: a file cannot be read.
+    """
+    chosen = [key for split in manifest.splits for key in _choose(manifest, split, sample_shards)]
+    every = sum(map(len, manifest.splits.values()))
+    lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, "S16")]
+    found = Findings((len(chosen), every), lengths[0], np.zeros(loaded.size, np.int64))
+    names = {file["name"] for file in manifest.plan.corpus.get("files", ())}
+    with progress.shown("reading", len(chosen)) as bar:
+        for number, (split, index) in enumerate(chosen, 1):
+            shard = manifest.splits[split][index]
+            content = _read(folder, manifest, split, index)
+            found.pieces += np.bincount(content.tokens, minlength=loaded.size)
+            documents = list(content.documents())
+            lengths.append(np.array([len(tokens) for _, tokens in documents], np.int64))
+            hashes.append(np.array([_digest(tokens) for _, tokens in documents], "S16"))
+            for name, tokens in documents:
+                file = name.rpartition(":")[0]
+                if file in names:
+                    counts = found.by_file.setdefault(file, [0, 0])
+                    counts[0] += 1
+                    counts[1] += len(tokens)
+            _count_words(found, loaded, content)
+            _quarantine(found, folder, manifest, split, index, shard)
+            if len(found.rows) < _EXAMPLES and shard.rows:
+                found.rows.append(_sample_row(loaded, content, split, index))
+            bar.update(number)
+    found.lengths = np.concatenate(lengths)
+    _find_duplicates(found, folder, manifest, loaded, chosen, hashes[1:])
+    return found
+
+
+def _choose(manifest: CacheManifest, split: str, count: int) -> list[tuple[str, int]]:
+    def order(index: int) -> bytes:
+        return hashlib.sha256(f"{split} {index}".encode()).digest()
+
+    indices = sorted(range(len(manifest.splits[split])), key=order)[:count]
+    return [(split, index) for index in sorted(indices)]
+
+
+def _read(folder: str, manifest: CacheManifest, split: str, index: int) -> _ShardContent:
+    from pyarrow import parquet
+
+    from tasks.cache import records
+
+    name = {
+        kind: shard_file(split, kind, index, manifest.plan.shards[split])
+        for kind in ("tfrecord", "rows", "documents")
+    }
+    with files.open_read(files.join(folder, name["rows"])) as file:
+        rows = np.load(file, allow_pickle=False)
+    data = memoryview(files.read_bytes(files.join(folder, name["tfrecord"])))
+    ends = [*rows["offset"][1:].tolist(), len(data)]
+    tokens = [np.zeros(0, np.int32)]
+    for begin, end in zip(rows["offset"].tolist(), ends, strict=False):
+        tokens.append(records.decode_row(records.unframe(data[begin:end])).targets)
+    with files.open_read(files.join(folder, name["documents"])) as file:
+        lineage = parquet.read_table(file)
+    row_begins = np.cumsum(rows["tokens"], dtype=np.int64) - rows["tokens"]
+    row, position, lengths, offsets = (
+        lineage.column(column).to_numpy().astype(np.int64)
+        for column in ("row", "position", "tokens", "document_offset")
+    )
+    ids = lineage.column("id").to_pylist()
+    begins = row_begins[row] + position
+    return _ShardContent(np.concatenate(tokens), row_begins, begins, lengths, offsets, ids)
+
+
+def _digest(tokens: np.ndarray) -> bytes:
+    # The last byte must not be zero: numpy drops zeros at the end of byte strings.
+    return hashlib.blake2b(tokens.tobytes(), digest_size=15).digest() + b"."
+
+
+def _count_words(found: Findings, loaded: Vocabulary, content: _ShardContent) -> None:
+    left = _WORD_TOKENS - found.word_tokens
+    if left > 0 and len(content.tokens):
+        tokens = content.tokens[: max(1, left // max(1, found.shards[0] // 4))]
+        found.words += len(loaded.decode(tokens).split())
+        found.word_tokens += len(tokens)
+
+
+def _quarantine(
+    found: Findings, folder: str, manifest: CacheManifest, split: str, index: int, shard: Shard
+) -> None:
+    if not shard.dropped:
+        return
+    name = shard_file(split, "quarantine", index, manifest.plan.shards[split])
+    with files.open_read(files.join(folder, name)) as file:
+        for line in file:
+            entry = json.loads(line)
+            examples = found.quarantine.setdefault(entry["reason"], [])
+            if len(examples) < _EXAMPLES:
+                examples.append((entry["id"] or "", entry["location"]))
+
+
+def _sample_row(loaded: Vocabulary, content: _ShardContent, split: str, index: int) -> SampleRow:
+    """Returns the row in the middle of the shard."""
+    number = len(content.row_begins) // 2
+    begin = int(content.row_begins[number])
+    after = content.row_begins[number + 1 : number + 2]
+    end = int(after[0]) if len(after) else len(content.tokens)
+    inside = np.flatnonzero((content.begins >= begin) & (content.begins < end)).tolist()
+    cuts = [int(content.begins[piece]) for piece in inside]
+    names = [content.ids[piece] for piece in inside]
+    if not cuts or cuts[0] > begin:
+        cuts, names = [begin, *cuts], ["", *names]
+    parts = [
+        (name, loaded.decode(content.tokens[start:stop]))
+        for name, start, stop in zip(names, cuts, [*cuts[1:], end], strict=True)
+    ]
+    return SampleRow(f"{split}, shard {index}, row {number}", parts)
+
+
+def _find_duplicates(
+    found: Findings,
+    folder: str,
+    manifest: CacheManifest,
+    loaded: Vocabulary,
+    chosen: list[tuple[str, int]],
+    hashes: list[np.ndarray],
+) -> None:
+    """Counts documents with equal tokens, and rereads those that are shown as examples."""
+    _, which, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
+    repeated = np.flatnonzero(counts > 1)
+    found.groups = len(repeated)
+    found.duplicates = int((counts[repeated] - 1).sum())
+    top = repeated[np.argsort(-counts[repeated], kind="stable")][:_TOP_DUPLICATES]
+    firsts = np.concatenate([[0], np.cumsum([len(each) for each in hashes])])
+    for group in top.tolist():
+        places = np.flatnonzero(which == group)[:_EXAMPLES].tolist()
+        ids, start = [], ""
+        for place in places:
+            number = int(np.searchsorted(firsts, place, side="right")) - 1
+            documents = list(_read(folder, manifest, *chosen[number]).documents())
+            name, tokens = documents[place - int(firsts[number])]
+            ids.append(name)
+            start = loaded.decode(tokens[:_START_TOKENS])
+        found.top_duplicates.append(DuplicateGroup(int(counts[group]), ids, start))

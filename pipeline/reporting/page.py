@@ -1,0 +1,283 @@
+"""The report on a cache as an HTML page."""
+
+from collections import Counter
+
+import numpy as np
+
+from pipeline.reporting.findings import Findings
+from tasks.cache.manifest import CacheManifest
+from tasks.inspection import page as html_page
+from tasks.vocabulary import UNK_ID, Vocabulary
+
+_TOP_PIECES = 24
+_TOP_FILES = 200  # rows of the table of files
+_QUANTILES = (0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
+_BINS_AN_OCTAVE = 2
+_LEAST_BINS = 8
+
+
+def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
+    """Returns the report as HTML."""
+    plan = manifest.plan
+    read, every = found.shards
+    note = f"<p class=note>From {read:,} of the {every:,} shards.</p>" if read < every else ""
+    sections = [
+        ("Splits", _splits(manifest)),
+        ("Corpus", _corpus(manifest, found, note)),
+        ("Document lengths", note + _lengths(manifest, found)),
+        ("Vocabulary", note + _vocabulary(manifest, loaded, found)),
+        ("Duplicates", note + _duplicates(found)),
+        ("Left out", _left_out(manifest, found)),
+        ("Rows", note + _rows(found)),
+        ("Provenance", _provenance(folder, manifest)),
+    ]
+    body = "".join(
+        f"<article id={_slug(name)}><h2>{name}</h2>{content}</article>"
+        for name, content in sections
+    )
+    return html_page.document(
+        f"Cache of {plan.task}",
+        {_slug(name): name for name, _ in sections},
+        head=f"<p>{html_page.text(plan.corpus['spec'])}</p>{_headline(manifest)}",
+        body=f"<main>{body}</main>",
+        interactive=False,
+    )
+
+
+def _slug(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _headline(manifest: CacheManifest) -> str:
+    splits = manifest.splits
+    size = sum(
+        entry.bytes
+        for shards in splits.values()
+        for each in shards
+        for entry in each.files.values()
+    )
+    left_out = sum(sum(manifest.dropped(split).values()) for split in splits)
+    figures = {
+        "documents": f"{sum(manifest.total(split, 'documents') for split in splits):,}",
+        "tokens": f"{sum(manifest.total(split, 'tokens') for split in splits):,}",
+        "text": _size(sum(manifest.total(split, "text_bytes") for split in splits)),
+        "on disk": _size(size),
+        "left out": f"{left_out:,}",
+    }
+    return html_page.facts(figures.items(), "figures")
+
+
+def _size(size: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:,.2f} {name}"
+    return f"{size / 1e3:,.2f} kB"
+
+
+def _splits(manifest: CacheManifest) -> str:
+    rows = []
+    for split, shards in manifest.splits.items():
+        tokens, count = manifest.total(split, "tokens"), manifest.total(split, "rows")
+        room = count * manifest.plan.row_tokens
+        rows.append(
+            (
+                split,
+                f"{len(shards):,}",
+                f"{manifest.total(split, 'documents'):,}",
+                f"{manifest.total(split, 'split_documents'):,}",
+                f"{tokens:,}",
+                f"{count:,}",
+                f"{tokens / room:.2%}" if room else "–",
+            )
+        )
+    plan = manifest.plan
+    header = ("split", "shards", "documents", "split documents", "tokens", "rows", "rows filled")
+    return html_page.table(
+        f"{plan.packing} packing into rows of {plan.row_tokens:,} tokens, separator "
+        f"{plan.separator}",
+        header,
+        rows,
+    )
+
+
+def _corpus(manifest: CacheManifest, found: Findings, note: str) -> str:
+    record = manifest.plan.corpus
+    facts = [
+        (name, value if isinstance(value, str) else f"{value:,}")
+        for name, value in sorted(record.items())
+        if isinstance(value, str | int | float) and value != ""
+    ]
+    parts = [html_page.table("As resolved by the build", ("name", "value"), facts)]
+    sources = record.get("files", [])
+    if sources:
+        rows = []
+        for file in sources[:_TOP_FILES]:
+            documents, tokens = found.by_file.get(file["name"], ("–", "–"))
+            state = file.get("sha256") or file.get("etag") or "–"
+            cells = [n if isinstance(n, str) else f"{n:,}" for n in (documents, tokens)]
+            rows.append((file["name"], file["split"], f"{file['bytes']:,}", *cells, state[:16]))
+        shown = "" if len(sources) <= _TOP_FILES else f", the first {_TOP_FILES}"
+        header = ("file", "split", "bytes", "documents", "tokens", "sha256 or etag")
+        parts.append(html_page.table(f"Files: {len(sources):,}{shown}", header, rows))
+        if found.by_file:
+            parts.append(note)
+        else:
+            parts.append(
+                "<p class=note>The corpus has its own document ids, which do not name files.</p>"
+            )
+    return "".join(parts)
+
+
+def _lengths(manifest: CacheManifest, found: Findings) -> str:
+    if not len(found.lengths):
+        return "<p>The cache holds no documents.</p>"
+    quantiles = np.quantile(found.lengths, _QUANTILES, method="lower").astype(int)
+    names = ["minimum", *(f"{share:.0%}" for share in _QUANTILES[1:-1]), "maximum"]
+    table = html_page.table(
+        f"Tokens per document: quantiles of {len(found.lengths):,} documents",
+        ("quantile", *names),
+        [("tokens", *(f"{value:,}" for value in quantiles))],
+    )
+    mean = found.lengths.mean()
+    return f"{_histogram(found.lengths)}{table}<p>The mean is {mean:,.1f} tokens.</p>"
+
+
+def _histogram(lengths: np.ndarray) -> str:
+    """Returns a histogram with logarithmic bins as SVG; each bar's title gives its numbers."""
+    bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_AN_OCTAVE).astype(int)
+    low, high = int(bins.min()), max(int(bins.max()), int(bins.min()) + _LEAST_BINS - 1)
+    counts = np.bincount(bins - low, minlength=_LEAST_BINS)
+    width, height, left, right, bottom = 736, 220, 56, 28, 34
+    step = (width - left - right) / len(counts)
+    top = int(counts.max())
+    marks = []
+    for number, count in enumerate(counts.tolist()):
+        tall = (height - bottom - 18) * count / top
+        x, y = left + number * step, height - bottom - tall
+        begin, end = (2 ** ((low + number + more) / _BINS_AN_OCTAVE) for more in (0, 1))
+        span = f"{np.ceil(begin):,.0f} to {np.ceil(end) - 1:,.0f} tokens: {count:,} documents"
+        marks.append(
+            f"<rect x={x + 1:.1f} y={y:.1f} width={max(step - 2, 1):.1f} height={tall:.1f}>"
+            f"<title>{span}</title></rect>"
+        )
+    octaves = range(-(-low // _BINS_AN_OCTAVE), high // _BINS_AN_OCTAVE + 2)
+    every = max(1, len(octaves) // 8)
+    for octave in list(octaves)[::every]:
+        x = left + (octave * _BINS_AN_OCTAVE - low) * step
+        if left <= x <= width - right + 1:
+            marks.append(
+                f"<text x={x:.1f} y={height - bottom + 16} text-anchor=middle>{2**octave:,}</text>"
+            )
+    base = height - bottom
+    marks.append(f"<text x={left - 8} y={base} text-anchor=end>0</text>")
+    marks.append(f"<text x={left - 8} y=22 text-anchor=end>{top:,}</text>")
+    marks.append(f"<text x={left} y=12>documents</text>")
+    marks.append(
+        f"<text x={(left + width - right) / 2} y={height - 3} text-anchor=middle>"
+        "tokens per document (logarithmic)</text>"
+    )
+    marks.append(f"<path d='M{left} {base}H{width - right}'/>")
+    label = f"Histogram of document lengths from {lengths.min():,} to {lengths.max():,} tokens"
+    return (
+        f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{label}'>{''.join(marks)}</svg>"
+    )
+
+
+def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
+    processor = loaded.processor
+    total = max(int(found.pieces.sum()), 1)
+    of_text = [
+        token
+        for token in range(loaded.record.pieces)
+        if token < loaded.first_sentinel
+        and not processor.is_control(token)
+        and not processor.is_unknown(token)
+    ]
+    unused = sum(not found.pieces[token] for token in of_text)
+    in_bytes = sum(int(found.pieces[token]) for token in of_text if processor.is_byte(token))
+    text_bytes = sum(manifest.total(split, "text_bytes") for split in manifest.splits)
+    text_tokens = sum(manifest.total(split, "text_tokens") for split in manifest.splits)
+    facts = [
+        ("pieces of text", f"{len(of_text):,}"),
+        ("never used", f"{unused / max(len(of_text), 1):.2%}"),
+        ("bytes per token", f"{text_bytes / max(text_tokens, 1):.3f}"),
+        ("tokens per word", f"{found.word_tokens / max(found.words, 1):.3f}"),
+        ("unknown tokens", f"{found.pieces[UNK_ID] / total:.4%}"),
+        ("byte-fallback tokens", f"{in_bytes / total:.4%}"),
+    ]
+    order = np.argsort(-found.pieces, kind="stable")[:_TOP_PIECES].tolist()
+    most = max(int(found.pieces.max()), 1)
+    rows = [
+        (
+            loaded.processor.id_to_piece(token),
+            f"{found.pieces[token]:,}",
+            f"{found.pieces[token] / total:.2%}",
+            f"<span class=bar style='width:{10 * found.pieces[token] / most:.2f}rem'></span>",
+        )
+        for token in order
+        if found.pieces[token]
+    ]
+    return html_page.table("Fit to the corpus", ("name", "value"), facts) + html_page.table(
+        "The most frequent pieces", ("piece", "times", "share", ""), rows, html_last=True
+    )
+
+
+def _duplicates(found: Findings) -> str:
+    if not found.duplicates:
+        return "<p>No two documents have the same tokens.</p>"
+    share = found.duplicates / max(len(found.lengths), 1)
+    rows = [
+        (group.start, f"{group.count:,}", ", ".join(group.ids)) for group in found.top_duplicates
+    ]
+    facts = [
+        ("documents with the same tokens as an earlier one", f"{found.duplicates:,}"),
+        ("share of the documents", f"{share:.2%}"),
+        ("groups of equal documents", f"{found.groups:,}"),
+    ]
+    return html_page.table("Nothing was removed", ("name", "value"), facts) + html_page.table(
+        "The largest groups", ("begins with", "documents", "some ids"), rows
+    )
+
+
+def _left_out(manifest: CacheManifest, found: Findings) -> str:
+    counts: Counter[str] = Counter()
+    for split in manifest.splits:
+        counts.update(manifest.dropped(split))
+    if not counts:
+        return "<p>No document was left out.</p>"
+    rows = []
+    for reason, count in counts.most_common():
+        examples = found.quarantine.get(reason, [])
+        places = "; ".join(f"{name} ({place})" if name else place for name, place in examples)
+        rows.append((reason, f"{count:,}", places or "in shards that were not read"))
+    return html_page.table("Documents by reason", ("reason", "documents", "some of them"), rows)
+
+
+def _rows(found: Findings) -> str:
+    if not found.rows:
+        return "<p>The shards that were read hold no rows.</p>"
+    parts = ["<p>Decoded text; each document begins with its id.</p>"]
+    for row in found.rows:
+        text = "".join(
+            (f"<b>{html_page.text(name)}</b> " if name else "") + html_page.text(part) + "\n"
+            for name, part in row.parts
+        )
+        parts.append(f"<h3 class=note>{html_page.text(row.place)}</h3>")
+        parts.append(f"<div class=row>{text.rstrip()}</div>")
+    return "".join(parts)
+
+
+def _provenance(folder: str, manifest: CacheManifest) -> str:
+    vocabulary = manifest.plan.vocabulary
+    facts = [
+        ("cache", folder),
+        ("fingerprint of the plan", manifest.plan.fingerprint),
+        ("SHA-256 of the vocabulary", vocabulary.sha256),
+        ("ids", f"{vocabulary.size:,}, including {vocabulary.sentinels} sentinels"),
+        ("format", manifest.plan.format),
+        *sorted(manifest.software.items()),
+    ]
+    return html_page.table("", ("name", "value"), facts) + (
+        "<p class=note>manifest.json records the SHA-256 of every file; "
+        "<code>python -m pipeline.verify</code> checks them.</p>"
+    )

@@ -1,0 +1,146 @@
+"""Verification of a cache: its shards, the files beside them, and that no document is repeated."""
+
+import dataclasses
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+
+import numpy as np
+
+from pipeline.verification.shard import FINISH, Checked, Fault, check_shard
+from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest, shard_file
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY
+
+# Digests of documents are sorted in this many parts, each of which must fit in memory: 2**32
+# documents, a hundred web crawls, give 64 parts of 1 GB.
+_DIGEST_PARTS = 64
+
+
+def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Fault]]:
+    """Returns (contents by split, all faults); a valid cache has no faults.
+
+    Raises:
+      UserError: there is no cache in `folder`.
+      OSError: the cache cannot be read.
+    """
+    if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
+        return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
+    try:
+        manifest = CacheManifest.load(folder)
+    except UserError as error:
+        if not files.exists(files.join(folder, MANIFEST)):
+            raise
+        return {}, [Fault(MANIFEST, str(error), FINISH)]
+    faults = _check_head(folder, manifest, set(files.list_names(folder)))
+    first_sentinel = manifest.plan.vocabulary.size - manifest.plan.vocabulary.sentinels
+    jobs = [
+        (folder, manifest.plan, split, index, shard, first_sentinel)
+        for split, shards in manifest.splits.items()
+        for index, shard in enumerate(shards)
+    ]
+    splits = {split: Checked([]) for split in manifest.splits}
+    sizes = [sum(entry.bytes for entry in job[4].files.values()) for job in jobs]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        progress.shown("verifying", sum(sizes), 0, "B") as bar,
+    ):
+        digests = _Digests(scratch)
+        done = 0
+        for job, size, checked in zip(jobs, sizes, _map(check_shard, jobs, workers), strict=True):
+            _add(splits[job[2]], checked)
+            faults += checked.faults
+            digests.add(checked.digests)
+            done += size
+            bar.update(done, f"{len(faults)} faults")
+        faults += digests.faults()
+    return splits, faults
+
+
+def _map(function: Callable, jobs: list, workers: int) -> Iterator[Checked]:
+    if workers == 1:
+        yield from map(function, jobs)
+        return
+    import multiprocessing
+
+    pool: Executor
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(function, jobs)
+
+
+def _add(total: Checked, more: Checked) -> None:
+    for field in ("size", "rows", "tokens", "documents", "dropped"):
+        setattr(total, field, getattr(total, field) + getattr(more, field))
+
+
+def _check_head(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
+    """Checks the files that belong to no shard, and that the folder holds no other files."""
+    from pipeline.building import lifecycle
+    from tasks import vocabulary
+
+    plan = manifest.plan
+    faults = []
+    counts = {split: len(shards) for split, shards in manifest.splits.items()}
+    if counts != plan.shards:
+        faults.append(Fault(MANIFEST, f"it has {counts} shards, not {plan.shards}", FINISH))
+    wanted = lifecycle.closing_files(manifest)
+    for name, data in {**wanted, PLAN: lifecycle.as_json(dataclasses.asdict(plan))}.items():
+        if name not in names:
+            faults.append(Fault(name, "missing", FINISH))
+        elif files.read_bytes(files.join(folder, name)) != data:
+            what = "differs from the manifest's plan" if name == PLAN else "wrong content"
+            remedy = "restore it, or build into another folder" if name == PLAN else FINISH
+            faults.append(Fault(name, what, remedy))
+    if VOCABULARY not in names:
+        faults.append(Fault(VOCABULARY, "missing", FINISH))
+    else:
+        model = files.read_bytes(files.join(folder, VOCABULARY))
+        if hashlib.sha256(model).hexdigest() != plan.vocabulary.sha256:
+            faults.append(Fault(VOCABULARY, "not the vocabulary of the rows", FINISH))
+        elif vocabulary.from_bytes(model, plan.vocabulary.extra_ids).record != plan.vocabulary:
+            faults.append(Fault(PLAN, "its vocabulary sizes are wrong", FINISH))
+    known = {PLAN, VOCABULARY, *wanted}
+    for split, shards in manifest.splits.items():
+        for index, shard in enumerate(shards):
+            known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}
+    for name in sorted(names - known):
+        if name.startswith(files.PARTIAL):
+            remedy = "run pipeline.build again, or delete it if no build is running"
+            faults.append(Fault(name, "left behind by a killed build", remedy))
+        else:
+            faults.append(Fault(name, "not a file of this cache", "move or delete it"))
+    return faults
+
+
+class _Digests:
+    """Digests of documents, stored on disk in parts that are sorted one at a time."""
+
+    def __init__(self, scratch: str):
+        self._paths = [os.path.join(scratch, str(part)) for part in range(_DIGEST_PARTS)]
+
+    def add(self, digests: bytes) -> None:
+        values = np.frombuffer(digests, "u1").reshape(-1, 16)
+        for number in np.unique(values[:, 0] % _DIGEST_PARTS).tolist():
+            chosen = values[values[:, 0] % _DIGEST_PARTS == number]
+            with open(self._paths[number], "ab") as part:
+                part.write(chosen.tobytes())
+
+    def faults(self) -> Iterable[Fault]:
+        """Returns a fault if documents whose ids Palimpsest made occur more than once.
+
+        Ids that come with the corpus may be repeated there, which is no fault of the cache.
+        """
+        twice = 0
+        for path in filter(os.path.exists, self._paths):
+            values = np.fromfile(path, ">u8").reshape(-1, 2)
+            values = values[np.lexsort(values.T)]
+            same = (values[1:] == values[:-1]).all(1) & (values[1:, 1] & 1 == 1)
+            twice += int(same.sum())
+        if not twice:
+            return []
+        remedy = "build the cache into another folder, and report this bug"
+        return [Fault(MANIFEST, f"{twice:,} documents are in the cache more than once", remedy)]

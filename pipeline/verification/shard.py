@@ -1,0 +1,402 @@
+"""Verification of one shard: checksums, records, row index, lineage, counts and quarantine.
+
+Memory holds one shard's index and lineage and one record at a time.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasks.cache import records
+from tasks.cache.manifest import (
+    LINEAGE_COLUMNS,
+    MANIFEST,
+    ROW_INDEX,
+    SHARD_KINDS,
+    FileEntry,
+    Plan,
+    Shard,
+    shard_file,
+)
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID, PAD_ID
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_REDO = "run pipeline.build again with the same flags to redo this shard alone"
+FINISH = "run pipeline.build again with the same flags to rewrite it"
+_WRITTEN_WRONG = (
+    "its checksum is right, so it was written like this: delete the shard's receipt, run "
+    "pipeline.build again with the same flags, and report a bug if the fault reappears"
+)
+_BLOCK_BYTES = 1 << 20
+_HEAD_BYTES = 12  # header of a TFRecord: its length and the length's checksum
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A fault: the file's name in the cache, what is wrong with it, and the remedy."""
+
+    file: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}; {self.remedy}"
+
+
+@dataclasses.dataclass
+class Checked:
+    """Faults and contents of a shard or split.
+
+    `digests` holds 16 bytes per document: a digest of its id, whose last bit tells whether
+    Palimpsest made the id.
+    """
+
+    faults: list[Fault]
+    size: int = 0
+    rows: int = 0
+    tokens: int = 0
+    documents: int = 0
+    dropped: int = 0
+    digests: bytes = b""
+
+
+def check_shard(job: tuple[str, Plan, str, int, Shard, int]) -> Checked:
+    """Checks one shard; `job` is (folder, plan, split, index, its manifest entry, first sentinel).
+
+    Raises:
+      OSError: a file exists but cannot be read.
+    """
+    folder, plan, split, index, shard, first_sentinel = job
+    named = {
+        kind: shard_file(split, kind, index, plan.shards.get(split, 0)) for kind in SHARD_KINDS
+    }
+    checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
+    faults = checked.faults
+    _check_receipt(folder, named["receipt"], shard, faults)
+    expected = {named["tfrecord"], named["rows"], named["documents"]}
+    expected |= {named["quarantine"]} if shard.dropped else set()
+    if set(shard.files) != expected:
+        faults.append(
+            Fault(MANIFEST, f"it lists other files than {named['receipt']} should", FINISH)
+        )
+        return checked
+    content = {
+        kind: _read(folder, name, shard.files[name], faults)
+        for kind, name in named.items()
+        if kind in ("rows", "documents", "quarantine") and name in shard.files
+    }
+    rows = _read_rows(folder, named["tfrecord"], shard.files[named["tfrecord"]], plan, faults)
+    if faults:
+        return checked
+
+    def require(kind: str, what: str, holds: Any) -> None:
+        if not holds:
+            faults.append(Fault(named[kind], what, _WRITTEN_WRONG))
+
+    _check_index(content["rows"] or b"", rows, require)
+    _check_tokens(rows, plan, first_sentinel, require)
+    lineage = _lineage(content["documents"] or b"", require)
+    if lineage is None:
+        return checked
+    documents = _check_lineage(lineage, rows, plan, require)
+    dropped = _quarantined(content.get("quarantine") or b"", require)
+    counts = {
+        "rows": len(rows.lengths),
+        "tokens": int(rows.lengths.sum()),
+        "documents": documents,
+        "text_tokens": int(rows.text.sum()),
+        "longest_row": int(rows.text.max(initial=0)),
+    }
+    for field, count in {**counts, "dropped": dict(dropped)}.items():
+        recorded = getattr(shard, field)
+        what = f"it records {recorded} {field}, the files hold {count}"
+        require("receipt", what, recorded == count)
+    checked.rows, checked.tokens, checked.documents = len(rows.lengths), counts["tokens"], documents
+    checked.dropped = dropped.total()
+    checked.digests = _digests(lineage, plan)
+    return checked
+
+
+def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) -> None:
+    path = files.join(folder, name)
+    try:
+        receipt = files.read_json(path)
+    except FileNotFoundError:
+        faults.append(Fault(name, "missing", _REDO))
+        return
+    except UserError:
+        faults.append(Fault(name, "not valid JSON", _REDO))
+        return
+    expected = dataclasses.asdict(shard)
+    if receipt != expected:
+        fields = [key for key, value in expected.items() if receipt.get(key) != value]
+        what = f"it and {MANIFEST} differ in {', '.join(fields) or 'their fields'}"
+        faults.append(Fault(name, what, "delete the receipt, then " + _REDO))
+
+
+class _Hashing:
+    """Reader that hashes a file while it is read once."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.bytes = 0
+
+    def read(self, count: int) -> bytes:
+        """Returns the next `count` bytes, fewer at the end."""
+        data = self._file.read(count)
+        self._hash.update(data)
+        self.bytes += len(data)
+        return data
+
+    def fault(self, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
+        """Reads the rest of the file; returns a fault if size, checksum or `inside` is wrong.
+
+        `inside`: a fault that was found in the content.
+        """
+        while self.read(_BLOCK_BYTES):
+            pass
+        inside = f" ({inside})" if inside else ""
+        if self.bytes != entry.bytes:
+            what = f"it has {self.bytes:,} bytes, not {entry.bytes:,}{inside}"
+        elif self._hash.hexdigest() != entry.sha256:
+            what = f"its bytes were changed, as the sha256 shows{inside}"
+        else:
+            return Fault(name, inside.strip(" ()"), _WRITTEN_WRONG) if inside else None
+        return Fault(name, what, _REDO)
+
+
+def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> bytes | None:
+    try:
+        with files.open_read(files.join(folder, name)) as file:
+            hashing = _Hashing(file)
+            data = hashing.read(entry.bytes)
+            fault = hashing.fault(name, entry)
+    except FileNotFoundError:
+        fault = Fault(name, "missing", _REDO)
+    faults += [fault] if fault else []
+    return None if fault else data
+
+
+@dataclasses.dataclass
+class _Rows:
+    """Contents of the records of a shard.
+
+    Attributes:
+      offsets: int64[rows] offset of each record's framing in the file.
+      lengths: int64[rows] number of tokens.
+      starts: int64[rows] number of documents that begin in the row.
+      positions: int64[sum of starts] positions in their rows where documents begin.
+      text: int64[rows] number of tokens without separators.
+      ends: int64[separators] positions of the EOS tokens in the stream of all rows.
+      least, most: the lowest and highest id.
+    """
+
+    offsets: np.ndarray
+    lengths: np.ndarray
+    starts: np.ndarray
+    positions: np.ndarray
+    text: np.ndarray
+    ends: np.ndarray
+    least: int
+    most: int
+
+
+def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: list[Fault]) -> _Rows:
+    """Reads every record; appends a fault of the file to `faults`, with the first faulty row."""
+    numbers: list[tuple[int, int, int, int]] = []
+    positions = [np.zeros(0, np.int64)]
+    ends = [np.zeros(0, np.int64)]
+    least, most, before = EOS_ID, 0, 0
+    inside = ""
+    try:
+        with files.open_read(files.join(folder, name)) as file:
+            hashing = _Hashing(file)
+            try:
+                for offset, data in _records(hashing, entry.bytes):
+                    row = records.decode_row(data)
+                    separators = np.flatnonzero(row.targets == EOS_ID)
+                    length = len(row.targets)
+                    numbers.append((offset, length, len(row.document_starts), len(separators)))
+                    positions.append(row.document_starts.astype(np.int64))
+                    ends.append(separators + before)
+                    before += length
+                    if length:
+                        least = min(least, int(row.targets.min()))
+                        most = max(most, int(row.targets.max()))
+            except records.CorruptRecord as error:
+                inside = f"row {len(numbers)}: {error}"
+            fault = hashing.fault(name, entry, inside)
+    except FileNotFoundError:
+        fault = Fault(name, "missing", _REDO)
+    faults += [fault] if fault else []
+    offsets, lengths, starts, separated = np.array(numbers, np.int64).reshape(-1, 4).T
+    return _Rows(
+        offsets, lengths, starts, np.concatenate(positions), lengths - separated,
+        np.concatenate(ends), least, most,
+    )  # fmt: skip
+
+
+def _records(file: _Hashing, size: int) -> Iterator[tuple[int, memoryview]]:
+    """Yields (offset, data) of each record of a file of `size` bytes.
+
+    Raises:
+      CorruptRecord: a record's length or checksum is wrong, or it is truncated.
+    """
+    while True:
+        offset = file.bytes
+        head = file.read(_HEAD_BYTES)
+        if not head:
+            return
+        rest = int.from_bytes(head[:8], "little") + records.FRAMING_BYTES - len(head)
+        # A damaged length may have any value; `unframe` checks it against the data that exists.
+        yield offset, records.unframe(head + file.read(max(0, min(rest, size - file.bytes))))
+
+
+_Require = Callable[[str, str, Any], None]
+
+
+def _check_index(data: bytes, rows: _Rows, require: _Require) -> None:
+    try:
+        index = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError):
+        index = None
+    if index is None or index.dtype != ROW_INDEX or index.shape != rows.offsets.shape:
+        require("rows", "not an index of as many rows as there are records", False)
+        return
+    before = np.cumsum(rows.starts) - rows.starts
+    wanted = {"offset": rows.offsets, "tokens": rows.lengths, "documents": before}
+    for field, values in wanted.items():
+        wrong = np.flatnonzero(index[field].astype(np.int64) != values)
+        first = f"row {wrong[0]} has different {field} in the records" if len(wrong) else ""
+        require("rows", first, not len(wrong))
+
+
+def _check_tokens(rows: _Rows, plan: Plan, first_sentinel: int, require: _Require) -> None:
+    lengths = rows.lengths
+    require("tfrecord", "a row is empty", (lengths > 0).all())
+    require(
+        "tfrecord", f"a row is longer than {plan.row_tokens}", (lengths <= plan.row_tokens).all()
+    )
+    if plan.packing == "concat":
+        full = (lengths[:-1] == plan.row_tokens).all()
+        require("tfrecord", f"a row before the last does not have {plan.row_tokens} tokens", full)
+    require("tfrecord", "it holds padding", not len(lengths) or rows.least > PAD_ID)
+    require(
+        "tfrecord",
+        f"it holds id {rows.most}, but ids from {first_sentinel} up are sentinels",
+        rows.most < first_sentinel,
+    )
+
+
+def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        lineage = parquet.read_table(io.BytesIO(data))
+    except (pa.ArrowException, OSError) as error:
+        require("documents", f"not parquet: {error}", False)
+        return None
+    if tuple(lineage.column_names) != LINEAGE_COLUMNS:
+        require("documents", f"it has the columns {', '.join(lineage.column_names)}", False)
+        return None
+    return lineage
+
+
+def _check_lineage(lineage: "pa.Table", rows: _Rows, plan: Plan, require: _Require) -> int:
+    """Checks the lineage against the rows; returns the number of documents."""
+    row, position, tokens, offset = (
+        lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[1:]
+    )
+    documents = int((offset == 0).sum())
+    if len(row) != len(rows.positions):
+        what = f"it has {len(row):,} parts, but {len(rows.positions):,} begin in the rows"
+        require("documents", what, False)
+        return documents
+    actual = np.repeat(np.arange(len(rows.starts)), rows.starts)
+    wrong = np.flatnonzero((row != actual) | (position != rows.positions))
+    first = f"part {wrong[0]} begins at a different place in the rows" if len(wrong) else ""
+    require("documents", first, not len(wrong))
+    if len(wrong):
+        return documents
+    # Rows are not padded, so in the stream of all rows, parts follow each other without gap or
+    # overlap, whatever the packing.
+    begins = (np.cumsum(rows.lengths) - rows.lengths)[row] + position
+    expected = np.concatenate([[0], begins + tokens])
+    whole = np.append(begins, rows.lengths.sum())
+    wrong = np.flatnonzero(expected != whole)
+    first = f"tokens before part {wrong[0]} belong to no part, or to two" if len(wrong) else ""
+    require("documents", first, not len(wrong))
+    ends = _ends_of_documents(lineage, offset, tokens, begins, require)
+    if plan.separator == "none":
+        ends = ends[:0]
+    require("tfrecord", "separators are not where documents end", np.array_equal(rows.ends, ends))
+    return documents
+
+
+def _ends_of_documents(
+    lineage: "pa.Table",
+    offset: np.ndarray,
+    tokens: np.ndarray,
+    begins: np.ndarray,
+    require: _Require,
+) -> np.ndarray:
+    """Returns int64[documents], the sorted positions of each document's last token.
+
+    Also checks that no part of a document is missing: each part begins where another ends.
+    """
+    last = np.ones(len(offset), bool)
+    later = np.flatnonzero(offset)
+    if len(later):
+        names = lineage.column("id")
+        cut = {names[number].as_py() for number in later.tolist()}
+        pieces = [number for number, name in enumerate(names.to_pylist()) if name in cut]
+        by_end: dict[tuple[str, int], list[int]] = {}
+        for number in pieces:
+            end = int(offset[number] + tokens[number])
+            by_end.setdefault((names[number].as_py(), end), []).append(number)
+        for number in later.tolist():
+            before = by_end.get((names[number].as_py(), int(offset[number])))
+            if not before:
+                require(
+                    "documents", f"the part of its document before part {number} is missing", False
+                )
+                continue
+            last[before.pop()] = False
+    return np.sort((begins + tokens - 1)[last])
+
+
+def _quarantined(data: bytes, require: _Require) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            value = json.loads(line)
+            counts[value["reason"]] += 1
+        except (ValueError, KeyError, TypeError):
+            require("quarantine", f"line {number} is not an entry", False)
+    return counts
+
+
+def _digests(lineage: "pa.Table", plan: Plan) -> bytes:
+    """Returns 16 bytes per document: see Checked."""
+    import pyarrow.compute as pc
+
+    heads = lineage.filter(pc.equal(lineage.column("document_offset"), 0)).column("id").to_pylist()
+    names = {file["name"] for file in plan.corpus.get("files", ())}
+    ids = np.frombuffer(
+        b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in heads), "u1"
+    ).reshape(-1, 16).copy()  # fmt: skip
+    made = np.array([not names or name.rpartition(":")[0] in names for name in heads], "u1")
+    ids[:, 15] = ids[:, 15] & 0xFE | made
+    return ids.tobytes()
