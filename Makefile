@@ -1,5 +1,5 @@
-# On a fresh machine with Python 3.11 to 3.13, `make demo` and `make test` each need nothing else.
-# Every target is idempotent: what is finished stays, what was interrupted goes on.
+# `make demo` and `make test` need only Python 3.11 to 3.13. Every target can be rerun: finished work
+# is kept, interrupted work is resumed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO := demo
 
-# Short rows and small batches, so that a CPU makes many updates in minutes; a cosine that ends with
-# the run. Real runs keep the defaults: 512 -> 114, 128 rows, T5's "constant * rsqrt_decay".
+# Short rows and small batches let a CPU make many updates in minutes; the cosine ends with the run.
+# Real runs keep the defaults: 512 -> 114, 128 rows, T5's "constant * rsqrt_decay".
 DEMO_STEPS ?= 2200
 DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --lengths.targets=29 \
     --optimizer.learning_rate=0.03 --optimizer.warmup_steps=50 \
@@ -16,16 +16,16 @@ DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --l
     --optimizer.steps_per_cycle=$(DEMO_STEPS) --metrics.every_steps=50 \
     --evaluation.every_steps=200 --checkpoint.every_steps=200
 
-# The tests and the demo are measured on the CPU; a GPU or TPU is for real runs.
+# The tests and the demo run on the CPU.
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs test test-slow chaos chaos-train benchmark check format clean
+.PHONY: help install demo demo-gcs ci test test-slow chaos chaos-train benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# One stamp per set of packages; pyproject.toml or constraints.txt newer than it: install again.
+# One stamp file per set of packages; a newer pyproject.toml or constraints.txt installs them again.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages of the demo into $(VENV) (about 1.5 GB, a few minutes)"
@@ -37,7 +37,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-install: $(VENV)/.dev ## make .venv with everything that demo, tests and checks need
+install: $(VENV)/.dev ## create .venv with the packages of the demo, the tests and the checks
 
 demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, in minutes
 	@$(MAKE) --no-print-directory demo-at AT=$(DEMO)
@@ -53,7 +53,7 @@ demo-at:
 	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --checkpoints=all
 	$(BIN)/python -m trainer.report --model_dir=$(AT)/model
 
-demo-gcs: $(VENV)/.dev demo ## the demo in a bucket of this machine, 5 % of whose answers fail: the same?
+demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
 	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \
 	    $(MAKE) --no-print-directory demo-at same-demo AT=gs://bucket/demo
 
@@ -61,23 +61,25 @@ demo-gcs: $(VENV)/.dev demo ## the demo in a bucket of this machine, 5 % of whos
 same-demo:
 	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
 
-test: $(VENV)/.dev ## all tests, under 12 minutes on 2 cores
+ci: check test ## run what CI runs: checks, then tests
+
+test: $(VENV)/.dev ## run all tests but the slow ones, under 12 minutes on 2 cores
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
 
-test-slow: $(VENV)/.dev ## what the test suite leaves out for its length
+test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
 
-chaos: $(VENV)/.demo ## 100 SIGKILLs and other faults; every cache must come out equal
+chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --workers=1-4 --seed=7
 
-chaos-train: $(VENV)/.demo ## a run killed 10 times; it must end in the same bits (after make demo)
+chaos-train: $(VENV)/.demo ## kill a training run 10 times and compare its results (after make demo)
 	@rm -rf $(DEMO)/chaos
 	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
 	    --kills=10 --steps=200 --seed=7
 
-benchmark: $(VENV)/.dev ## builds beside SentencePiece alone, batches beside T5's, about 12 minutes
+benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet
 	$(BIN)/python -m benchmarks.tokenize --text=$(DEMO)/text.parquet --train=unigram:8000 \
 	    --train=unigram:32000 --train=unigram:250000 --train=bpe:32000
@@ -87,15 +89,15 @@ benchmark: $(VENV)/.dev ## builds beside SentencePiece alone, batches beside T5'
 	    --vocabulary=$(DEMO)/text_vocabulary --copies=10
 	$(BIN)/python -m benchmarks.input_pipeline
 
-check: $(VENV)/.dev ## lint, format, types and container files
+check: $(VENV)/.dev ## check lint, format, types and container files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/Dockerfile.*
 
-format: $(VENV)/.dev ## put the code into the project's format
+format: $(VENV)/.dev ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove the environment and what the demo made
+clean: ## remove .venv and the files of the demo
 	rm -rf $(VENV) $(DEMO)

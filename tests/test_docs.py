@@ -1,4 +1,4 @@
-"""The commands of the documents: every flag exists, every script does what they say."""
+"""Checks the documents: flags and links exist, and scripts do what the documents say."""
 
 import os
 import pathlib
@@ -12,20 +12,19 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCUMENTS = [
-    "README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
-]  # fmt: skip
-# Of the command itself, not of the configuration.
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+DOCUMENTS = ["README.md", "CHANGELOG.md", *PAGES]
+# Flags of trainer.pretrain itself, not of the configuration.
 OWN = {
     *("--gin", "--gin_file", "--gin_search_paths", "--gin_location_prefix", "--gin_param"),
     "--print_config",
 }
-# By other names: what is run inside them.
+# Scripts that run a module with the flags they are given.
 WRAPPERS = {"scripts/tpu_pod.sh start": "trainer.pretrain"}
 
 
 def commands(document):
-    """(module, flags) of every command of the indented blocks of a document."""
+    """Returns (module, flags) of every command in the indented blocks of a document."""
     text = (ROOT / document).read_text().replace("\\\n", " ")
     found = []
     for line in re.findall(r"^    (.+)$", text, re.MULTILINE):
@@ -42,11 +41,11 @@ def commands(document):
 
 
 def refused(module, flags):
-    """The flags that a module does not have."""
+    """Returns the flags that a module does not have."""
     if module == "trainer.pretrain":
         from trainer.pretrain import build_config
 
-        # What becomes of gin files is tests/trainer/gin's.
+        # tests/trainer/gin tests the flags about gin files.
         flags = [flag for flag in flags if flag.partition("=")[0].partition(".")[0] not in OWN]
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         preset = given.pop("preset", "t5_1_1_tiny")
@@ -58,7 +57,7 @@ def refused(module, flags):
     ).stdout
     known = set(re.findall(r"--[a-z_]+", shown))
     if module == "experiments.primer":
-        # What it does not know is the configuration's.
+        # It passes other flags on to trainer.pretrain.
         rest = [flag for flag in flags if flag.split("=")[0] not in known]
         return refused("trainer.pretrain", rest)
     unknown = {flag.split("=")[0] for flag in flags} - known
@@ -66,7 +65,7 @@ def refused(module, flags):
 
 
 def of_beam():
-    """Flags of Beam, which some commands pass on."""
+    """Returns Beam's flags, which some commands pass on."""
     import argparse
 
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -78,9 +77,28 @@ def of_beam():
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands(name)])
-def test_every_flag_of_a_document_is_one(document):
+def test_every_flag_in_a_document_exists(document):
     for module, flags in commands(document):
         assert refused(module, flags) == [], (module, flags)
+
+
+def anchors(path):
+    """Returns the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_in_a_document_leads_to_a_file_or_heading(document):
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", text, re.MULTILINE)
+    for target in (one or other for one, other in targets):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / document).parent / name if name else ROOT / document
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
 
 
 def test_the_documents_have_commands():
