@@ -82,6 +82,17 @@ def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Ar
     return Argument(default=default, take=function)
 
 
+def partitions(value: Any) -> Any:
+    """Converts the number of devices that a model is divided among; None is one.
+
+    Raises:
+      ValueError: it is below 1.
+    """
+    if type(value) is int and value < 1:
+        raise ValueError("it must be 1 or more")
+    return 1 if value is None else value
+
+
 def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
     """An argument whose meaning depends on others: a value of type `kind` (object: any), kept in
     `facts`, in a scope as SCOPE/NAME."""

@@ -249,7 +249,7 @@ def _set_lengths_and_rows(reading: Reading) -> None:
             )
         sizes["targets"] = span_corruption_lengths(sizes["inputs"], *spans)[1]
         lengths = reading.facts["lengths"] = Value(sizes, lengths.origin)
-    if not sizes or not all(type(size) is int for size in sizes.values()):
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes.values()):
         raise UserError(
             f"{lengths.origin}: sequence_length = {shown(lengths.value)} must be lengths, as "
             "{'inputs': 512, 'targets': 114}"

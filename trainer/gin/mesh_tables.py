@@ -6,7 +6,7 @@ google-research/google-research `primer/`.
 
 from __future__ import annotations
 
-from trainer.gin.meaning import Argument, Configurable, field, keep, nothing, only
+from trainer.gin.meaning import Argument, Configurable, field, keep, nothing, only, partitions
 
 ATTENTION, MLP = "SelfAttention", "DenseReluDense"
 
@@ -93,7 +93,7 @@ KNOWN = (
         _UTILS,
         "tpu_mesh_shape",
         {
-            "model_parallelism": field("mesh.num_partitions"),
+            "model_parallelism": field("mesh.tensor", convert=partitions),
             "ensemble_parallelism": only(None, "one model is trained"),
             "tpu_topology": nothing(_LAYOUT),
         },

@@ -83,7 +83,7 @@ def test_a_run_from_a_gin_file_is_the_run_of_our_flags(text_cache, tmp_path):
     result = pretrain(tmp_path, *files, f"--gin.MODEL_DIR='{theirs}'", *common)
     assert result.returncode == 0, result.stderr
     assert "my_tasks (tiny.gin:3): its tasks are there with --task_module=my_tasks" in result.stdout
-    assert "the order of the data and their noise have no seed" in result.stdout
+    assert "the order of the data and its noise have no seed" in result.stdout
     second = pretrain(tmp_path, *FLAGS, f"--model_dir={ours}", *common)
     assert second.returncode == 0, second.stderr
 
