@@ -186,8 +186,8 @@ def test_a_recipe_s_risks_are_told_and_it_loads():
         assert text in warnings
     assert (
         "not imported",
-        "ro_t5x_base_tasks (ro_t5x_base.gin:5): its tasks are there with "
-        "--task_module=ro_t5x_base_tasks",
+        "ro_t5x_base_tasks (ro_t5x_base.gin:5): --task_module=ro_t5x_base_tasks makes its tasks "
+        "available",
     ) in notes
     # mT5's own vocabulary ends in sentinels, and says so in its name.
     mt5 = "\n".join(text for _, text in recipe_of("ro_mt5x_base").notes)
