@@ -1,1 +1,1 @@
-"""Command lines: flags, help, errors as one line, progress bars."""
+"""Command lines: flags, help, one-line errors, tables, progress bars."""

@@ -1,7 +1,7 @@
-"""How every command of the project parses flags and reports a user's mistake.
+"""Flag parsing and error reporting, shared by all commands.
 
-A mistake is one line on stderr that names the thing and what to do, and exit code 2. A traceback
-means a bug of ours.
+A user's mistake is reported as one line on stderr, which names the thing and what to do, and exit
+code 2. A traceback means a bug in this project.
 """
 
 import argparse
@@ -16,11 +16,11 @@ EXIT_USER_ERROR = 2
 _STORAGE_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
-    errno.EROFS: "the file system is read-only; choose a folder that can be written",
-    errno.EACCES: "permission denied; choose a folder that you may write, or change its rights",
-    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another path",
+    errno.EROFS: "the file system is read-only; choose a writable folder",
+    errno.EACCES: "permission denied; choose a writable folder, or change its permissions",
+    errno.ENOTDIR: "part of this path is a file, not a folder; choose another path",
     errno.EEXIST: "this is a file, not a folder; choose another path",
-    errno.EPERM: "permission denied; choose a folder that you may write, or change its rights",
+    errno.EPERM: "permission denied; choose a writable folder, or change its permissions",
 }
 
 
@@ -28,7 +28,7 @@ _NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
 
 
 class UserError(Exception):
-    """A mistake that the person at the keyboard can mend; its text says what and how."""
+    """A mistake that the user can correct; its text says what is wrong and what to do."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -58,7 +58,7 @@ class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and which suggests the flag that was meant."""
+    """An ArgumentParser with one-line errors and suggestions for misspelled flags."""
 
     def __init__(self, **kwargs):
         kwargs.setdefault("formatter_class", Help)
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
 
     def refuse_unknown(self, arguments: list[str]) -> None:
-        """Exits with the first of `arguments` as an unknown flag; returns when there is none."""
+        """Exits with an error that names the first of `arguments`; returns if there are none."""
         if arguments:
             flag = arguments[0].split("=")[0]
             hint = nearest(flag, self._option_string_actions)
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """A flag's type: a whole number above 0."""
+    """Parses a flag's value: an integer above 0."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -87,15 +87,15 @@ def positive(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """A flag's type: a number from 0 to 1."""
+    """Parses a flag's value: a number from 0 to 1."""
     value = float(text)
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
 
 
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
-    """Runs a command's `main(argv)` and exits with its code, one line for a user's mistake."""
+    """Runs a command's `main(argv)` and exits with its code; a user's mistake is one line."""
     program = f"python -m {_module_name(main)}"
     try:
         sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
@@ -107,7 +107,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         place = f"{error.filename}: " if error.filename else ""
         message = f"{place}{_STORAGE_ERRORS[error.errno]}"
     except KeyboardInterrupt:
-        print(f"{program}: interrupted; run the same command to go on", file=sys.stderr)
+        print(f"{program}: interrupted; run the same command to resume", file=sys.stderr)
         sys.exit(130)
     print(f"{program}: error: {message}", file=sys.stderr)
     sys.exit(EXIT_USER_ERROR)

@@ -1,4 +1,4 @@
-"""Progress of anything long: a bar with time left on a terminal, a line now and then elsewhere."""
+"""Progress of long operations: a bar on a terminal, otherwise a line every ten seconds."""
 
 import contextlib
 import sys
@@ -10,12 +10,12 @@ _LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Shows how much of `total` is done. Made by `shown`, which closes it.
+    """Shows how much of `total` is done. Use `shown`, which closes it.
 
     Args:
       description: what is being done.
-      total: how many units there are; None if nobody knows.
-      done: units done before this began.
+      total: number of units; None if it is not known.
+      done: units that were done before.
       unit: "" for counts, "B" for bytes.
     """
 
@@ -42,7 +42,7 @@ class Progress:
             self._bar.start()
 
     def update(self, done: float, note: str = "") -> None:
-        """Shows that `done` units are done, the ones from before included."""
+        """Shows that `done` units are done, including those done before."""
         if self._bar:
             self._bar.update(self._task, completed=done, note=note)
         elif time.monotonic() - self._shown >= _LINE_SECONDS:
@@ -62,7 +62,7 @@ class Progress:
         return f"{done / self._total:4.0%}  {amounts}  {left} left"
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Stops the bar and leaves it on the screen."""
         if self._bar:
             self._bar.stop()
 
@@ -71,7 +71,7 @@ class Progress:
 def shown(
     description: str, total: float | None, done: float = 0, unit: str = ""
 ) -> Iterator[Progress]:
-    """Yields a Progress that is closed however the block ends."""
+    """Yields a Progress and closes it at the end of the block."""
     progress = Progress(description, total, done, unit)
     try:
         yield progress
@@ -80,7 +80,7 @@ def shown(
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, and hours where there are any: "1:02:03"."""
+    """Returns "M:SS", or "H:MM:SS" from an hour on."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -249,7 +249,7 @@ WRONG = {
     "targets too short": (["--lengths.targets=10"], "set it to 14"),
     "too many sentinels": (["--lengths.inputs=2048", "--lengths.targets=456"], "114 sentinels"),
     "vocabulary too small": (["--model.vocab_size=128"], "700 ids"),
-    "no step": (["--train_steps=0"], "at least 1"),
+    "no step": (["--train_steps=0"], "1 or more"),
     "another seed": (["--seed=5"], "seed was 0, is 5"),
     "best of no evaluation": (
         ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"],

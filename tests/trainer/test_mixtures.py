@@ -139,7 +139,7 @@ def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_pa
         run_of(text_cache, SPANS, "--data.shuffle=block", "--data.block_bytes=10").data.batches()
     with pytest.raises(UserError, match="two blocks of"):
         run_of(text_cache, SPANS, "--data.shuffle=block", "--data.local_bytes=10").data.batches()
-    with pytest.raises(UserError, match="global, block"):
+    with pytest.raises(UserError, match="'block', 'global'"):
         run_of(text_cache, SPANS, "--data.shuffle=blocks")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import Rejected
+from tasks.terminal.fields import Idle, Rejected
 
 
 class RejectedField(UserError):
@@ -201,7 +201,8 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
 def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
-    Former names of fields are accepted.
+    Former names of fields are accepted. Fields without effect, which older versions stored, are
+    set back to their defaults.
 
     Args:
       kind: the dataclass.
@@ -233,13 +234,16 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item
-    try:
-        return kind(**known)
-    except Rejected as error:
-        message = f"{path}{error.field} is {error.value!r}; it must be {error.rule}"
-        raise UserError(f"{source} is of another version: {message}") from error
-    except ValueError as error:
-        raise UserError(f"{source} is of another version: {error}") from error
+    while True:
+        try:
+            return kind(**known)
+        except Idle as error:
+            del known[error.field]
+        except Rejected as error:
+            message = f"{path}{error.field} is {error.value!r}; it must be {error.rule}"
+            raise UserError(f"{source} is of another version: {message}") from error
+        except ValueError as error:
+            raise UserError(f"{source} is of another version: {error}") from error
 
 
 def as_flag(value: object) -> str:

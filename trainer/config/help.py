@@ -17,6 +17,8 @@ RUN = "run"
 PRESETS = "presets"
 # The preset whose values are shown as defaults.
 _SHOWN = "t5_1_1_small"
+# Longer lists of choices would not fit beside their flag; their words name them.
+_LONGEST_METAVAR = 50
 _METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"}
 
 
@@ -96,7 +98,10 @@ def _add_group(parser: argparse.ArgumentParser, group: str) -> None:
 def _add_field(group: Any, config: Config, path: str, value: Any) -> None:
     metadata = fields.metadata(config, path)
     former = [name for name, now in fields.former_names(config).items() if now == path]
-    choices = "{" + ",".join(metadata["choices"]) + "}" if metadata.get("choices") else ""
+    names = ",".join(metadata.get("choices", ()))
+    choices = f"{{{names}}}" if names else ""
+    if len(choices) > _LONGEST_METAVAR:
+        choices = "NAME"
     group.add_argument(
         *(f"--{name}" for name in (path, *former)),
         metavar=choices or _METAVARS[_kind(fields.field_type(config, path))],

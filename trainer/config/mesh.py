@@ -78,8 +78,8 @@ class MeshConfig:
     )
     rules: str = field(
         "standard",
-        "which axes of the mesh divide which dimensions of a tensor: standard: T5X's; 2d: also "
-        "the embedding dimension over tensor, and not the vocabulary",
+        "assignment of tensor dimensions to axes of the mesh; standard = T5X's, 2d = tensor also "
+        "divides the embedding dimension, and nothing divides the vocabulary",
         choices=RULES,
     )
 

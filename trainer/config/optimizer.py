@@ -181,14 +181,14 @@ class OptimizerConfig:
     learning_rate: float | None = field(
         None,
         "learning rate, the schedule's factor constant (T5X's base_learning_rate); "
-        "relative to each tensor's root mean square with multiply_by_parameter_scale; unset: 1.0 "
+        "relative to each tensor's root mean square with multiply_by_parameter_scale; None: 1.0 "
         "for adafactor, required for others",
         rule=above(0),
     )
     schedule: str | None = field(
         None,
         "product of factors, as 'constant * linear_warmup * rsqrt_decay'; the factors are "
-        f"{', '.join(SCHEDULE_FACTORS)}; unset: for adafactor 'constant * rsqrt_decay' as in T5X, "
+        f"{', '.join(SCHEDULE_FACTORS)}; None: for adafactor 'constant * rsqrt_decay' as in T5X, "
         "which is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant "
         "* linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
     )
@@ -209,7 +209,7 @@ class OptimizerConfig:
     )
     cooldown_start: int | None = field(
         None,
-        "update at which linear_cooldown or sqrt_cooldown begins; unset: the end of the warm-up",
+        "update at which linear_cooldown or sqrt_cooldown begins; None: the end of the warm-up",
         rule=at_least(0),
     )
     cooldown_steps: int | None = field(
@@ -226,7 +226,7 @@ class OptimizerConfig:
     clip_norm: float | None = field(
         None,
         "scale gradients down to this global norm, above 0; the loss summed over tokens has large "
-        "gradients: use it with loss.normalizer=num_real_target_tokens; unset: no clipping",
+        "gradients: use it with loss.normalizer=num_real_target_tokens; None: no clipping",
         rule=above(0),
     )
     weight_decay: float | None = field(
@@ -237,14 +237,14 @@ class OptimizerConfig:
     )
     weight_decay_rate_exponent: float | None = field(
         None,
-        "exponent of the learning rate in weight decay: 1: AdamW of optax and PyTorch; 0: T5X's "
-        "weight_decay_rate",
+        "exponent of the learning rate in weight decay; 1 = as AdamW of optax and PyTorch, 0 = as "
+        "T5X's weight_decay_rate",
         rule=at_least(0),
     )
     no_weight_decay: tuple[str, ...] | None = field(
         None,
         "regular expressions of the paths, as decoder/decoder_norm/scale, of tensors without "
-        "weight decay; unset: biases, scales of norms, embedding and position tables, taps of "
+        "weight decay; None: biases, scales of norms, embedding and position tables, taps of "
         "Primer's convolutions and learned logits; none for adafactor, as in T5X",
     )
     multiply_by_parameter_scale: bool | None = field(

@@ -24,7 +24,7 @@ class ProcessesConfig:
     coordinator: str | None = field(
         None,
         "HOST:PORT of process 0, reachable from all processes; auto: ask the TPU pod, SLURM, Open "
-        "MPI or Kubernetes that started them, so that the command is the same everywhere; unset: "
+        "MPI or Kubernetes that started them, so that the command is the same everywhere; None: "
         "a single process",
         rule=_COORDINATOR,
     )

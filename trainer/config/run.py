@@ -65,9 +65,9 @@ class LossConfig:
     )
     normalizer: str = field(
         "sum",
-        "what the sum over tokens is divided by: sum: nothing (T5X's loss_normalizing_factor = "
-        "None); num_real_target_tokens: the sum of weights; num_total_target_tokens: batch times "
-        "length; average_per_sequence: the number of sequences, with the tokens of each sequence "
+        "divisor of the sum over tokens; sum = none (T5X's loss_normalizing_factor = None), "
+        "num_real_target_tokens = the sum of weights, num_total_target_tokens = batch times "
+        "length, average_per_sequence = the number of sequences, with the tokens of each sequence "
         "weighing 1 in total",
         choices=NORMALIZERS,
     )
@@ -90,10 +90,10 @@ class LengthsConfig:
     """Lengths of an example's features, in tokens, EOS included."""
 
     inputs: int | None = field(
-        None, "tokens of the inputs, EOS included; unset: the task's own length", rule=at_least(0)
+        None, "tokens of the inputs, EOS included; None: the task's own length", rule=at_least(0)
     )
     targets: int | None = field(
-        None, "tokens of the targets, EOS included; unset: the task's own length", rule=at_least(0)
+        None, "tokens of the targets, EOS included; None: the task's own length", rule=at_least(0)
     )
 
     def __post_init__(self) -> None:
@@ -109,12 +109,12 @@ class MixingConfig:
 
     maximum: int | None = field(
         None,
-        "most examples that count for a task's rate, 1 or more; unset: the mixture's own",
+        "most examples that count for a task's rate, 1 or more; None: the mixture's own",
         rule=at_least(1),
     )
     temperature: float | None = field(
         None,
-        "power of 1 / temperature to which rates are raised, above 0; unset: the mixture's own",
+        "power of 1 / temperature to which rates are raised, above 0; None: the mixture's own",
         rule=above(0),
     )
     schedule: str = field(
@@ -137,9 +137,9 @@ class DataConfig:
 
     shuffle: str = field(
         "global",
-        "order of an epoch's windows: global: one permutation of all; block: blocks of whole "
-        "shards are permuted, and the windows within each, for a remote cache larger than the "
-        "disk; none: the cache's order",
+        "order of an epoch's windows; global = all are permuted, block = blocks of whole shards "
+        "are permuted, and the windows within each, for a remote cache larger than the disk, none "
+        "= the cache's order",
         choices=SHUFFLES,
     )
     block_bytes: int = field(
@@ -152,7 +152,7 @@ class DataConfig:
     )
     local_dir: str | None = field(
         None,
-        "folder for local copies of a remote cache's shards, kept for the next start; unset: a "
+        "folder for local copies of a remote cache's shards, kept for the next start; None: a "
         "temporary folder",
     )
     # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
@@ -162,11 +162,11 @@ class DataConfig:
     prefetch: int = field(4, "most batches made ahead; 1 or more", rule=at_least(1))
     use_cached: bool | None = field(
         None,
-        "whether a seqio task is read from its seqio cache: true: warn if it has none; false: "
-        "never; unset: if it has one",
+        "read a seqio task from its seqio cache; true = and warn if it has none, false = never; "
+        "None: if it has one",
     )
     pack: bool = field(
-        True, "pack several examples of a seqio task into one row; false: one example per row"
+        True, "pack several examples of a seqio task into one row; false = one example per row"
     )
 
     def __post_init__(self) -> None:
@@ -221,11 +221,11 @@ class EvaluationConfig:
         rule=at_least(0),
     )
     batch_size: int | None = field(
-        None, "rows of an evaluation batch; unset: the training batch's", rule=at_least(1)
+        None, "rows of an evaluation batch; None: the training batch's", rule=at_least(1)
     )
     batches: int | None = field(
         None,
-        "number of batches of each task to evaluate, from the first (T5X's eval_steps); unset: "
+        "number of batches of each task to evaluate, from the first (T5X's eval_steps); None: "
         "the whole split",
         rule=at_least(1),
     )
@@ -243,11 +243,11 @@ class VocabularyConfig:
     """
 
     model_file: str | None = field(
-        None, "SentencePiece model that the cache must have been built with; unset: any"
+        None, "SentencePiece model that the cache must have been built with; None: any"
     )
     extra_ids: int | None = field(
         None,
-        "number of sentinels that the vocabulary must have beyond its pieces; unset: any",
+        "number of sentinels that the vocabulary must have beyond its pieces; None: any",
         rule=at_least(0),
     )
 
@@ -331,7 +331,7 @@ class Config:
     )
     engine: str = field(
         "palimpsest",
-        "what makes the updates: this trainer, or an installed T5X (docs/t5x_checkpoints.md)",
+        "what makes the updates; t5x = an installed T5X (docs/t5x_checkpoints.md)",
         choices=ENGINES,
     )
     init_from: str | None = field(
@@ -342,12 +342,12 @@ class Config:
     init_from_state: bool = field(
         True,
         "take the optimizer state and the step of init_from as well, and with them the place in "
-        "the schedule and in the data; false: parameters only",
+        "the schedule and in the data; false = parameters only",
     )
     on_nan: str = field(
         "stop",
         "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
-        "spike_factor: stop: save the state before it and end the run; skip: leave it out and "
+        "spike_factor; stop = save the state before it and end the run, skip = leave it out and "
         "count it",
         choices=ON_NAN,
     )

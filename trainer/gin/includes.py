@@ -1,4 +1,4 @@
-"""What stands for T5X's own files where T5X is not there: our description of each.
+"""Built-in descriptions of T5X's own gin files, used if T5X is not installed.
 
 Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `examples/*/**.gin`.
 """
@@ -19,7 +19,7 @@ _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 _1_0 = ("small", "base", "large", "3B", "11B")
 _1_1 = ("small", "base", "large", "xl", "xxl")
 
-# What a file may set although no other reads it.
+# Macros that a file may set although no other file reads them.
 MACROS = (
     *("BATCH_SIZE", "DROPOUT_RATE", "EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE"),
     *("EVAL_PERIOD", "EVAL_STEPS", "INITIAL_CHECKPOINT_PATH", "JSON_WRITE_N_RESULTS"),
@@ -31,7 +31,7 @@ MACROS = (
 
 
 def binding(key: str, value: Any, path: str) -> Binding:
-    """A key is "scope/configurable.argument", or a macro's name."""
+    """Returns a binding; its key is "scope/configurable.argument", or a macro's name."""
     scope, _, rest = key.rpartition("/")
     selector, _, argument = rest.rpartition(".")
     place = f"{path} (built in)"
@@ -58,7 +58,7 @@ def _data(scope: str, **settings: Any) -> dict[str, Any]:
 
 
 def _run(macros: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What pretraining and finetuning have in common, and what each has of its own."""
+    """Returns the bindings of pretraining or finetuning: the common ones and the given ones."""
     required = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "MODEL_DIR")
     return {
         **dict.fromkeys(required, _REQUIRED),
@@ -143,7 +143,7 @@ def _model(
     decoder_only: bool = False,
     scalable: bool = False,
 ) -> dict[str, Any]:
-    """A model of a preset's sizes with T5X's optimizer and loss."""
+    """Returns the bindings of a model with a preset's sizes and T5X's optimizer and loss."""
     sizes = MODEL_PRESETS[preset]
     tied = decoder_only or sizes.family == "t5_1_0"
     gated = sizes.family != "t5_1_0"
@@ -158,14 +158,15 @@ def _model(
     if decoder_only:
         model, module, config = "DecoderOnlyModel", "DecoderWrapper", "TransformerConfig"
         network |= {"num_layers": sizes.num_decoder_layers}
-        words = {"vocabulary": Macro("VOCABULARY")}
+        vocabularies = {"vocabulary": Macro("VOCABULARY")}
     else:
         model, module, config = "EncoderDecoderModel", "Transformer", "T5Config"
         network |= {
             "num_encoder_layers": sizes.num_encoder_layers,
             "num_decoder_layers": sizes.num_decoder_layers,
         }
-        words = dict.fromkeys(("input_vocabulary", "output_vocabulary"), Macro("VOCABULARY"))
+        names = ("input_vocabulary", "output_vocabulary")
+        vocabularies = dict.fromkeys(names, Macro("VOCABULARY"))
     if scalable:
         network |= {"scan_layers": True, "remat_policy": "minimal"}
     arguments = {
@@ -174,7 +175,7 @@ def _model(
         "z_loss": Macro("Z_LOSS"),
         "label_smoothing": Macro("LABEL_SMOOTHING"),
         "loss_normalizing_factor": Macro("LOSS_NORMALIZING_FACTOR"),
-        **words,
+        **vocabularies,
     }
     return {
         "Z_LOSS": 1e-4,
@@ -212,13 +213,13 @@ def _models() -> dict[str, dict[str, Any]]:
         if size != "small":
             path = f"t5x/examples/decoder_only/models/{size}.gin"
             found[path] = _model(t5, decoder_only=True)
-    # All three are upstream's tiny of 1.1.
+    # In T5X, all three are the tiny model of 1.1.
     for family in ("t5_1_0", "t5_1_1", "mt5"):
         found[f"t5x/examples/t5/{family}/tiny.gin"] = _model("t5_1_1_tiny")
     return found
 
 
-# Path of one of T5X's files -> the bindings that it stands for.
+# Path of one of T5X's files -> its bindings.
 DESCRIPTIONS: Mapping[str, list[Binding]] = MappingProxyType(
     {
         path: [binding(key, value, path) for key, value in settings.items()]

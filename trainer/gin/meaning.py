@@ -1,7 +1,7 @@
-"""From bindings to fields of a configuration, by tables of configurables and their arguments.
+"""Turns bindings into fields of a configuration, by tables of configurables and their arguments.
 
-A table says of each argument what it means for us: a field, a configurable that it refers to, the
-one value that it may have, or nothing, and why. What no table knows is an error.
+A table states the meaning of each argument: a field, a configurable that it refers to, its only
+supported value, or nothing, with the reason. Anything that no table lists is an error.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from tasks.terminal.command_line import UserError, nearest
 from trainer.gin.reader import Binding, Macros, Reference, Statements, Value, references
 
-# An argument without a default of its own, which a file has to set where it is walked through.
+# The default of an argument that a file has to set if its configurable is used.
 MUST = object()
-# One that is left alone where no file sets it.
+# The default of an argument that is ignored if no file sets it.
 UNSET = object()
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """What an argument means. One of:
+    """The meaning of an argument, by exactly one of these attributes:
 
-    `field`, a path in our configuration, of the value that `convert` makes of it;
-    `refers`, configurables of which it must name one (or be None, if `optional`);
-    `only`, the one value that it may have, `why` being said of any other;
-    `take`, called with (reading, value) where neither is enough;
-    none of them: it has no counterpart, for the reason `why`, told unless it is the `default`.
+    `field`: path of a field of our configuration, set to the value after `convert`;
+    `refers`: configurables, one of which the argument must name (or None, if `optional`);
+    `only`: its only supported value; `why` explains the rejection of others;
+    `take`: a function called with (reading, value), for all other cases;
+    none of them: the argument has no counterpart. `why` is reported, unless the value is `default`.
     """
 
     default: Any = UNSET
@@ -44,8 +44,13 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Configurable:
-    """Something that files bind: its full names, the first of which it is called by, arguments, and
-    `fields` that follow from its being used at all."""
+    """A configurable that files bind.
+
+    Attributes:
+      names: its full names; messages use the first.
+      arguments: name -> meaning.
+      fields: fields of our configuration -> values, set whenever it is used.
+    """
 
     names: tuple[str, ...]
     arguments: Mapping[str, Argument]
@@ -53,38 +58,51 @@ class Configurable:
 
     @property
     def short(self) -> str:
-        """The last part of its name."""
+        """The last part of its first name."""
         return self.names[0].rpartition(".")[2]
 
 
 def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
-    """An argument that is a field of ours; unset, it has T5X's `default` if there is one."""
+    """Returns an argument that sets a field; if it is unset, T5X's `default`, if any, is used."""
     return Argument(default=default, field=path, convert=convert)
 
 
 def refers(*known: Configurable, optional: bool = False, default: Any = MUST) -> Argument:
-    """An argument that names a configurable."""
+    """Returns an argument that names one of the configurables."""
     return Argument(default=default, refers=known, optional=optional)
 
 
 def only(value: Any, why: str) -> Argument:
-    """An argument that may have one value."""
+    """Returns an argument with only one supported value."""
     return Argument(only=value, why=why)
 
 
 def nothing(why: str, default: Any = UNSET) -> Argument:
-    """An argument without counterpart and without harm; not worth a word at its `default`."""
+    """Returns an argument without counterpart, reported unless it has its `default`."""
     return Argument(default=default, why=why)
 
 
 def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Argument:
-    """An argument that a function understands."""
+    """Returns an argument that a function interprets."""
     return Argument(default=default, take=function)
 
 
+def partitions(value: Any) -> Any:
+    """Converts the number of devices that a model is divided among; None is one.
+
+    Raises:
+      ValueError: it is below 1.
+    """
+    if type(value) is int and value < 1:
+        raise ValueError("it must be 1 or more")
+    return 1 if value is None else value
+
+
 def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
-    """An argument whose meaning depends on others: a value of type `kind` (object: any), kept in
-    `facts`, in a scope as SCOPE/NAME."""
+    """Returns an argument whose meaning depends on others and that is therefore kept in `facts`.
+
+    The value must have type `kind` (object: any). Its key is `name`, or SCOPE/NAME in a scope.
+    """
 
     def note(reading: Reading, found: Value) -> None:
         found = Value(typed(found, name, kind), found.origin)
@@ -94,13 +112,13 @@ def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
 
 
 class Reading:
-    """What files mean, as it is found out.
+    """The meaning of files, collected while they are read.
 
     Attributes:
       fields: path in our configuration -> value and origin.
       notes: lines to print: ("warning", …) and ("read, no counterpart", …).
-      facts: what functions of tables keep for others.
-      scope: that of the binding which is looked at.
+      facts: values that functions of tables keep for one another.
+      scope: scope of the current binding.
     """
 
     def __init__(self, statements: Statements, known: Iterable[Configurable]):
@@ -119,11 +137,11 @@ class Reading:
         self._twice()
 
     def warn(self, text: str) -> None:
-        """Notes a legal choice that has consequences."""
+        """Notes a valid choice that has consequences."""
         self.notes.append(("warning", text))
 
     def idle(self, text: str) -> None:
-        """Notes what is read and means nothing here."""
+        """Notes a binding that was read and has no effect here."""
         self.notes.append(("read, no counterpart", text))
 
     def set(self, path: str, value: Any, origin: str) -> None:
@@ -131,11 +149,12 @@ class Reading:
         self.fields[path] = Value(value, origin)
 
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
-        """Takes the arguments of a configurable that is used under a scope, and of all that it
-        refers to; `origin` is where it is named.
+        """Reads the arguments of a configurable under a scope, and of all that it refers to.
+
+        `origin` is the place that refers to the configurable.
 
         Raises:
-          UserError: a value that makes no sense; names file and line.
+          UserError: a value is invalid; names file and line.
         """
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
@@ -146,8 +165,8 @@ class Reading:
                 self._argument(f"{prefix}{configurable.short}.{name}", argument, binding)
             elif argument.default is MUST:
                 raise UserError(
-                    f"{configurable.short}.{name} is set by none of these files: include the one "
-                    "that sets it, as 't5x/configs/runs/pretrain.gin' does, or give "
+                    f"{configurable.short}.{name} is set by none of these files: include one that "
+                    "sets it, such as 't5x/configs/runs/pretrain.gin', or set "
                     f"--gin.{configurable.short}.{name}=VALUE"
                 )
             elif argument.default is not UNSET:
@@ -158,11 +177,12 @@ class Reading:
                     argument.take(self, default)
 
     def everything(self, scopes: Iterable[str]) -> None:
-        """Takes every binding of these scopes, those of shorter ones first: for files that refer to
-        nothing.
+        """Reads every binding of these scopes, shorter scopes first.
+
+        Used for files that do not refer to their configurables.
 
         Raises:
-          UserError: a value that makes no sense; names file and line.
+          UserError: a value is invalid; names file and line.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         for (scope, name, argument), binding in order:
@@ -177,10 +197,10 @@ class Reading:
     def follow(
         self, name: str, found: Value, known: tuple[Configurable, ...], optional: bool = False
     ) -> None:
-        """Walks the one of `known` configurables that a value names.
+        """Walks the configurable among `known` that a value refers to.
 
         Raises:
-          UserError: it names none.
+          UserError: it refers to none of them.
         """
         reference = found.value
         if reference is None and optional:
@@ -197,10 +217,10 @@ class Reading:
         )
 
     def finish(self, macros: Iterable[str]) -> None:
-        """Notes what was read by nothing; `macros` are the names of those that files may set idly.
+        """Notes bindings that were never read; `macros` may be set without being read.
 
         Raises:
-          UserError: a macro that no file reads and nobody knows.
+          UserError: a file sets an unknown macro that no file reads.
         """
         named = self.macros.named()
         for binding in self.macros.unread():
@@ -254,8 +274,7 @@ class Reading:
             self.idle(f"{name} = {shown(found.value)} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
-        """Counts as read what is bound of a configurable that has no counterpart, and of those that
-        it refers to."""
+        """Marks as read the bindings of a configurable without counterpart, and of all it names."""
         configurable = self._configurable(reference, origin)
         for key, binding in self._bound.items():
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
@@ -269,7 +288,7 @@ class Reading:
         configurable = self._called(reference.name)
         if configurable is None:
             raise UserError(
-                f"{origin}: {reference} is no configurable that is known here"
+                f"{origin}: {reference} is not a configurable that is known here"
                 f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
             )
         return configurable
@@ -281,7 +300,11 @@ class Reading:
         return nearest(selector.rpartition(".")[2], [each.short for each in self._known])
 
     def _key(self, binding: Binding) -> tuple[str, str, str]:
-        """(scope, full name, argument), which must be known."""
+        """Returns (scope, full name, argument).
+
+        Raises:
+          UserError: the configurable or the argument is unknown.
+        """
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
             raise UserError(
@@ -297,12 +320,12 @@ class Reading:
         return binding.scope, named[0].names[0], binding.argument
 
     def _binding(self, configurable: Configurable, scope: str, name: str) -> Binding | None:
-        """What holds under a scope: the binding of its longest part that has one."""
+        """Returns the binding that applies under a scope: that of the longest prefix with one."""
         parts = scope.split("/") if scope else []
         for depth in range(len(parts), -1, -1):
             key = ("/".join(parts[:depth]), configurable.names[0], name)
             if key in self._bound:
-                # Those of shorter scopes are not idle: they hold elsewhere, or are overridden.
+                # Bindings of shorter scopes are overridden here, and not idle.
                 keys = {("/".join(parts[:less]), *key[1:]) for less in range(depth + 1)}
                 self._used |= keys
                 return self._bound[key]
@@ -323,16 +346,16 @@ class Reading:
 
 
 def typed(found: Value, name: str, declared: Any) -> Any:
-    """Returns a value as a field of that type has it.
+    """Returns a value converted to the declared type of a field.
 
     Raises:
-      UserError: it is of another type; names file, line and `name`.
+      UserError: the value has another type; names file, line and `name`.
     """
     try:
         return _typed(found.value, declared)
     except ValueError as error:
         raise UserError(
-            f"{found.origin}: {name} takes {error}, and {shown(found.value)} is none"
+            f"{found.origin}: {name} must be {error}, not {shown(found.value)}"
         ) from error
 
 
@@ -351,12 +374,12 @@ def _typed(value: Any, declared: Any) -> Any:
     if declared is float and type(value) is int:
         return float(value)
     if type(value) is not declared:
-        raise ValueError(declared.__name__)
+        raise ValueError(f"of type {declared.__name__}")
     return value
 
 
 def shown(value: Any) -> str:
-    """A value as a file would have it."""
+    """Returns a value as it is written in a file."""
     if isinstance(value, Reference):
         return str(value)
     if isinstance(value, dict):
@@ -367,8 +390,8 @@ def shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as tables compare it: a reference as text, its name being as long as the file has it,
-    and a tuple as a list."""
+    """Returns a value in the form that tables compare: references as text without module, tuples as
+    lists."""
     if isinstance(value, Reference):
         return str(value._replace(name=value.name.rpartition(".")[2]))
     return list(value) if isinstance(value, tuple) else value
@@ -379,5 +402,5 @@ def _names(configurable: Configurable, selector: str) -> bool:
 
 
 def _matches(name: str, selector: str) -> bool:
-    """gin's rule: a selector is the end of a full name, dot by dot."""
+    """Returns True if a selector is a dotted suffix of a full name, which is gin's rule."""
     return name == selector or name.endswith(f".{selector}")

@@ -1,7 +1,7 @@
-"""What gin files of Mesh T5, the T5 library before T5X, and of Primer mean for us.
+"""Gin files of Mesh T5, the T5 library before T5X, and of Primer, as our configuration.
 
-Mesh TensorFlow puts arguments where no file refers to them, so every binding counts. What kind of
-model it is follows from layers, norms and activations together, as a preset; sizes go before its.
+Files of Mesh TensorFlow do not refer to their configurables, so every binding counts. Layers,
+norms and activations together determine the model's preset; sizes in the files override its own.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.
@@ -20,8 +20,9 @@ from trainer.gin.reader import Reference, Value
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"
-# Of a cache for a task of T5's or Primer's, by the names of objectives here.
+# Prefixes of the names of T5's and Primer's tasks -> prefixes of our tasks.
 _FAMILIES = {"c4": "c4", "lm1b": "lm1b", "pg19": "pg19"}
+# Preprocessors -> noise mask -> our objective; None: whatever the mask.
 _OBJECTIVES: dict[tuple[str, ...], dict[str | None, str]] = {
     ("select_random_chunk", "reduce_concat_tokens", "split_tokens_to_targets_length"): {
         None: "autoregressive_lm"
@@ -33,7 +34,7 @@ _OBJECTIVES: dict[tuple[str, ...], dict[str | None, str]] = {
         "random_prefix_noise_mask": "prefix_lm"
     },
 }
-# What denoising makes of noise, by objective.
+# The functions that an objective's inputs and targets need.
 _FUNCTIONS = {
     "span_corruption": {
         "inputs_fn": "noise_span_to_unique_sentinel",
@@ -41,13 +42,13 @@ _FUNCTIONS = {
     },
     "prefix_lm": {"inputs_fn": "drop_nonnoise_tokens", "targets_fn": "drop_noise_tokens"},
 }
-# T5's own spans.
+# T5's defaults for spans.
 _SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
 _SWITCH = (*_PLAIN * 3, ATTENTION, "MoE1D")
 _EVOLVED = ("DoubleHeadsAttentionLayer", "DecoderConvolutionalLayer", *_PLAIN)
 _SYNTHESIZER = ("Synthesizer", MLP)
-# (layers, activations, norm, whether queries and keys are shared) -> a preset of Primer's.
+# (layers, activations, norm, whether queries and keys are shared) -> preset of Primer.
 _KINDS = {
     (_PLAIN, ("relu",), "layer", False): "medium_transformer_vanilla",
     (_PLAIN, ("gelu",), "layer", False): "medium_transformer_gelu",
@@ -73,16 +74,17 @@ _KINDS = {
 
 
 def is_mesh(selectors: set[str]) -> bool:
-    """Whether files that bind these speak of Mesh T5 rather than of T5X."""
+    """Returns True if files that bind these selectors are Mesh T5's, and False for T5X."""
     return any(name.rpartition(".")[2] in ("run", "make_layer_stack") for name in selectors)
 
 
 def understand(reading: Reading, preset: str | None) -> str:
-    """Sets what follows from several bindings together; returns the preset of the model, which is
-    the one given, of whatever size, if one is.
+    """Sets the fields that depend on several bindings, and returns the preset of the model.
+
+    A given `preset` is used as it is; the sizes in the files are then ignored.
 
     Raises:
-      UserError: it is no model, task or schedule that is known here.
+      UserError: the model, the task or the schedule is not supported.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     _refuse_other(reading, "optimizer", "AdafactorOptimizer")
@@ -97,7 +99,7 @@ def understand(reading: Reading, preset: str | None) -> str:
 
 
 def _refuse_other(reading: Reading, name: str, expected: str) -> None:
-    """Holds a kept reference against the only one that makes sense with the others."""
+    """Raises UserError unless a kept reference, if any, is `expected`."""
     found = reading.facts.get(name)
     if found and _short(found.value) != expected:
         raise UserError(f"{found.origin}: {name} = {shown(found.value)} must be @{expected} here")
@@ -113,7 +115,7 @@ def _set_model(reading: Reading) -> str:
     if kind.value == "bitransformer":
         if norm.value != "rms" or biased:
             raise UserError(
-                f"{norm.origin}: an encoder-decoder of Mesh T5 has RMS norms and no biases here"
+                f"{norm.origin}: an encoder-decoder of Mesh T5 must have RMS norms and no biases"
             )
         for stack in ("encoder", "decoder"):
             here = reading.facts.get(f"{stack}/num_layers", layers)
@@ -137,35 +139,37 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
     preset = _KINDS.get((names, activations.value, norm.value, shared))
     stack = reading.facts.get("layer_stack_cls")
     if stack and _short(stack.value) == "PrePostNormLayerStack":
-        # Unlike Unitransformer.layer_stack, this is what Mesh makes stacks of.
+        # Unlike Unitransformer.layer_stack, this argument takes effect in Mesh TensorFlow.
         preset = {"medium_primer_as_released": "medium_primer"}.get(str(preset))
     if preset is None or preset not in MODEL_PRESETS:
         what = f"{preset}, " if preset else ""
         raise UserError(
             f"{found.origin}: there is no preset of this kind of model ({what}layers "
             f"{', '.join(dict.fromkeys(names))}; activations {', '.join(activations.value)}; norm "
-            f"{norm.value}): name one as --preset and leave out the models' files"
+            f"{norm.value}): set --preset and leave out the model's files"
         )
     attentions = sum(name in (ATTENTION, "MDHA", "Synthesizer") for name in names)
-    # An evolved block counts as one; other patterns repeat.
+    # An evolved block counts as one layer; other patterns repeat.
     repeats = 1 if names == _EVOLVED else attentions
     reading.set("model.num_decoder_layers", layers.value * repeats, layers.origin)
     if names == _SYNTHESIZER:
-        # Only SelfAttention's heads are bound by Mesh's files; a Synthesizer has its own.
+        # Mesh's files bind the heads of SelfAttention; a Synthesizer has heads of its own.
         for path in ("model.num_heads", "model.head_dim"):
             reading.fields.pop(path, None)
     if "MoE1D" in names:
         experts = _activations(reading, "expert_activations")
         if experts.value != activations.value:
-            raise UserError(f"{experts.origin}: experts must have the activations of other layers")
+            raise UserError(
+                f"{experts.origin}: experts must have the activations of the other layers"
+            )
         if "num_experts" in reading.facts:
             reading.set("model.num_experts", *reading.facts["num_experts"])
     if "ineffective" in reading.facts:
         where = reading.facts["ineffective"].origin
         reading.warn(
-            f"Unitransformer.layer_stack ({where}) changes nothing in Mesh TensorFlow, whose own "
-            "argument goes before it: norms are before sublayers, as in what was released; the "
-            "paper's alternate is the preset medium_primer"
+            f"Unitransformer.layer_stack ({where}) has no effect in Mesh TensorFlow, whose own "
+            "argument overrides it: norms precede sublayers, as in the released models; the "
+            "paper's alternating norms are the preset medium_primer"
         )
     reading.fields.pop("model.mlp_activations")
     reading.fields.pop("model.tied_logits", None)
@@ -173,7 +177,7 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
 
 
 def _norm(reading: Reading) -> Value:
-    """That of the layers, which must be the last one's too."""
+    """Returns the norm of the layers, which must also be the final norm."""
     layers, last = reading.facts.get("norm"), reading.facts.get("last_norm")
     norms = {
         NORMS[name]
@@ -186,7 +190,7 @@ def _norm(reading: Reading) -> Value:
         norms.add("rms")
     if len(norms) != 1:
         where = ", ".join(found.origin for found in (layers, last) if found)
-        raise UserError(f"{where}: layers and their end must have one norm, not {len(norms)}")
+        raise UserError(f"{where}: layers and stack must have one norm, not {len(norms)}")
     return Value(norms.pop(), layers.origin if layers else "Mesh T5's default")
 
 
@@ -196,7 +200,7 @@ def _activations(reading: Reading, name: str = "activations") -> Value:
     known = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
     if not known or not set(names) <= set(_ACTIVATIONS):
         raise UserError(
-            f"{found.origin}: activation = {shown(found.value)} must be of "
+            f"{found.origin}: activation = {shown(found.value)} must be among "
             f"{', '.join(_ACTIVATIONS)}"
         )
     return Value(tuple(_ACTIVATIONS[each] for each in names), found.origin)
@@ -243,20 +247,20 @@ def _set_lengths_and_rows(reading: Reading) -> None:
         if type(sizes.get("inputs")) is not int or not 0 < spans[0] < 1 or not spans[1] > 0:
             places = [found.origin for name in _SPANS if (found := reading.facts.get(name))]
             raise UserError(
-                f"{', '.join([*places, lengths.origin])}: no targets follow from inputs of "
-                f"{shown(sizes.get('inputs'))}, a noise_density of {spans[0]} and a "
+                f"{', '.join([*places, lengths.origin])}: no length of targets follows from "
+                f"inputs of {shown(sizes.get('inputs'))}, a noise_density of {spans[0]} and a "
                 f"mean_noise_span_length of {spans[1]}"
             )
         sizes["targets"] = span_corruption_lengths(sizes["inputs"], *spans)[1]
         lengths = reading.facts["lengths"] = Value(sizes, lengths.origin)
-    if not sizes or not all(type(size) is int for size in sizes.values()):
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes.values()):
         raise UserError(
             f"{lengths.origin}: sequence_length = {shown(lengths.value)} must be lengths, as "
             "{'inputs': 512, 'targets': 114}"
         )
     decoder_only = _value(reading, "model_type", "") == "lm"
     for side, size in sizes.items():
-        # Mesh asks for a length of inputs of a language model too, which has none.
+        # Mesh requires a length of inputs for language models, which have no inputs.
         if side == "targets" or not decoder_only:
             reading.set(f"lengths.{side}", size, lengths.origin)
     found = reading.facts.get(
@@ -274,14 +278,19 @@ def _set_lengths_and_rows(reading: Reading) -> None:
             return
     raise UserError(
         f"{found.origin}: batch_size = {shown(rows)} must be ('sequences_per_batch', ROWS) or "
-        f"('tokens_per_batch', a multiple of the longest sequence): those of a replica depend on "
+        f"('tokens_per_batch', a multiple of the longest sequence): tokens per replica depend on "
         "the machine"
     )
 
 
 def task(reading: Reading) -> Value:
-    """The task of ours that stands for the named one and the objective that files bind, or the name
-    itself where there is none."""
+    """Returns the task of ours with the corpus and the objective that files bind.
+
+    If there is none, the task's name in the files is returned.
+
+    Raises:
+      UserError: files name no task, or bind an objective that is not supported.
+    """
     name = reading.facts.get("task")
     if name is None:
         raise UserError(
@@ -298,9 +307,9 @@ def task(reading: Reading) -> Value:
     if objective is None:
         bound = [reading.facts[each].origin for each in ("noise_mask",) if each in reading.facts]
         raise UserError(
-            f"{', '.join([steps.origin, *bound])}: the objective is none of "
+            f"{', '.join([steps.origin, *bound])}: the objective must be one of "
             f"{', '.join(each for masks in _OBJECTIVES.values() for each in masks.values())}: "
-            "name a task of ours as --task"
+            "or name a task with --task"
         )
     for function, expected in _FUNCTIONS.get(objective, {}).items():
         _refuse_other(reading, function, expected)

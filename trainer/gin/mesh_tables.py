@@ -1,4 +1,4 @@
-"""What the arguments of Mesh T5's and Primer's configurables mean for us.
+"""The arguments of Mesh T5's and Primer's configurables, as fields of our configuration.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.
@@ -6,16 +6,16 @@ google-research/google-research `primer/`.
 
 from __future__ import annotations
 
-from trainer.gin.meaning import Argument, Configurable, field, keep, nothing, only
+from trainer.gin.meaning import Argument, Configurable, field, keep, nothing, only, partitions
 
 ATTENTION, MLP = "SelfAttention", "DenseReluDense"
 
 
-_LAYOUT = "the mesh is --mesh's; results do not depend on it"
-_STATE = "a checkpoint holds the state as it is trained, in float32"
-_EVALUATED = "validation is evaluated during training, and by trainer.evaluate"
-_PRESET = "the preset of this kind of model has it"
-_FOLDED = "kernels begin as T5's do"
+_LAYOUT = "--mesh sets the mesh; results do not depend on it"
+_STATE = "checkpoints hold the training state, in float32"
+_EVALUATED = "the validation split is evaluated during training and by trainer.evaluate"
+_PRESET = "the model's preset sets it"
+_FOLDED = "kernels are initialized as T5's"
 _EAGER = "batches are made as they are needed"
 
 
@@ -47,7 +47,7 @@ _DATA = {
     "mixture_or_task_name": keep("task", str),
     "use_cached": keep("use_cached", bool),
     "pack": keep("pack", bool),
-    "seed": nothing("the order has the run's seed", None),
+    "seed": nothing("the run's seed determines the order", None),
 }
 NORMS = {
     "sublayer_true_layer_norm": "layer",
@@ -55,12 +55,12 @@ NORMS = {
     "sublayer_prime_norm": "prime",
 }
 _NO_EPSILON = {
-    "dropout_rate": nothing("the sublayers have it"),
+    "dropout_rate": nothing("sublayers have their own dropout"),
     "norm_epsilon": only(None, "epsilon is 1e-6"),
-    "sublayers_initial": nothing("embeddings have dropout"),
+    "sublayers_initial": nothing("embeddings always have dropout"),
     "sublayers_per_layer": keep("norm", list),
     "sublayers_final": keep("last_norm", list),
-    "recompute_grads": nothing("--model.remat", False),
+    "recompute_grads": nothing("set --model.remat instead", False),
 }
 
 KNOWN = (
@@ -79,9 +79,9 @@ KNOWN = (
             "learning_rate_schedule": keep("schedule", object),
             "optimizer": keep("optimizer", object),
             "mode": only("train", "evaluate with python -m trainer.evaluate"),
-            "dataset_split": only("train", "training reads the split train"),
+            "dataset_split": only("train", "training reads the train split"),
             "vocabulary": nothing("the vocabulary is the cache's"),
-            "train_dataset_fn": nothing("data are read by trainer.data.cached"),
+            "train_dataset_fn": nothing("trainer.data.cached reads the data"),
             "eval_dataset_fn": nothing(_EVALUATED),
             "eval_checkpoint_step": nothing(_EVALUATED),
             "perplexity_eval_steps": nothing(_EVALUATED),
@@ -93,8 +93,8 @@ KNOWN = (
         _UTILS,
         "tpu_mesh_shape",
         {
-            "model_parallelism": field("mesh.num_partitions"),
-            "ensemble_parallelism": only(None, "one model is trained"),
+            "model_parallelism": field("mesh.tensor", convert=partitions),
+            "ensemble_parallelism": only(None, "a single model is trained"),
             "tpu_topology": nothing(_LAYOUT),
         },
     ),
@@ -126,7 +126,7 @@ KNOWN = (
             "layer_stack": keep("ineffective", object),
             "vocab_divisor": only(128, "embeddings are a multiple of 128"),
             "token_dropout_rate": only(0.0, "no tokens are dropped"),
-            "max_length": nothing("relative positions have no end"),
+            "max_length": nothing("relative positions have no limit"),
         },
     ),
     _known(
@@ -160,7 +160,9 @@ KNOWN = (
         for name in ("call_layer", "residual", "mask_padding")
     ),
     _known(_LAYERS, ATTENTION, _HEADS),
-    _known(_LAYERS, "LocalSelfAttention", {"dropout_rate": nothing("no layer is one")}),
+    _known(
+        _LAYERS, "LocalSelfAttention", {"dropout_rate": nothing("no layer uses local attention")}
+    ),
     _known("t5_models", "MDHA", {**_HEADS, "share_qk_rep": keep("share_qk", bool)}),
     _known(
         "t5_models",
@@ -181,7 +183,7 @@ KNOWN = (
         "Synthesizer",
         {
             **_HEADS,
-            "synthesize_mode": only("random_plus", "the preset synthesizer is of this mode"),
+            "synthesize_mode": only("random_plus", "the preset synthesizer has this mode"),
         },
     ),
     _known(
@@ -207,7 +209,7 @@ KNOWN = (
             "activation": keep("expert_activations", object),
             "hidden_size": field("model.mlp_dim"),
             "dropout_rate": field("model.dropout_rate"),
-            "moe_gating": only("switch", "a token goes to one expert"),
+            "moe_gating": only("switch", "each token is routed to one expert"),
             **_unread(
                 _PRESET,
                 *("switch_policy_train", "switch_policy_eval", "switch_jitter"),
@@ -279,13 +281,15 @@ KNOWN = (
         _PREPROCESSORS,
         "random_spans_helper",
         _unread(
-            "windows are planned",
+            "windows are planned in advance",
             *("inputs_length", "noise_density", "mean_noise_span_length"),
             *("extra_tokens_per_span_inputs", "extra_tokens_per_span_targets"),
         ),
     ),
     _known(
-        _PREPROCESSORS, "split_tokens", _unread("windows are planned", "max_tokens_per_segment")
+        _PREPROCESSORS,
+        "split_tokens",
+        _unread("windows are planned in advance", "max_tokens_per_segment"),
     ),
     _known(
         "sentencepiece_vocabulary",

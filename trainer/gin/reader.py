@@ -1,7 +1,7 @@
-"""Gin files -> bindings, each with its place. Nothing is imported or executed from a file.
+"""Reads gin files into bindings, each with its place. Nothing is imported or executed.
 
-gin-config's parser knows the syntax; what a binding means is said by `trainer.gin.t5x` and
-`trainer.gin.mesh`. Values are literals, `@references` and `%MACROS`; an expression is an error.
+gin-config's parser knows the syntax; `trainer.gin.t5x` and `trainer.gin.mesh` know what a binding
+means. Values are literals, `@references` and `%MACROS`; an expression is an error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from tasks.terminal.command_line import UserError, nearest
 
-# The value of what must be set elsewhere.
+# The macro of a value that another file or a flag must set.
 REQUIRED = "gin.REQUIRED"
 _MAIN = "__main__."
 _LIBRARY = "t5x/"
 
 
 class Reference(NamedTuple):
-    """`@scope/name`, with `()` if it is `called`; its name as imports of the file spell it out."""
+    """`@scope/name`, with `()` if it is `called`; the name is expanded by the file's imports."""
 
     scope: str
     name: str
@@ -41,8 +41,8 @@ class Macro(NamedTuple):
 class Binding(NamedTuple):
     """`scope/selector.argument = value`; a macro has no argument.
 
-    `place` is FILE:LINE, the flag, or the name of an include that we describe. `library`: it is in
-    one of T5X's own files, whose settings nobody has to use.
+    `place` is FILE:LINE, the flag, or the name of a built-in include. `library` is True for
+    bindings of T5X's own files, which may go unused without a warning.
     """
 
     scope: str
@@ -54,14 +54,14 @@ class Binding(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As a file would have it."""
+        """The left side of the binding, as in a file."""
         scope = f"{self.scope}/" if self.scope else ""
         argument = f".{self.argument}" if self.argument else ""
         return f"{scope}{self.selector}{argument}"
 
 
 class Import(NamedTuple):
-    """A line that names a module, which is not imported."""
+    """An import statement of a file; the module is not imported."""
 
     module: str
     place: str
@@ -69,14 +69,14 @@ class Import(NamedTuple):
 
 @dataclasses.dataclass
 class Statements:
-    """What files say, in the order in which they say it."""
+    """The statements of files, in order."""
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
     imports: list[Import] = dataclasses.field(default_factory=list)
 
 
 class Value(NamedTuple):
-    """A value without macros, and where it comes from: "ro.gin:12 via BATCH_SIZE"."""
+    """A value with its macros resolved, and its origin, as in "ro.gin:12 via BATCH_SIZE"."""
 
     value: Any
     origin: str
@@ -88,13 +88,13 @@ def read(
     flags: Iterable[str],
     built_in: Mapping[str, list[Binding]],
 ) -> Statements:
-    """Reads files in order, then `NAME=VALUE` of flags.
+    """Reads files in order, then flags of the form `NAME=VALUE`.
 
     Args:
-      files: sought in the working folder, then in `search_paths`.
-      search_paths: folders; includes are sought there too, then beside the file that has them.
+      files: looked for in the working folder, then in `search_paths`.
+      search_paths: folders; includes are looked for there, then beside the file that includes them.
       flags: each a binding.
-      built_in: path of an include -> the bindings that it stands for where there is no such file.
+      built_in: path of an include -> its bindings, used if no such file exists.
 
     Raises:
       UserError: a file is missing, includes itself or cannot be parsed; names file and line.
@@ -114,7 +114,7 @@ class _Reader:
         self.found = Statements()
 
     def file(self, name: str, named_at: str, above: tuple[tuple[str, str], ...]) -> None:
-        """Reads a file; `above` are (name, real path) of those that include it."""
+        """Reads a file; `above` holds (name, real path) of the files that include it."""
         beside = [os.path.dirname(path) for _, path in above[-1:]]
         candidates = [os.path.join(folder, name) for folder in [*self._folders, *beside]]
         path = next((each for each in candidates if os.path.isfile(each)), None)
@@ -142,10 +142,10 @@ class _Reader:
         self._statements(f"{name} = {text.strip()}", place, ())
 
     def _statements(self, source: Any, name: str, above: tuple[tuple[str, str], ...]) -> None:
-        """Reads the text of a file or, with nothing above it, of a flag."""
+        """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file knows its own imports; a flag, those of all files.
+        # A file sees its own imports; a flag sees those of all files.
         modules: dict[str, str] = {} if above else self._modules
         library = len(above) > 1 and name.startswith(_LIBRARY)
         try:
@@ -175,7 +175,7 @@ class _Reader:
 
 
 def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
-    """The line and the message of what the parser raises."""
+    """Returns the line and the message of a parser's error."""
     if isinstance(error, SyntaxError):
         return error.lineno, str(error.msg).splitlines()[-1].strip().rstrip(".")
     message, (line, _) = error.args
@@ -197,7 +197,7 @@ def _delegate() -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` made to it or, in a container, to everything in it."""
+    """Returns `change(value)` or, for a container, a copy with every element changed."""
     if isinstance(value, Reference | Macro):
         return change(value)
     if isinstance(value, dict):
@@ -214,45 +214,45 @@ def _with_modules(value: Any, modules: dict[str, str]) -> Any:
 
 
 def _spelled_out(selector: str, modules: dict[str, str]) -> str:
-    """`utils.X` as `t5x.utils.X` after `from t5x import utils`."""
+    """Returns `t5x.utils.X` for `utils.X` after `from t5x import utils`."""
     first, dot, rest = selector.partition(".")
     full = f"{modules[first]}.{rest}" if dot and first in modules else selector
     return full.removeprefix(_MAIN)
 
 
 def references(value: Any) -> list[Reference]:
-    """Every reference in a value, those in its containers included."""
+    """Returns every reference in a value, including those inside containers."""
     found: list[Reference] = []
     _each(value, lambda each: found.append(each) if isinstance(each, Reference) else None)
     return found
 
 
 class Macros:
-    """What macros stand for; remembers which were asked for."""
+    """The values of macros; records which were read."""
 
     def __init__(self, bindings: Iterable[Binding]):
         bindings = list(bindings)
-        # gin's rule: what is set last holds.
+        # gin's rule: the last binding wins.
         self._bound = {each.name: each for each in bindings if not each.argument}
         self._values = [each.value for each in bindings]
         self._read: set[str] = set()
 
     def named(self) -> set[str]:
-        """Those that some value names, be it one that nothing asks for."""
+        """Returns the macros that any binding refers to, read or not."""
         found: set[str] = set()
         for value in self._values:
             _each(value, lambda each: found.add(each.name) if isinstance(each, Macro) else None)
         return found
 
     def unread(self) -> list[Binding]:
-        """Those that nothing asked for."""
+        """Returns the bindings of macros that were never read."""
         return [each for name, each in self._bound.items() if name not in self._read]
 
     def resolve(self, binding: Binding) -> Value:
-        """The value of a binding.
+        """Returns the value of a binding.
 
         Raises:
-          UserError: a macro is unknown, stands for itself or was never set.
+          UserError: a macro is unknown, refers to itself or was never set.
         """
         return self._resolve(binding.value, binding.place, ())
 
@@ -265,7 +265,7 @@ class Macros:
                 raise UserError(f"{place}: {what}{hint}")
             if name in through:
                 circle = " -> ".join(f"%{each}" for each in (*through, name))
-                raise UserError(f"{place}: macros stand for one another in a circle: {circle}")
+                raise UserError(f"{place}: macros refer to one another in a circle: {circle}")
             if name not in self._bound:
                 raise UserError(
                     f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}"
@@ -273,7 +273,7 @@ class Macros:
             self._read.add(name)
             bound = self._bound[name]
             return self._resolve(bound.value, bound.place, (*through, name))
-        # Macros inside a container leave its own place: it is where the value was put together.
+        # The origin of a container is its own place, whatever macros are inside.
         whole = _each(
             value,
             lambda each: (

@@ -1,4 +1,4 @@
-"""T5X's command line as a run of ours: gin files and flags -> configuration, origins, notes."""
+"""Gin files and flags of a T5X command -> configuration, origins, notes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x
 from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Value
 
-# What T5X and Mesh T5 consist of and stand on: modules of these hold no tasks.
+# Packages of T5X, of Mesh T5 and of their dependencies, whose modules hold no tasks.
 _LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
 _WITHOUT_TASKS = ("t5.models.mesh_transformer", "t5_models")
 
-# Origins of what no file of the user's says.
+# Endings of origins that are not in a user's file.
 _DEFAULTS = ("(built in)", "DatasetConfig.use_cached", "DatasetConfig.pack")
-# Fields that a run refuses to be below 1, which is said here with the place.
-_COUNTS = ("train_steps", "batch_size", "microbatches", "lengths.inputs", "lengths.targets")
 
 
 class Recipe(NamedTuple):
-    """What files and flags come to; `notes` are (subject, text) lines to print."""
+    """The run that files and flags describe; `notes` are (subject, text) lines to print."""
 
     config: Config
     origins: dict[str, str]
@@ -46,14 +44,14 @@ def load(
     """Reads gin files and bindings given as flags.
 
     Args:
-      gin_files: in order; the last that sets something holds.
-      search_paths: folders of these files and of what they include.
-      flags: NAME=VALUE each, after the files.
-      preset: the model where the files name none; what they say of a model goes before it.
-      overrides: `--field=value` flags, which this does not apply; the task may be among them.
+      gin_files: in order; later files override earlier ones.
+      search_paths: folders of these files and of the files they include.
+      flags: NAME=VALUE each; they override the files.
+      preset: the model if the files name none; a T5X model in the files is then ignored.
+      overrides: `--field=value` flags, which are not applied here; the task may be among them.
 
     Raises:
-      UserError: a file cannot be read or has something that is not known; names file and line.
+      UserError: a file cannot be read, or it binds something unknown; names file and line.
     """
     described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
     statements = reader.read(gin_files, search_paths, flags, described)
@@ -86,21 +84,24 @@ def _set_seed(reading: Reading) -> None:
         reading.set("seed", *seeds[0])
     for found, what in (
         (run, "initial parameters and dropout"),
-        (data, "the order of the data and their noise"),
+        (data, "the order of the data and its noise"),
     ):
         where = f" ({found.origin})" if found else ""
         seed = seeds[0].value if seeds else Config.seed
         if found is None or found.value is None:
             reading.warn(
-                f"{what} have no seed{where}: here they have {seed}, --seed, and are the same each "
-                "time"
+                f"{what} have no seed{where}: here the seed is {seed} (--seed), so every run "
+                "is the same"
             )
         elif found.value != seed:
-            reading.warn(f"{what} have the seed {found.value}{where}: here all have {seed}, --seed")
+            reading.warn(
+                f"{what} have the seed {found.value}{where}: here there is one seed, --seed, and "
+                f"it is {seed}"
+            )
 
 
 def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
-    """The task, and what only tasks of seqio's know."""
+    """Sets the task, and the settings that only seqio tasks have."""
     found = reading.facts["task"]
     known = registry.names(_flag(overrides, "task_module"))
     task = found.value if found.value in known else f"seqio:{found.value}"
@@ -115,15 +116,15 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
             reading.set(f"data.{name}", *value)
         if cached and cached.value:
             reading.warn(
-                f"use_cached = True ({cached.origin}) and {task} is no task of ours: where it "
-                "cannot be cached, or is not in --cache_dir, its text is tokenized anew"
+                f"use_cached = True ({cached.origin}) and {task} is a seqio task: if it has no "
+                "seqio cache in --cache_dir, its text is tokenized during training"
             )
     else:
         for name, value in settings.items():
             if value.value is not True and not value.origin.endswith(_DEFAULTS):
                 reading.idle(
                     f"{name} = {value.value} ({value.origin}): {task} is read from a cache, whose "
-                    "windows fill their rows and whose noise is drawn anew each epoch"
+                    "windows fill their rows and whose noise differs from epoch to epoch"
                 )
     shuffle = reading.facts.get("shuffle")
     if shuffle and not shuffle.value:
@@ -133,14 +134,14 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
     alone = reading.fields.get("model.family", Value("", "")).value == "lm"
     if alone and "lengths.inputs" in reading.fields and not (bidirectional and bidirectional.value):
         reading.warn(
-            "inputs_bidirectional_attention is not True: here a decoder sees the inputs of a task "
-            "that has some in both directions"
+            "inputs_bidirectional_attention is not True: here, a decoder always attends to the "
+            "inputs of a task in both directions"
         )
     _warn_of_padding(reading, found.value)
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
-    """The last value of a flag among others."""
+    """Returns the last value of the flag --NAME among `overrides`; None if it is not given."""
     value = None
     for place, flag in enumerate(overrides):
         key, equals, text = flag.removeprefix("--").partition("=")
@@ -158,8 +159,8 @@ def _warn_of_padding(reading: Reading, task: str) -> None:
     if filled < WASTEFUL * targets:
         reading.warn(
             f"targets of {targets} ({lengths.origin}): T5's span corruption of {inputs} inputs "
-            f"makes {filled} of them, {filled / targets:.1%}; the rest is padding, which "
-            f"--lengths.targets={filled} spares"
+            f"fills {filled} of them, {filled / targets:.1%}; the rest is padding, which "
+            f"--lengths.targets={filled} avoids"
         )
 
 
@@ -176,18 +177,20 @@ def _warn_of_vocabulary(reading: Reading) -> None:
         try:
             last = TokenIds(0, 0, files.read_bytes(found.value)).pieces[-1]
         except (IndexError, KeyError, UnicodeDecodeError) as error:
-            raise UserError(f"{found.origin}: {found.value} is no SentencePiece model") from error
+            raise UserError(
+                f"{found.origin}: {found.value} is not a SentencePiece model"
+            ) from error
         collide = "extra_id_" not in last
         text = f"and its last piece is {last!r}"
     else:
         collide = "extra" not in found.value
-        text = "and nothing says that its own pieces end in sentinels"
+        text = "and its name does not suggest that its last pieces are sentinels"
     if collide:
         where = own.origin if own else found.origin
         reading.warn(
-            f"extra_ids of {found.value} is 0 ({where}) {text}: sentinels would be its last pieces "
-            "of text; caches of pipeline.build are refused then, which --extra_ids=100 of "
-            "pipeline.build mends"
+            f"extra_ids of {found.value} is 0 ({where}) {text}: its last text pieces would "
+            "serve as sentinels; caches of pipeline.build are refused then, unless they were "
+            "built with --extra_ids=100"
         )
 
 
@@ -195,15 +198,15 @@ def _note_imports(reading: Reading, task_module: str | None) -> None:
     for module, place in reading.statements.imports:
         known = module.partition(".")[0] in _LIBRARIES or module in (*_WITHOUT_TASKS, task_module)
         if not known:
-            text = f"{module} ({place}): its tasks are there with --task_module={module}"
+            text = f"{module} ({place}): --task_module={module} makes its tasks available"
             reading.notes.append(("not imported", text))
 
 
 def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     if "model.family" not in reading.fields and not preset:
         raise UserError(
-            "these files name no model: include one, as 't5x/examples/t5/t5_1_1/base.gin', or give "
-            "--preset"
+            "these files name no model: include one, such as 't5x/examples/t5/t5_1_1/base.gin', or "
+            "set --preset"
         )
     tied = reading.fields.get("model.tied_logits")
     if reading.fields.get("model.family", Value("", "")).value == "t5_1_1" and tied and tied.value:
@@ -218,18 +221,10 @@ def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     for path, found in reading.fields.items():
         values[path] = typed(found, path, fields.field_type(config, path))
         origins[path] = found.origin
-        if path in _COUNTS and values[path] is not None and values[path] < 1:
-            raise UserError(f"{found.origin}: {path} is {values[path]}; it must be 1 or more")
     try:
         config = fields.replace_all(config, values)
-    except UserError as error:
-        named = [path for path in values if _in_words(path) in str(error)]
-        places = ", ".join(f"{origins[path]}" for path in named)
-        raise UserError(f"{places}: {error}" if places else str(error)) from error
+    except fields.RejectedField as error:
+        rejected = f"{error.path} is {error.value!r}; it must be {error.rule}"
+        where = origins.get(error.path, "these files")
+        raise UserError(f"{where}: {rejected}") from error
     return Recipe(config, origins, reading.notes)
-
-
-def _in_words(path: str) -> str:
-    """A field as dataclasses name it when they refuse it: "LossConfig.z_loss"."""
-    group, _, name = path.rpartition(".")
-    return f"{group.capitalize()}Config.{name}" if group else f"--{name}="

@@ -1,4 +1,4 @@
-"""What the arguments of T5X's runs, data, checkpoints and partitions mean for us.
+"""The arguments of T5X's runs, data, checkpoints and partitions, as fields of our configuration.
 
 Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, `partitioning` and
 `trainer`. Models and optimizers are in `trainer.gin.t5x_model`.
@@ -9,34 +9,22 @@ from __future__ import annotations
 import math
 
 from tasks.terminal.command_line import UserError
+from trainer.gin import meaning as m
 from trainer.gin import t5x_model
-from trainer.gin.meaning import (
-    MUST,
-    Argument,
-    Configurable,
-    Reading,
-    field,
-    keep,
-    nothing,
-    only,
-    refers,
-    shown,
-    take,
-)
 from trainer.gin.reader import Value
 from trainer.gin.t5x_model import DECODER_ONLY, ENCODER_DECODER, NO_DECODING, SCHEDULE, none_is
 
 
-def _microbatches(reading: Reading, found: Value) -> None:
+def _microbatches(reading: m.Reading, found: Value) -> None:
     reading.set("microbatches", found.value or 1, found.origin)
 
 
-def _lengths(reading: Reading, found: Value) -> None:
+def _lengths(reading: m.Reading, found: Value) -> None:
     lengths = found.value if isinstance(found.value, dict) else {"": 0}
     known = set(lengths) <= {"inputs", "targets"}
-    if not known or not all(type(length) is int for length in lengths.values()):
+    if not known or not all(type(length) is int and length > 0 for length in lengths.values()):
         raise UserError(
-            f"{found.origin}: task_feature_lengths = {shown(found.value)} must be lengths of "
+            f"{found.origin}: task_feature_lengths = {m.shown(found.value)} must be lengths of "
             "inputs and targets, {'inputs': 512, 'targets': 114}"
         )
     for side, length in lengths.items():
@@ -44,280 +32,286 @@ def _lengths(reading: Reading, found: Value) -> None:
     reading.facts["lengths"] = found
 
 
-def _same(fact: str, what: str) -> Argument:
-    """An argument of the evaluation's data that the training's has too."""
+def _same(fact: str, what: str) -> m.Argument:
+    """Returns an argument of the evaluation's data that must have the training's value."""
 
-    def check(reading: Reading, found: Value) -> None:
+    def check(reading: m.Reading, found: Value) -> None:
         trained = reading.facts.get(fact)
         if trained and found.value not in (trained.value, None):
             raise UserError(
-                f"{found.origin}: the evaluation's {what} {shown(found.value)} is another than the "
-                f"training's {shown(trained.value)} ({trained.origin}): here both are the same"
+                f"{found.origin}: the evaluation's {what} {m.shown(found.value)} differs from the "
+                f"training's {m.shown(trained.value)} ({trained.origin}): both are the same here"
             )
 
-    return take(check)
+    return m.take(check)
 
 
-def _module(reading: Reading, found: Value) -> None:
+def _module(reading: m.Reading, found: Value) -> None:
     if found.value is not None:
         reading.warn(
-            f"module = {shown(found.value)} ({found.origin}) is not imported: code is loaded by "
-            f"--task_module={found.value} alone"
+            f"module = {m.shown(found.value)} ({found.origin}) is not imported: to load it, set "
+            f"--task_module={found.value}"
         )
 
 
-def _save(reading: Reading, found: Value) -> None:
+def _save(reading: m.Reading, found: Value) -> None:
     if found.value is not None:
         reading.follow("CheckpointConfig.save", found, (_SAVE,))
         return
     reading.set("checkpoint.every_steps", 0, found.origin)
-    reading.warn(f"save = None ({found.origin}): the last state is saved all the same")
+    reading.warn(f"save = None ({found.origin}): the last state is saved nevertheless")
 
 
-def _relative_steps(reading: Reading, found: Value) -> None:
+def _relative_steps(reading: m.Reading, found: Value) -> None:
     if found.value is None:
         return
     if "init_from" in reading.fields:
         raise UserError(
-            f"{found.origin}: relative_steps = {shown(found.value)} with a checkpoint to start "
-            "from: give total_steps, those of the checkpoint included"
+            f"{found.origin}: relative_steps = {m.shown(found.value)} with a checkpoint to start "
+            "from: set total_steps, including the checkpoint's steps"
         )
     reading.set("train_steps", found.value, found.origin)
 
 
-def _stats_period(reading: Reading, found: Value) -> None:
+def _stats_period(reading: m.Reading, found: Value) -> None:
     if found.value is not None:
         reading.set("metrics.every_steps", found.value, found.origin)
 
 
-def _no_evaluation(reading: Reading, found: Value) -> None:
+def _no_evaluation(reading: m.Reading, found: Value) -> None:
     if found.value is None:
         reading.set("evaluation.every_steps", 0, found.origin)
     else:
         reading.follow("train.train_eval_dataset_cfg", found, (_EVALUATION,))
 
 
-def _restore_path(reading: Reading, found: Value) -> None:
+def _restore_path(reading: m.Reading, found: Value) -> None:
     paths = [found.value] if isinstance(found.value, str) else found.value
     if not paths:
         return
     if not isinstance(paths, list | tuple) or len(paths) > 1 or not isinstance(paths[0], str):
         raise UserError(
-            f"{found.origin}: RestoreCheckpointConfig.path = {shown(found.value)} must be the path "
-            "of one checkpoint, or []"
+            f"{found.origin}: RestoreCheckpointConfig.path = {m.shown(found.value)} must be the "
+            "path of one checkpoint, or []"
         )
     reading.set("init_from", paths[0], found.origin)
 
 
-def _restore_mode(reading: Reading, found: Value) -> None:
-    # The newest of a folder or a checkpoint itself: --init_from sees which it is.
+def _restore_mode(reading: m.Reading, found: Value) -> None:
+    # --init_from accepts a checkpoint or a folder of checkpoints, of which it uses the newest.
     if found.value not in ("specific", "latest"):
         raise UserError(
-            f"{found.origin}: mode = {shown(found.value)} must be 'specific' or 'latest': all "
-            "checkpoints of a folder are evaluated by trainer.evaluate --checkpoints=all"
+            f"{found.origin}: mode = {m.shown(found.value)} must be 'specific' or 'latest': to "
+            "evaluate all checkpoints of a folder, use trainer.evaluate --checkpoints=all"
         )
 
 
-def _submesh(reading: Reading, found: Value) -> None:
+def _submesh(reading: m.Reading, found: Value) -> None:
     if found.value is None:
         return
     sizes = found.value
-    if not isinstance(sizes, list | tuple) or not all(type(size) is int for size in sizes):
+    if not isinstance(sizes, list | tuple) or not all(
+        type(size) is int and size > 0 for size in sizes
+    ):
         raise UserError(
-            f"{found.origin}: model_parallel_submesh = {shown(sizes)} must be four sizes or None"
+            f"{found.origin}: model_parallel_submesh = {m.shown(sizes)} must be four sizes "
+            "above 0, or None"
         )
-    # T5X's own rule: it goes before num_partitions, which is its product.
-    reading.set("mesh.num_partitions", math.prod(sizes), found.origin)
+    # T5X's own rule: the submesh overrides num_partitions, which is its product.
+    reading.set("mesh.tensor", math.prod(sizes), found.origin)
     reading.warn(
-        f"of model_parallel_submesh = {shown(sizes)} ({found.origin}) the number of devices holds, "
-        f"{math.prod(sizes)}; which of them, the mesh decides"
+        f"of model_parallel_submesh = {m.shown(sizes)} ({found.origin}) only the number of devices "
+        f"is used, {math.prod(sizes)}; the mesh decides which ones"
     )
 
 
-def _parameter_dims(reading: Reading, found: Value) -> None:
+def _parameter_dims(reading: m.Reading, found: Value) -> None:
     if found.value not in (1, 2):
         raise UserError(
-            f"{found.origin}: parameter_partitioning_dims = {shown(found.value)} must be 1 or 2"
+            f"{found.origin}: parameter_partitioning_dims = {m.shown(found.value)} must be 1 or 2"
         )
     if found.value == 2:
-        # T5X divides the embedding's axis over "data", which is what our "fsdp" does.
+        # T5X divides the embedding's axis over "data"; here "fsdp" does that.
         reading.set("mesh.data", 1, found.origin)
         reading.set("mesh.fsdp", -1, found.origin)
 
 
-_HARDWARE = "random numbers are JAX's threefry, the same on all hardware"
-_AS_TRAINED = "a checkpoint holds the state as it is trained, in float32"
-_STEP_IS_STATE = "the place in the data is the step, which every checkpoint has"
-_WHOLE = "the checkpoint's parameters are taken whole"
-_ORBAX = "checkpoints are Orbax's, asynchronous, whole or absent"
+_HARDWARE = "random numbers are JAX's threefry, which is the same on all hardware"
+_AS_TRAINED = "checkpoints hold the training state, in float32"
+_STEP_IS_STATE = "the position in the data follows from the step, which checkpoints hold"
+_WHOLE = "all parameters of the checkpoint are used"
+_ORBAX = "checkpoints are Orbax's, asynchronous and atomic"
 _MESH = "set --mesh.data, --mesh.fsdp and --mesh.tensor"
-_OWN_METRICS = "config.json, metrics.jsonl and TensorBoard are written always"
+_OWN_METRICS = "config.json, metrics.jsonl and TensorBoard files are always written"
 
-_RULES = Configurable(
+_RULES = m.Configurable(
     ("t5x.partitioning.standard_logical_axis_rules",),
     {
-        "activation_partitioning_dims": nothing("the compiler divides activations", 1),
-        "parameter_partitioning_dims": take(_parameter_dims),
-        "additional_rules": only(None, "--mesh.rules has the tables that there are"),
+        "activation_partitioning_dims": m.nothing("the compiler divides activations", 1),
+        "parameter_partitioning_dims": m.take(_parameter_dims),
+        "additional_rules": m.only(None, "--mesh.rules names the supported tables"),
     },
 )
-_PARTITIONER = Configurable(
+_PARTITIONER = m.Configurable(
     ("t5x.partitioning.PjitPartitioner",),
     {
-        "num_partitions": field("mesh.num_partitions", convert=none_is(1)),
-        "model_parallel_submesh": take(_submesh),
-        "logical_axis_rules": refers(_RULES, default=None),
-        "params_on_devices": only(True, "parameters are on the devices"),
-        "backend": only(None, "choose by the environment variable JAX_PLATFORMS"),
-        "ici_mesh_shape": only(None, _MESH),
-        "dcn_mesh_shape": only(None, _MESH),
+        "num_partitions": m.field("mesh.tensor", convert=m.partitions),
+        "model_parallel_submesh": m.take(_submesh),
+        "logical_axis_rules": m.refers(_RULES, default=None),
+        "params_on_devices": m.only(True, "parameters are always on the devices"),
+        "backend": m.only(None, "set the environment variable JAX_PLATFORMS instead"),
+        "ici_mesh_shape": m.only(None, _MESH),
+        "dcn_mesh_shape": m.only(None, _MESH),
     },
 )
 
 _TRAINING_DATA = {
-    "mixture_or_task_name": keep("task", str, MUST),
-    "task_feature_lengths": take(_lengths, MUST),
-    "split": only("train", "training reads the split train"),
-    "batch_size": field("batch_size", MUST),
-    "shuffle": keep("shuffle", bool),
-    "seed": keep("data_seed", int | None),
-    "use_cached": keep("use_cached", bool, False),
-    "pack": keep("pack", bool, False),
-    "module": take(_module),
-    "use_custom_packing_ops": nothing("rows are the same", False),
-    "use_memory_cache": nothing("batches of the evaluation are made anew", True),
-    "trim_output_features": only(True, "rows have the lengths of task_feature_lengths"),
-    "runtime_preprocessors": only(None, "preprocessors are the task's"),
-    "num_prefetch_threads": nothing("threads are --data.threads", None),
-    "num_workers": nothing("batches are made by threads, of --data.threads", 0),
+    "mixture_or_task_name": m.keep("task", str, m.MUST),
+    "task_feature_lengths": m.take(_lengths, m.MUST),
+    "split": m.only("train", "training reads the train split"),
+    "batch_size": m.field("batch_size", m.MUST),
+    "shuffle": m.keep("shuffle", bool),
+    "seed": m.keep("data_seed", int | None),
+    "use_cached": m.keep("use_cached", bool, False),
+    "pack": m.keep("pack", bool, False),
+    "module": m.take(_module),
+    "use_custom_packing_ops": m.nothing("rows are the same either way", False),
+    "use_memory_cache": m.nothing("evaluation batches are made again each time", True),
+    "trim_output_features": m.only(True, "rows have the lengths of task_feature_lengths"),
+    "runtime_preprocessors": m.only(None, "the task has its preprocessors"),
+    "num_prefetch_threads": m.nothing("set --data.threads instead", None),
+    "num_workers": m.nothing("batches are made by threads; set --data.threads instead", 0),
 }
 _DATA_NAMES = ("t5x.utils.DatasetConfig",)
-_TRAINING = Configurable(_DATA_NAMES, _TRAINING_DATA)
-_EVALUATION = Configurable(
+_TRAINING = m.Configurable(_DATA_NAMES, _TRAINING_DATA)
+_EVALUATION = m.Configurable(
     _DATA_NAMES,
     {
         **_TRAINING_DATA,
         "mixture_or_task_name": _same("task", "task"),
         "task_feature_lengths": _same("lengths", "lengths"),
-        "split": only("validation", "evaluation reads the split validation"),
-        "batch_size": field("evaluation.batch_size"),
-        "shuffle": only(False, "the evaluation's rows are in order"),
-        "seed": nothing("validation rows have the same noise always, of the run's seed", 42),
+        "split": m.only("validation", "evaluation reads the validation split"),
+        "batch_size": m.field("evaluation.batch_size"),
+        "shuffle": m.only(False, "evaluation reads rows in order"),
+        "seed": m.nothing("validation rows always have the same noise, from the run's seed", 42),
         "use_cached": _same("use_cached", "use_cached"),
-        "pack": nothing("validation rows are made as training rows", True),
-        "module": keep("evaluation_module", str | None),
-        "num_prefetch_threads": nothing("one thread makes them", None),
+        "pack": m.nothing("validation rows are packed as training rows are", True),
+        "module": m.keep("evaluation_module", str | None),
+        "num_prefetch_threads": m.nothing("one thread makes evaluation batches", None),
     },
 )
 
-_SAVE = Configurable(
+_SAVE = m.Configurable(
     ("t5x.utils.SaveCheckpointConfig",),
     {
-        "period": field("checkpoint.every_steps", 0, none_is(0)),
-        "keep": field("checkpoint.keep", None),
-        "dtype": nothing(_AS_TRAINED, "float32"),
-        "save_dataset": nothing(_STEP_IS_STATE, False),
-        "keep_dataset_checkpoints": nothing(_STEP_IS_STATE, None),
-        "checkpoint_steps": only(None, "set --checkpoint.keep_every_steps"),
-        "checkpointer_cls": nothing(_ORBAX),
-        "checkpoint_manager_cls": nothing(_ORBAX),
-        "state_transformation_fns": only([], "the state is saved as it is"),
+        "period": m.field("checkpoint.every_steps", 0, none_is(0)),
+        "keep": m.field("checkpoint.keep", None),
+        "dtype": m.nothing(_AS_TRAINED, "float32"),
+        "save_dataset": m.nothing(_STEP_IS_STATE, False),
+        "keep_dataset_checkpoints": m.nothing(_STEP_IS_STATE, None),
+        "checkpoint_steps": m.only(None, "set --checkpoint.keep_every_steps instead"),
+        "checkpointer_cls": m.nothing(_ORBAX),
+        "checkpoint_manager_cls": m.nothing(_ORBAX),
+        "state_transformation_fns": m.only([], "the state is saved unchanged"),
     },
 )
-_RESTORE = Configurable(
+_RESTORE = m.Configurable(
     ("t5x.utils.RestoreCheckpointConfig",),
     {
-        "path": take(_restore_path, MUST),
-        "mode": take(_restore_mode),
-        "dtype": nothing("parameters are float32", "float32"),
-        "strict": only(True, _WHOLE),
-        "fallback_to_scratch": only(False, _WHOLE),
-        "assignment_map": only(None, _WHOLE),
-        "restore_dataset": nothing(_STEP_IS_STATE, False),
-        "checkpointer_cls": nothing(_ORBAX),
-        "checkpoint_manager_cls": nothing(_ORBAX),
-        "state_transformation_fns": only([], _WHOLE),
+        "path": m.take(_restore_path, m.MUST),
+        "mode": m.take(_restore_mode),
+        "dtype": m.nothing("parameters are always float32", "float32"),
+        "strict": m.only(True, _WHOLE),
+        "fallback_to_scratch": m.only(False, _WHOLE),
+        "assignment_map": m.only(None, _WHOLE),
+        "restore_dataset": m.nothing(_STEP_IS_STATE, False),
+        "checkpointer_cls": m.nothing(_ORBAX),
+        "checkpoint_manager_cls": m.nothing(_ORBAX),
+        "state_transformation_fns": m.only([], _WHOLE),
     },
 )
-_CHECKPOINTS = Configurable(
+_CHECKPOINTS = m.Configurable(
     ("t5x.utils.CheckpointConfig",),
     {
-        "save": take(_save, None),
-        "restore": refers(_RESTORE, optional=True, default=None),
+        "save": m.take(_save, None),
+        "restore": m.refers(_RESTORE, optional=True, default=None),
     },
 )
 
-_TRAINER = Configurable(
+_TRAINER = m.Configurable(
     ("t5x.trainer.Trainer",),
     {
-        "num_microbatches": take(_microbatches),
-        "learning_rate_fn": refers(SCHEDULE),
-        "weight_metrics_computer": nothing("--metrics has what is written", None),
+        "num_microbatches": m.take(_microbatches),
+        "learning_rate_fn": m.refers(SCHEDULE),
+        "weight_metrics_computer": m.nothing("the metrics are fixed", None),
     },
 )
 
-_SUMMARY = Configurable(("t5x.gin_utils.summarize_gin_config",), {})
+_SUMMARY = m.Configurable(("t5x.gin_utils.summarize_gin_config",), {})
 
-# The schedule before the model: an optimizer with a rate of its own replaces it.
-TRAIN = Configurable(
+# The trainer, with its schedule, precedes the model: an optimizer with its own rate overrides it.
+TRAIN = m.Configurable(
     ("t5x.train.train",),
     {
-        "trainer_cls": refers(_TRAINER),
-        "model": refers(ENCODER_DECODER, DECODER_ONLY, optional=True),
-        "train_dataset_cfg": refers(_TRAINING),
-        "infer_eval_dataset_cfg": nothing(NO_DECODING, None),
-        "checkpoint_cfg": refers(_CHECKPOINTS),
-        "partitioner": refers(_PARTITIONER),
-        "model_dir": field("model_dir", MUST),
-        "total_steps": field("train_steps", MUST),
-        "eval_steps": field("evaluation.batches", MUST),
-        "eval_period": field("evaluation.every_steps", MUST),
-        "train_eval_dataset_cfg": take(_no_evaluation, MUST),
-        "relative_steps": take(_relative_steps),
-        "stats_period": take(_stats_period),
-        "random_seed": keep("random_seed", int | None),
-        "use_hardware_rng": nothing(_HARDWARE, False),
-        "summarize_config_fn": refers(_SUMMARY, default=None),
-        "inference_evaluator_cls": nothing(NO_DECODING),
-        "get_dataset_fn": nothing("data are read by trainer.data.cached"),
-        "train_eval_get_dataset_fn": nothing("data are read by trainer.data.cached"),
-        "concurrent_metrics": nothing(_OWN_METRICS, True),
-        "actions": nothing("a run stops at a loss that is no number: --on_nan", None),
-        "run_eval_before_training": nothing("the first evaluation is at eval_period", False),
-        "train_state_initializer_cls": nothing("the state is made by trainer.engine.step"),
-        "use_orbax": nothing(_ORBAX, True),
-        "verify_matching_vocabs_fn": nothing("vocabularies are compared always"),
-        "gc_period": nothing("memory is freed as Python does", 0),
+        "trainer_cls": m.refers(_TRAINER),
+        "model": m.refers(ENCODER_DECODER, DECODER_ONLY, optional=True),
+        "train_dataset_cfg": m.refers(_TRAINING),
+        "infer_eval_dataset_cfg": m.nothing(NO_DECODING, None),
+        "checkpoint_cfg": m.refers(_CHECKPOINTS),
+        "partitioner": m.refers(_PARTITIONER),
+        "model_dir": m.field("model_dir", m.MUST),
+        "total_steps": m.field("train_steps", m.MUST),
+        "eval_steps": m.field("evaluation.batches", m.MUST),
+        "eval_period": m.field("evaluation.every_steps", m.MUST),
+        "train_eval_dataset_cfg": m.take(_no_evaluation, m.MUST),
+        "relative_steps": m.take(_relative_steps),
+        "stats_period": m.take(_stats_period),
+        "random_seed": m.keep("random_seed", int | None),
+        "use_hardware_rng": m.nothing(_HARDWARE, False),
+        "summarize_config_fn": m.refers(_SUMMARY, default=None),
+        "inference_evaluator_cls": m.nothing(NO_DECODING),
+        "get_dataset_fn": m.nothing("trainer.data.cached reads the data"),
+        "train_eval_get_dataset_fn": m.nothing("trainer.data.cached reads the data"),
+        "concurrent_metrics": m.nothing(_OWN_METRICS, True),
+        "actions": m.nothing("--on_nan decides what a loss that is not finite does", None),
+        "run_eval_before_training": m.nothing("the first evaluation is at step eval_period", False),
+        "train_state_initializer_cls": m.nothing("trainer.engine.step makes the state"),
+        "use_orbax": m.nothing(_ORBAX, True),
+        "verify_matching_vocabs_fn": m.nothing("vocabularies are always compared"),
+        "gc_period": m.nothing("Python's garbage collection is unchanged", 0),
     },
 )
 
-# Of these nothing has a counterpart; they may be bound where something refers to them.
+# Configurables without a counterpart, which files may bind and refer to.
 _IDLE = (
-    Configurable(
+    m.Configurable(
         ("seqio.Evaluator",),
-        {name: nothing(NO_DECODING) for name in ("logger_cls", "num_examples", "use_memory_cache")},
+        {
+            name: m.nothing(NO_DECODING)
+            for name in ("logger_cls", "num_examples", "use_memory_cache")
+        },
     ),
-    Configurable(("seqio.PyLoggingLogger",), {}),
-    Configurable(("seqio.TensorBoardLogger",), {}),
-    Configurable(("seqio.JSONLogger",), {"write_n_results": nothing(NO_DECODING)}),
-    Configurable(
+    m.Configurable(("seqio.PyLoggingLogger",), {}),
+    m.Configurable(("seqio.TensorBoardLogger",), {}),
+    m.Configurable(("seqio.JSONLogger",), {"write_n_results": m.nothing(NO_DECODING)}),
+    m.Configurable(
         (
             "t5x.models.EncoderDecoderModel.predict_batch_with_aux",
             "t5x.models.DecoderOnlyModel.predict_batch_with_aux",
         ),
-        {"num_decodes": nothing(NO_DECODING)},
+        {"num_decodes": m.nothing(NO_DECODING)},
     ),
-    Configurable(
+    m.Configurable(
         ("t5x.decoding.temperature_sample",),
-        {name: nothing(NO_DECODING) for name in ("temperature", "topk", "topp")},
+        {name: m.nothing(NO_DECODING) for name in ("temperature", "topk", "topp")},
     ),
-    Configurable(
+    m.Configurable(
         ("t5x.decoding.beam_search",),
-        {name: nothing(NO_DECODING) for name in ("alpha", "num_decodes")},
+        {name: m.nothing(NO_DECODING) for name in ("alpha", "num_decodes")},
     ),
-    Configurable(("t5x.trainer.TerminateOnNanAction",), {"task": nothing("see --on_nan")}),
-    Configurable(("t5x.trainer.WeightMetricsComputer",), {}),
-    Configurable(("t5x.utils.get_training_eval_datasets",), {}),
+    m.Configurable(("t5x.trainer.TerminateOnNanAction",), {"task": m.nothing("see --on_nan")}),
+    m.Configurable(("t5x.trainer.WeightMetricsComputer",), {}),
+    m.Configurable(("t5x.utils.get_training_eval_datasets",), {}),
 )
 
 KNOWN = (

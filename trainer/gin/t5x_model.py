@@ -1,7 +1,7 @@
-"""What the arguments of T5X's models, optimizers and schedules mean for us.
+"""The arguments of T5X's models, optimizers and schedules, as fields of our configuration.
 
 Source: google-research/t5x: signatures and defaults of `models`, `adafactor`, `optimizers`, `utils`
-and the networks of `examples`; seqio's vocabularies and optax for theirs.
+and the networks of `examples`; seqio for vocabularies, optax for its optimizers.
 """
 
 from __future__ import annotations
@@ -12,23 +12,11 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError
 from trainer.config import NORMALIZERS
-from trainer.gin.meaning import (
-    MUST,
-    Argument,
-    Configurable,
-    Reading,
-    field,
-    keep,
-    nothing,
-    only,
-    refers,
-    shown,
-    take,
-)
+from trainer.gin import meaning as m
 from trainer.gin.reader import Reference, Value
 
 NO_DECODING = "no text is decoded during pretraining"
-_OWN_CONVERTER = "the model's stacks choose the converter"
+_OWN_CONVERTER = "the converter follows from the model's architecture"
 
 # flax.linen's names of activations -> ours.
 _ACTIVATIONS = {"gelu": "gelu", "linear": "linear", "relu": "relu", "silu": "silu", "swish": "silu"}
@@ -52,11 +40,11 @@ def _remat(value: Any) -> str:
 
 
 def none_is(meaning: Any) -> Callable[[Any], Any]:
-    """What None stands for."""
+    """Returns a conversion that replaces None by `meaning`."""
     return lambda value: meaning if value is None else value
 
 
-def _normalizer(reading: Reading, found: Value) -> None:
+def _normalizer(reading: m.Reading, found: Value) -> None:
     value = found.value
     if value is None:
         reading.set("loss.normalizer", "sum", found.origin)
@@ -68,57 +56,59 @@ def _normalizer(reading: Reading, found: Value) -> None:
     else:
         names = ", ".join(repr(name.upper()) for name in NORMALIZERS if name != "sum")
         raise UserError(
-            f"{found.origin}: loss_normalizing_factor = {shown(value)} must be None, a number or "
+            f"{found.origin}: loss_normalizing_factor = {m.shown(value)} must be None, a number or "
             f"one of {names}"
         )
 
 
-SCHEDULE = Configurable(
+SCHEDULE = m.Configurable(
     ("t5x.utils.create_learning_rate_scheduler",),
     {
-        "factors": field("optimizer.schedule", "constant * linear_warmup * rsqrt_decay"),
-        "base_learning_rate": field("optimizer.learning_rate", 0.5),
-        "warmup_steps": field("optimizer.warmup_steps", 1000),
-        "decay_factor": field("optimizer.decay_factor"),
-        "steps_per_decay": field("optimizer.steps_per_decay"),
-        "steps_per_cycle": field("optimizer.steps_per_cycle"),
-        "step_offset": only(0, "the schedule counts the run's own steps"),
-        "min_learning_rate": field("optimizer.minimum_learning_rate"),
+        "factors": m.field("optimizer.schedule", "constant * linear_warmup * rsqrt_decay"),
+        "base_learning_rate": m.field("optimizer.learning_rate", 0.5),
+        "warmup_steps": m.field("optimizer.warmup_steps", 1000),
+        "decay_factor": m.field("optimizer.decay_factor"),
+        "steps_per_decay": m.field("optimizer.steps_per_decay"),
+        "steps_per_cycle": m.field("optimizer.steps_per_cycle"),
+        "step_offset": m.only(0, "the schedule counts the run's own steps"),
+        "min_learning_rate": m.field("optimizer.minimum_learning_rate"),
     },
 )
-_FACTOR_RULES = Configurable(
+_FACTOR_RULES = m.Configurable(
     ("t5x.adafactor.standard_logical_factor_rules",),
     {},
 )
-_ADAFACTOR = Configurable(
+_ADAFACTOR = m.Configurable(
     ("t5x.adafactor.Adafactor",),
     {
-        "learning_rate": nothing("Trainer.learning_rate_fn goes before it", None),
-        "factored": only(True, "raise min_dim_size_to_factor instead"),
-        "multiply_by_parameter_scale": field("optimizer.multiply_by_parameter_scale"),
-        "beta1": field("optimizer.beta1"),
-        "decay_rate": field("optimizer.decay_rate"),
-        "step_offset": field("optimizer.step_offset"),
-        "clipping_threshold": field("optimizer.clipping_threshold", convert=none_is(math.inf)),
-        "weight_decay_rate": field("optimizer.weight_decay"),
-        "min_dim_size_to_factor": field("optimizer.min_dim_size_to_factor"),
-        "epsilon1": field("optimizer.epsilon"),
-        "epsilon2": field("optimizer.minimum_parameter_scale"),
-        "dtype_momentum": only("float32", "moments are float32"),
-        "factor_map": only(None, "tensors are factored by their sizes"),
-        "logical_factor_rules": refers(_FACTOR_RULES, optional=True, default=None),
-        "weight_decay_rate_lr_exponent": field("optimizer.weight_decay_rate_exponent"),
-        "global_norm_clip_threshold": field("optimizer.clip_norm"),
-        "max_parameter_scale": field("optimizer.maximum_parameter_scale"),
-        "skip_nan_updates": only(False, "--on_nan=skip leaves whole updates out"),
+        "learning_rate": m.nothing("Trainer.learning_rate_fn overrides it", None),
+        "factored": m.only(True, "raise min_dim_size_to_factor instead"),
+        "multiply_by_parameter_scale": m.field("optimizer.multiply_by_parameter_scale"),
+        "beta1": m.field("optimizer.beta1"),
+        "decay_rate": m.field("optimizer.decay_rate"),
+        "step_offset": m.field("optimizer.step_offset"),
+        "clipping_threshold": m.field("optimizer.clipping_threshold", convert=none_is(math.inf)),
+        "weight_decay_rate": m.field("optimizer.weight_decay"),
+        "min_dim_size_to_factor": m.field("optimizer.min_dim_size_to_factor"),
+        "epsilon1": m.field("optimizer.epsilon"),
+        "epsilon2": m.field("optimizer.minimum_parameter_scale"),
+        "dtype_momentum": m.only("float32", "moments are always float32"),
+        "factor_map": m.only(None, "whether a tensor is factored depends on its size"),
+        "logical_factor_rules": m.refers(_FACTOR_RULES, optional=True, default=None),
+        "weight_decay_rate_lr_exponent": m.field("optimizer.weight_decay_rate_exponent"),
+        "global_norm_clip_threshold": m.field("optimizer.clip_norm"),
+        "max_parameter_scale": m.field("optimizer.maximum_parameter_scale"),
+        "skip_nan_updates": m.only(False, "--on_nan=skip skips whole updates"),
     },
     {"optimizer.name": "adafactor"},
 )
 
 
-def _own_rate(reading: Reading, found: Value) -> None:
-    """The learning rate of a wrapped optax optimizer, for which Trainer.learning_rate_fn only is
-    what is logged."""
+def _own_rate(reading: m.Reading, found: Value) -> None:
+    """Sets the learning rate of a wrapped optax optimizer.
+
+    For these optimizers, T5X only logs Trainer.learning_rate_fn.
+    """
     if isinstance(found.value, Reference):
         reading.follow("learning_rate", found, (SCHEDULE,))
     else:
@@ -126,19 +116,21 @@ def _own_rate(reading: Reading, found: Value) -> None:
         reading.set("optimizer.learning_rate", found.value, found.origin)
 
 
-def _optax(name: str, b2: float, weight_decay: float, more: Mapping[str, Argument]) -> Configurable:
-    return Configurable(
+def _optax(
+    name: str, b2: float, weight_decay: float, more: Mapping[str, m.Argument]
+) -> m.Configurable:
+    return m.Configurable(
         (f"t5x.optimizers.{name}",),
         {
-            "learning_rate": take(_own_rate, MUST),
-            "b1": field("optimizer.beta1", 0.9),
-            "b2": field("optimizer.beta2", b2),
-            "weight_decay": field("optimizer.weight_decay", weight_decay),
-            "mu_dtype": only(None, "moments are float32"),
-            "mask": only(None, "--optimizer.no_weight_decay has patterns of what is spared"),
+            "learning_rate": m.take(_own_rate, m.MUST),
+            "b1": m.field("optimizer.beta1", 0.9),
+            "b2": m.field("optimizer.beta2", b2),
+            "weight_decay": m.field("optimizer.weight_decay", weight_decay),
+            "mu_dtype": m.only(None, "moments are float32"),
+            "mask": m.only(None, "set --optimizer.no_weight_decay instead"),
             **more,
         },
-        # optax decays every tensor where nobody gives a mask.
+        # Without a mask, optax decays every tensor.
         {"optimizer.name": name, "optimizer.no_weight_decay": ()},
     )
 
@@ -148,93 +140,97 @@ _ADAMW = _optax(
     b2=0.999,
     weight_decay=1e-4,
     more={
-        "eps": field("optimizer.epsilon", 1e-8),
-        "eps_root": only(0.0, "it is 0 here"),
-        "nesterov": only(False, "momentum is Adam's own"),
+        "eps": m.field("optimizer.epsilon", 1e-8),
+        "eps_root": m.only(0.0, "only 0 is supported"),
+        "nesterov": m.only(False, "Nesterov momentum is not supported"),
     },
 )
 _LION = _optax("lion", b2=0.99, weight_decay=1e-3, more={})
 
-_SENTENCEPIECE = Configurable(
+_SENTENCEPIECE = m.Configurable(
     ("seqio.SentencePieceVocabulary", "seqio.vocabularies.SentencePieceVocabulary"),
     {
-        "sentencepiece_model_file": field("vocabulary.model_file", MUST),
-        "extra_ids": field("vocabulary.extra_ids"),
-        "normalizer_spec_overrides": only(None, "pipeline.build normalizes as the model says"),
-        "reverse_extra_ids": only(True, "sentinels descend from the last id"),
-        "use_fast_tokenizer": nothing("the tokenizer gives SentencePiece's ids and is fast", False),
+        "sentencepiece_model_file": m.field("vocabulary.model_file", m.MUST),
+        "extra_ids": m.field("vocabulary.extra_ids"),
+        "normalizer_spec_overrides": m.only(
+            None, "pipeline.build normalizes as the SentencePiece model does"
+        ),
+        "reverse_extra_ids": m.only(True, "sentinels descend from the last id"),
+        "use_fast_tokenizer": m.nothing(
+            "the tokenizer is fast and gives SentencePiece's ids", False
+        ),
     },
 )
-_BYTES = Configurable(
+_BYTES = m.Configurable(
     ("seqio.ByteVocabulary", "seqio.vocabularies.ByteVocabulary"),
-    {"extra_ids": field("vocabulary.extra_ids")},
+    {"extra_ids": m.field("vocabulary.extra_ids")},
 )
-_PASS_THROUGH = Configurable(
+_PASS_THROUGH = m.Configurable(
     ("seqio.PassThroughVocabulary", "seqio.vocabularies.PassThroughVocabulary"),
-    {"size": nothing("the task knows its vocabulary"), "eos_id": only(1, "EOS is T5's")},
+    {"size": m.nothing("the task knows its vocabulary"), "eos_id": m.only(1, "EOS is T5's")},
 )
-_VOCABULARY = refers(_SENTENCEPIECE, _BYTES, _PASS_THROUGH)
+_VOCABULARY = m.refers(_SENTENCEPIECE, _BYTES, _PASS_THROUGH)
 
 _SIZES = {
-    "vocab_size": field("model.vocab_size", MUST),
-    "dtype": field("model.dtype", "float32"),
-    "emb_dim": field("model.emb_dim", 512),
-    "num_heads": field("model.num_heads", 8),
-    "head_dim": field("model.head_dim", 64),
-    "mlp_dim": field("model.mlp_dim", 2048),
-    "mlp_activations": field("model.mlp_activations", ("relu",), _activations),
-    "dropout_rate": field("model.dropout_rate", 0.1),
-    "logits_via_embedding": field("model.tied_logits", False),
-    "float32_attention_logits": nothing("attention logits are float32 always", False),
+    "vocab_size": m.field("model.vocab_size", m.MUST),
+    "dtype": m.field("model.dtype", "float32"),
+    "emb_dim": m.field("model.emb_dim", 512),
+    "num_heads": m.field("model.num_heads", 8),
+    "head_dim": m.field("model.head_dim", 64),
+    "mlp_dim": m.field("model.mlp_dim", 2048),
+    "mlp_activations": m.field("model.mlp_activations", ("relu",), _activations),
+    "dropout_rate": m.field("model.dropout_rate", 0.1),
+    "logits_via_embedding": m.field("model.tied_logits", False),
+    "float32_attention_logits": m.nothing("attention logits are always float32", False),
 }
-_T5_CONFIG = Configurable(
+_T5_CONFIG = m.Configurable(
     ("t5x.examples.t5.network.T5Config", "t5x.examples.scalable_t5.network.T5Config"),
     {
         **_SIZES,
-        "num_encoder_layers": field("model.num_encoder_layers", 6),
-        "num_decoder_layers": field("model.num_decoder_layers", 6),
-        "scan_layers": field("model.scan_layers"),
-        "remat_policy": field("model.remat", convert=_remat),
-        "param_scan_axis": nothing("stacked layers are on the first axis", 1),
+        "num_encoder_layers": m.field("model.num_encoder_layers", 6),
+        "num_decoder_layers": m.field("model.num_decoder_layers", 6),
+        "scan_layers": m.field("model.scan_layers"),
+        "remat_policy": m.field("model.remat", convert=_remat),
+        "param_scan_axis": m.nothing("layers are stacked along the first axis", 1),
     },
     {"model.family": "t5_1_1"},
 )
-_DECODER_CONFIG = Configurable(
+_DECODER_CONFIG = m.Configurable(
     ("t5x.examples.decoder_only.network.TransformerConfig",),
-    {**_SIZES, "num_layers": field("model.num_decoder_layers", 6)},
+    {**_SIZES, "num_layers": m.field("model.num_decoder_layers", 6)},
     {"model.family": "lm", "model.num_encoder_layers": 0},
 )
-_NETWORK = Configurable(
+_NETWORK = m.Configurable(
     ("t5x.examples.t5.network.Transformer", "t5x.examples.scalable_t5.network.Transformer"),
-    {"config": refers(_T5_CONFIG)},
+    {"config": m.refers(_T5_CONFIG)},
 )
-_DECODER_NETWORK = Configurable(
-    ("t5x.examples.decoder_only.network.DecoderWrapper",), {"config": refers(_DECODER_CONFIG)}
+_DECODER_NETWORK = m.Configurable(
+    ("t5x.examples.decoder_only.network.DecoderWrapper",), {"config": m.refers(_DECODER_CONFIG)}
 )
 _MODEL = {
-    "optimizer_def": refers(_ADAFACTOR, _ADAMW, _LION),
-    "label_smoothing": field("loss.label_smoothing", 0.0),
-    "z_loss": field("loss.z_loss", 0.0),
-    "loss_normalizing_factor": take(_normalizer),
-    "decode_fn": nothing(NO_DECODING),
-    "feature_converter_cls": only(None, _OWN_CONVERTER),
+    "optimizer_def": m.refers(_ADAFACTOR, _ADAMW, _LION),
+    "label_smoothing": m.field("loss.label_smoothing", 0.0),
+    "z_loss": m.field("loss.z_loss", 0.0),
+    "loss_normalizing_factor": m.take(_normalizer),
+    "decode_fn": m.nothing(NO_DECODING),
+    "feature_converter_cls": m.only(None, _OWN_CONVERTER),
 }
-ENCODER_DECODER = Configurable(
+ENCODER_DECODER = m.Configurable(
     ("t5x.models.EncoderDecoderModel",),
     {
-        "module": refers(_NETWORK),
+        "module": m.refers(_NETWORK),
         "input_vocabulary": _VOCABULARY,
         "output_vocabulary": _VOCABULARY,
-        "default_decoder_params": nothing(NO_DECODING, None),
+        "default_decoder_params": m.nothing(NO_DECODING, None),
         **_MODEL,
     },
 )
-DECODER_ONLY = Configurable(
+DECODER_ONLY = m.Configurable(
     ("t5x.models.DecoderOnlyModel",),
     {
-        "module": refers(_DECODER_NETWORK),
+        "module": m.refers(_DECODER_NETWORK),
         "vocabulary": _VOCABULARY,
-        "inputs_bidirectional_attention": keep("bidirectional", bool),
+        "inputs_bidirectional_attention": m.keep("bidirectional", bool),
         **_MODEL,
     },
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasks.terminal.fields import Rejected
+
 # The keys of `spec.FAMILIES` and `feedforward.ACTIVATIONS`, which hold what they stand for.
 FAMILY_NAMES = (
     "bert",
@@ -185,7 +187,7 @@ class ModelConfig:
 
 def _require(holds: bool, field: str, value: object, rule: str) -> None:
     if not holds:
-        raise ValueError(f"ModelConfig.{field} is {value!r}; it must be {rule}")
+        raise Rejected(f"ModelConfig.{field}", value, rule)
 
 
 def _one_of(names: tuple[str, ...]) -> str:

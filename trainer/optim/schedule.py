@@ -14,7 +14,7 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
-    """The learning rate, a float32 scalar, as a function of the step: 0 is the first update.
+    """Returns the schedule: step, 0 for the first update -> learning rate, a float32 scalar.
 
     A run of N steps makes N updates, the last at step N - 1; a decay over its N steps therefore
     reaches its final value just after the last update.
@@ -32,57 +32,57 @@ def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
 
 
 def _constant(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """The base learning rate."""
+    """Returns the base learning rate."""
     return jnp.float32(config.value("learning_rate"))
 
 
 def _linear_warmup(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """From `warmup_start`, at step 0, to 1 over `warmup_steps`."""
+    """Rises linearly from `warmup_start` at step 0 to 1 over `warmup_steps`."""
     start = config.value("warmup_start")
     return start + (1.0 - start) * jnp.minimum(1.0, step / config.warmup_steps)
 
 
 def _linear_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """The base learning rate, warmed up, then less by the share `decay_factor` each step."""
+    """Warms the base learning rate up, then lowers it by the share `decay_factor` each step."""
     decayed = 1.0 + config.value("decay_factor") * (config.warmup_steps - step)
     return config.value("learning_rate") * jnp.minimum(step / config.warmup_steps, decayed)
 
 
 def _rsqrt_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """1 / sqrt(step), flat for `warmup_steps`."""
+    """Falls as 1 / sqrt(step), constant for the first `warmup_steps`."""
     return 1.0 / jnp.sqrt(jnp.maximum(step, config.warmup_steps))
 
 
 def _rsqrt_normalized_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """`rsqrt_decay` scaled to be 1 for `warmup_steps`."""
+    """Scales `rsqrt_decay` so that it is 1 during the first `warmup_steps`."""
     return jnp.sqrt(config.warmup_steps / jnp.maximum(step, config.warmup_steps))
 
 
 def _decay_every(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Times `decay_factor` every `steps_per_decay`."""
+    """Multiplies by `decay_factor` every `steps_per_decay`."""
     return config.value("decay_factor") ** jnp.floor_divide(step, config.value("steps_per_decay"))
 
 
 def _cosine_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """From 1 to `final_fraction` along half a cosine of `steps_per_cycle` after the warm-up.
+    """Falls from 1 to `final_fraction` along half a cosine of `steps_per_cycle` after the warm-up.
 
-    Then again from 1, as in T5X: at step `warmup_steps + steps_per_cycle` it is 1.
+    It then restarts at 1, as in T5X: at step `warmup_steps + steps_per_cycle` it is 1.
     """
     progress = jnp.maximum(0.0, (step - config.warmup_steps) / config.value("steps_per_cycle"))
     return _towards(config, 0.5 * (1.0 + jnp.cos(jnp.pi * (progress % 1.0))))
 
 
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """1 until `cooldown_start`, then straight to `final_fraction`, where it stays.
+    """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
-    From the end of the warm-up it is the linear schedule; from later, after "constant *
-    linear_warmup", warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395).
+    If it starts at the end of the warm-up, this is the linear schedule; if later, combined with
+    "constant * linear_warmup", it is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
     """
     return _towards(config, _cooldown_left(config, step))
 
 
 def _sqrt_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """As `linear_cooldown`, by 1 - sqrt(progress).
+    """Falls as 1 - sqrt(progress); otherwise like `linear_cooldown`.
 
     Source: Hägele et al. 2024 (arXiv:2405.18392), section 3.
     """
@@ -90,7 +90,7 @@ def _sqrt_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 
 
 def _cooldown_left(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """The share of a cooldown that is still to come."""
+    """Returns the remaining share of a cooldown, from 1 to 0."""
     start = config.value("cooldown_start")
     end = (config.warmup_steps if start is None else start) + config.value("cooldown_steps")
     return jnp.clip((end - step) / config.value("cooldown_steps"), 0.0, 1.0)
@@ -108,7 +108,7 @@ FACTORS: Mapping[str, Callable[[OptimizerConfig, jax.Array], jax.Array]] = Mappi
         "linear_warmup": _linear_warmup,
         "linear_decay": _linear_decay,
         "rsqrt_decay": _rsqrt_decay,
-        "rsqrt_no_ramp_down": _rsqrt_decay,  # what T5's gin files call it
+        "rsqrt_no_ramp_down": _rsqrt_decay,  # its name in T5's gin files
         "rsqrt_normalized_decay": _rsqrt_normalized_decay,
         "decay_every": _decay_every,
         "cosine_decay": _cosine_decay,

@@ -1,4 +1,4 @@
-"""Tensors that are stacks of tensors, one a layer: which axes count layers."""
+"""Tensors that stack the tensors of several layers, and the axes along which they do."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-# Source: T5X, `adafactor.standard_logical_factor_rules`, the names whose rule is BATCH.
+# Logical axes that count layers. Source: T5X, `adafactor.standard_logical_factor_rules`, the names
+# whose rule is BATCH.
 STACK_AXES = ("layers", "stack")
 
-# The path of a leaf, as jax.tree_util gives it, to the axes along which the leaf is a stack.
+# Path of a leaf, as in jax.tree_util -> the axes along which the leaf stacks layers.
 StackAxes = Callable[[tuple], tuple[int, ...]]
 
 
 def path_name(path: tuple) -> str:
-    """A leaf's path in T5X's form, "decoder/layers_0/mlp/wo/kernel"."""
+    """Returns a leaf's path in T5X's form, "decoder/layers_0/mlp/wo/kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def stack_axes(logical_axes: Any) -> StackAxes:
-    """Reads the axes of stacks off a tree of PartitionSpecs of logical names."""
+    """Returns the stack axes given by a tree of PartitionSpecs of logical axis names."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(
         logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
@@ -33,13 +34,13 @@ def stack_axes(logical_axes: Any) -> StackAxes:
 
 
 def no_stack(path: tuple) -> tuple[int, ...]:
-    """The axes of stacks in a model that has none."""
+    """Returns no axes: the StackAxes of a model without stacks."""
     return ()
 
 
 def over_tensor(
     reduction: Callable[..., jax.Array], x: jax.Array, stack: tuple[int, ...]
 ) -> jax.Array:
-    """Reduces all axes but those of the stack; every axis stays, of size 1 where reduced."""
+    """Reduces all axes except those of the stack; reduced axes are kept with size 1."""
     own = tuple(axis for axis in range(x.ndim) if axis not in stack)
     return reduction(x, axis=own, keepdims=True)

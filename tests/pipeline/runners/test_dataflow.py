@@ -235,7 +235,7 @@ def test_interrupted_and_submitted_twice(submit):
         first.send_signal(signal.SIGINT)
         out, err = first.communicate(timeout=120)
         assert first.returncode == 130, err
-        assert "run the same command to go on" in err
+        assert "run the same command to resume" in err
         assert "is being cancelled" in out
         assert server.jobs[0].state == "JOB_STATE_CANCELLED"
 

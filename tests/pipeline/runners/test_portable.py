@@ -93,7 +93,7 @@ def test_a_worker_dies_and_the_same_command_goes_on(start, cache, checksums, tmp
         second.send_signal(signal.SIGINT)
         _, err = second.communicate(timeout=60)
         assert second.returncode == 130, err
-        assert "interrupted; run the same command to go on" in err
+        assert "interrupted; run the same command to resume" in err
         end = time.monotonic() + 60
         while cluster.workers():
             assert time.monotonic() < end

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 
@@ -14,7 +15,14 @@ from trainer.config import (
     load_config,
     save_config,
 )
-from trainer.config.optimizer import OPTIMIZER_PRESETS, SCHEDULE_FACTORS, OptimizerConfig
+from trainer.config.idle import refuse_idle
+from trainer.config.optimizer import (
+    OPTIMIZER_PRESETS,
+    SCHEDULE_FACTORS,
+    OptimizerConfig,
+    recipe,
+)
+from trainer.config.presets import MODEL_PRESETS
 from trainer.pretrain import build_config
 from trainer.setup import batch_of_tokens, prepare
 
@@ -60,11 +68,11 @@ def test_flags_set_typed_fields_and_their_origin():
         ("--optimizer.schedule=constnat", "constnat"),
         ("--batch_size", "needs a value"),
         ("train_steps=7", "unknown flag"),
-        ("--on_nan=go", "stop or skip"),
+        ("--on_nan=go", "--on_nan=go: it must be one of 'skip', 'stop'"),
         ("--spike_factor=0.5", "above 1"),
         ("--profile_steps=20", "as 10:20"),
         ("--profile_steps=20:10", "as 10:20"),
-        ("--checkpoint.best_metric=los", "one of loss, perplexity"),
+        ("--checkpoint.best_metric=los", "'loss', 'perplexity'"),
         ("--checkpoint.keep=0", "1 or more"),
         ("--evaluation.every_steps=-1", "0 or more"),
         ("--metrics.every_steps=0", "1 or more"),
@@ -84,7 +92,7 @@ def test_flags_are_checked_together_in_any_order():
         build("--optimizer.beta2=0.95")
     both = ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"]
     for ordered in itertools.permutations(both):
-        with pytest.raises(UserError, match="needs evaluations"):
+        with pytest.raises(UserError, match="unset without evaluations"):
             build(*ordered)
     assert build("--seed=1", "--seed=2")[0].seed == 2
 
@@ -235,6 +243,122 @@ def test_batches_in_tokens_that_make_no_sense(flags, says):
 
 
 def test_tokens_are_counted_from_one():
-    config, origins = build("--task=x", "--model_dir=y", "--tokens_per_batch=0")
-    with pytest.raises(UserError, match="--tokens_per_batch=0: must be at least 1"):
-        prepare(config, origins)
+    with pytest.raises(UserError, match="--tokens_per_batch=0: it must be 1 or more"):
+        build("--tokens_per_batch=0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--loss.z_loss=-1.0"], "--loss.z_loss=-1.0: it must be 0 or more"),
+        (["--checkpoint.keep=-1"], "--checkpoint.keep=-1: it must be 1 or more"),
+        (["--mesh.num_partitions=0"], "--mesh.num_partitions=0: it must be above 0, or -1"),
+        (["--optimizer.beta1", "1"], "--optimizer.beta1=1: it must be in [0, 1)"),
+        (["--init_from_state=false"], "--init_from_state=false: it must be true without init_from"),
+        (
+            ["--loss.normalizer=num_real_target_tokens", "--loss.normalizing_constant=2"],
+            "--loss.normalizing_constant=2: it must be unset unless normalizer is 'sum', and it is "
+            "'num_real_target_tokens'",
+        ),
+    ],
+)
+def test_a_rejected_value_is_named_as_it_was_typed(flags, says):
+    with pytest.raises(UserError) as error:
+        build(*flags)
+    assert str(error.value) == says
+
+
+def test_a_rejected_value_that_was_not_typed_is_named_by_its_path():
+    with pytest.raises(fields.RejectedField) as error:
+        build("--optimizer.name=lion")
+    assert error.value.path == "optimizer.learning_rate"
+    config, _ = build()
+    with pytest.raises(fields.RejectedField) as error:
+        fields.replace(config, "metrics.every_steps", 0)
+    rejected = error.value
+    assert (rejected.path, rejected.value, rejected.rule) == (
+        "metrics.every_steps",
+        0,
+        "1 or more",
+    )
+
+
+def test_a_former_name_sets_the_field_of_today():
+    config, origins = build("--mesh.num_partitions=2")
+    assert config.mesh.tensor == 2
+    assert origins["mesh.tensor"] == "command line"
+    with pytest.raises(UserError, match=r"--mesh\.tensor and --mesh\.num_part.* are the same"):
+        build("--mesh.tensor=2", "--mesh.num_partitions=2")
+
+
+@pytest.mark.parametrize(("partitions", "tensor"), [(2, 2), (None, 1)])
+def test_a_stored_former_name_is_read(tmp_path, partitions, tensor):
+    config, origins = build(f"--model_dir={tmp_path}")
+    save_config(config, origins)
+    file = tmp_path / CONFIG_FILE
+    stored = json.loads(file.read_text())
+    stored["config"]["mesh"]["num_partitions"] = partitions
+    file.write_text(json.dumps(stored))
+    assert load_config(str(tmp_path))[0].mesh.tensor == tensor
+
+
+def test_a_stored_value_that_is_rejected_is_named_by_file_and_path(tmp_path):
+    config, origins = build(f"--model_dir={tmp_path}")
+    save_config(config, origins)
+    file = tmp_path / CONFIG_FILE
+    file.write_text(file.read_text().replace('"z_loss": 0.0001', '"z_loss": -1'))
+    with pytest.raises(UserError, match=r"config\.json .*loss\.z_loss is -1; it must be 0 or more"):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("flag", "others", "why"),
+    [
+        ("--data.block_bytes=7", [], "it goes with --data.shuffle=block"),
+        ("--data.local_dir=x", ["--cache_dir=/caches"], "--cache_dir is local"),
+        ("--data.local_bytes=7", ["--cache_dir=/caches"], "--cache_dir is local"),
+        ("--checkpoint.keep_every_steps=7", ["--checkpoint.keep=None"], "every checkpoint is kept"),
+        ("--evaluation.batch_size=7", ["--evaluation.every_steps=0"], "never evaluates"),
+        ("--evaluation.batches=7", ["--evaluation.every_steps=0"], "never evaluates"),
+        ("--processes.timeout_seconds=7", [], "it goes with a --processes.coordinator"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(flag, others, why):
+    config, origins = build(flag, *others)
+    with pytest.raises(UserError) as error:
+        refuse_idle(config, origins)
+    name = flag.partition("=")[0]
+    assert str(error.value).startswith(f"{name} has no effect: ")
+    assert why in str(error.value)
+    # A value that nobody typed, as of a stored configuration or a gin file, is left alone.
+    refuse_idle(config, {})
+    path = name.removeprefix("--")
+    default = dict(fields.leaves(build()[0]))[path]
+    if default is not None:
+        refuse_idle(*build(f"{name}={default}", *others))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--data.block_bytes=7", "--data.shuffle=block"],
+        ["--data.local_dir=x", "--cache_dir=gs://bucket/caches"],
+        ["--checkpoint.keep_every_steps=7"],
+        ["--evaluation.batch_size=7"],
+        ["--processes.timeout_seconds=7", "--processes.coordinator=auto"],
+    ],
+)
+def test_a_flag_with_an_effect_is_accepted(flags):
+    refuse_idle(*build(*flags))
+
+
+@pytest.mark.parametrize("name", MODEL_PRESETS)
+def test_presets_set_nothing_idle(name):
+    refuse_idle(*build_config(name, []))
+
+
+def test_a_recipe_from_python_has_its_loss():
+    assert recipe("nanot5")["loss.normalizer"] == "num_real_target_tokens"
+    config = fields.replace_all(build()[0], recipe("primer"))
+    assert config.optimizer == OPTIMIZER_PRESETS["primer"]
+    assert config.loss.normalizer == "num_total_target_tokens"

@@ -321,7 +321,7 @@ def test_rows_are_divided_over_data_and_fsdp():
     ("mesh", "devices", "expected"),
     [
         (MeshConfig(), 8, (8, 1, 1)),
-        (MeshConfig(num_partitions=2), 8, (4, 1, 2)),
+        (MeshConfig(tensor=2), 8, (4, 1, 2)),
         (MeshConfig(data=2, fsdp=-1, tensor=2), 8, (2, 2, 2)),
         (MeshConfig(data=1), 1, (1, 1, 1)),
         (MeshConfig(tensor=3), 8, "data=-1"),
@@ -347,7 +347,7 @@ def test_sizes_fit_the_devices(mesh, devices, expected):
         (["--mesh.data=3"], r"--batch_size=128 does not divide among 3 parts"),
         (["--microbatches=3"], "microbatches"),
         (["--mesh.tensor=2", "--mesh.num_partitions=2"], "set one of them"),
-        (["--mesh.rules=3d"], "standard, 2d"),
+        (["--mesh.rules=3d"], "'2d', 'standard'"),
         (["--mesh.data=0"], "above 0"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_model_of_primer_s_is_its_preset_or_there_is_none(file, preset):
     assert (config.lengths.inputs, config.lengths.targets) == (None, 512)
     assert config.optimizer.schedule == "constant * rsqrt_decay"
     assert config.train_steps == 1_000_000
-    assert ("changes nothing in Mesh" in str(notes)) == (file == "released")
+    assert ("has no effect in Mesh" in str(notes)) == (file == "released")
 
 
 def test_the_stack_that_mesh_heeds_alternates_norms():
@@ -196,5 +196,5 @@ def test_objectives_are_our_tasks():
         "prefix_lm": "c4_prefix_lm",
     }
     assert set(mesh_includes.DESCRIPTIONS) >= {"dataset.gin", "objectives/denoise.gin"}
-    with pytest.raises(UserError, match="the objective is none of"):
+    with pytest.raises(UserError, match="the objective must be one of"):
         load("models/t5.1.1.base.gin", "objectives/denoise.gin")

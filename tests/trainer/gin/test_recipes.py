@@ -35,7 +35,7 @@ CONTINUED = {
     "model.vocab_size": 250_112,
     "vocabulary.model_file": MT5_VOCABULARY,
     "checkpoint.keep": 3,
-    "mesh.num_partitions": 2,
+    "mesh.tensor": 2,
 }
 COMMON = {
     "model.family": "t5_1_1",
@@ -71,8 +71,8 @@ COMMON = {
     "mesh.rules": "standard",
 }
 EXPECTED = {
-    "ro_t5x_base": {**BASE, **SCRATCH, "mesh.num_partitions": 2},
-    "ro_t5x_large": {**LARGE, **SCRATCH, "mesh.num_partitions": 4},
+    "ro_t5x_base": {**BASE, **SCRATCH, "mesh.tensor": 2},
+    "ro_t5x_large": {**LARGE, **SCRATCH, "mesh.tensor": 4},
     "ro_mt5x_base": {
         **BASE,
         **CONTINUED,
@@ -179,15 +179,15 @@ def test_a_recipe_s_risks_are_told_and_it_loads():
     for text in (
         "use_cached = True (ro_pretrain.gin:",
         "initial parameters and dropout have no seed (ro_pretrain.gin:",
-        "the order of the data and their noise have no seed (ro_pretrain.gin:",
-        "makes 114 of them, 44.5%; the rest is padding, which --lengths.targets=114 spares",
+        "the order of the data and its noise have no seed (ro_pretrain.gin:",
+        "fills 114 of them, 44.5%; the rest is padding, which --lengths.targets=114 avoids",
         "extra_ids of gs://bucket/ro.model is 0 (ro_t5x_base.gin:",
     ):
         assert text in warnings
     assert (
         "not imported",
-        "ro_t5x_base_tasks (ro_t5x_base.gin:5): its tasks are there with "
-        "--task_module=ro_t5x_base_tasks",
+        "ro_t5x_base_tasks (ro_t5x_base.gin:5): --task_module=ro_t5x_base_tasks makes its tasks "
+        "available",
     ) in notes
     # mT5's own vocabulary ends in sentinels, and says so in its name.
     mt5 = "\n".join(text for _, text in recipe_of("ro_mt5x_base").notes)
@@ -266,11 +266,11 @@ MEANINGS = {
     ),
     "parameters divided twice": (
         ["standard_logical_axis_rules.parameter_partitioning_dims = 2"],
-        {"mesh.data": 1, "mesh.fsdp": -1, "mesh.num_partitions": 2},
+        {"mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": 2},
     ),
     "a submesh": (
         ["PjitPartitioner.model_parallel_submesh = (2, 2, 1, 1)"],
-        {"mesh.num_partitions": 4},
+        {"mesh.tensor": 4},
     ),
     "microbatches": (["Trainer.num_microbatches = 4"], {"microbatches": 4}),
     "no checkpoint but the last": (
@@ -367,7 +367,7 @@ def test_descriptions_are_our_presets_and_t5x_s_settings():
     assert (optimizer.learning_rate, optimizer.warmup_steps) == (1.0, 10_000)
     assert (optimizer.decay_rate, optimizer.step_offset) == (0.8, 0)
     assert (config.loss.z_loss, config.loss.label_smoothing) == (1e-4, 0.0)
-    assert (config.mesh.num_partitions, config.microbatches, config.init_from) == (1, 1, None)
+    assert (config.mesh.tensor, config.microbatches, config.init_from) == (1, 1, None)
 
 
 def test_descriptions_say_what_t5x_s_files_say():

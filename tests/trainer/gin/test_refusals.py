@@ -42,12 +42,15 @@ BROKEN = {
         "TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': '18'}",
         ["must be lengths", "'18'"],
     ),
-    "a value that makes no sense": ("Z_LOSS = -1.0", ["via Z_LOSS", "LossConfig.z_loss"]),
+    "a value that makes no sense": (
+        "Z_LOSS = -1.0",
+        ["via Z_LOSS", "loss.z_loss is -1.0; it must be 0 or more"],
+    ),
     "no steps": ("TRAIN_STEPS = 0", ["via TRAIN_STEPS", "train_steps is 0", "1 or more"]),
     "no rows": ("BATCH_SIZE = -8", ["via BATCH_SIZE", "batch_size is -8"]),
     "a factor that is none": (
         "create_learning_rate_scheduler.factors = 'constnat'",
-        ["OptimizerConfig.schedule", "constnat"],
+        ["optimizer.schedule", "constnat"],
     ),
     "missing include": ("include 'ro_pretrain.gin'", ["ro_pretrain.gin", "--gin_search_paths"]),
     "missing file of T5X's": (

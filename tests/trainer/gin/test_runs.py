@@ -82,8 +82,8 @@ def test_a_run_from_a_gin_file_is_the_run_of_our_flags(text_cache, tmp_path):
     common = (f"--cache_dir={text_cache.parent}", "--metrics.every_steps=2")
     result = pretrain(tmp_path, *files, f"--gin.MODEL_DIR='{theirs}'", *common)
     assert result.returncode == 0, result.stderr
-    assert "my_tasks (tiny.gin:3): its tasks are there with --task_module=my_tasks" in result.stdout
-    assert "the order of the data and their noise have no seed" in result.stdout
+    assert "my_tasks (tiny.gin:3): --task_module=my_tasks makes its tasks" in result.stdout
+    assert "the order of the data and its noise have no seed" in result.stdout
     second = pretrain(tmp_path, *FLAGS, f"--model_dir={ours}", *common)
     assert second.returncode == 0, second.stderr
 
@@ -123,7 +123,7 @@ def test_what_the_cache_cannot_be_is_refused(text_cache, tmp_path):
     for model, says in (
         ("other.model", "is another vocabulary"),
         ("no.model", "no such file"),
-        ("text.model", "no SentencePiece model"),
+        ("text.model", "is not a SentencePiece model"),
     ):
         name = "SentencePieceVocabulary.sentencepiece_model_file"
         result = pretrain(tmp_path, *flags, f"--gin.{name}='{model}'")

@@ -9,11 +9,11 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from trainer.config.optimizer import OPTIMIZER_FIELDS, OPTIMIZER_PRESETS, OptimizerConfig
+from trainer.config.optimizer import OPTIMIZER_PRESETS, OPTIMIZERS, OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, logical_axes
-from trainer.optim.optimizer import OPTIMIZERS, make_optimizer, weight_decay_mask
+from trainer.optim.optimizer import make_optimizer, weight_decay_mask
 from trainer.optim.stacked import path_name
 
 STEPS = 5
@@ -214,7 +214,6 @@ CASES = {
 
 def test_every_optimizer_has_a_reference():
     assert {fields.get("name", "adafactor") for fields, _ in CASES.values()} == set(OPTIMIZERS)
-    assert set(OPTIMIZER_FIELDS) == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 2.0])
@@ -427,24 +426,30 @@ def test_recipes_make_optimizers(name):
         ({"clip_norm": 0.0}, "clip_norm is 0.0; it must be above 0"),
         ({"beta1": 1.0}, "beta1 is 1.0; it must be in [0, 1)"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
-        ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "no_weight_decay has '('"),
+        ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "'(' is none: missing )"),
         (
             {"no_weight_decay": ("scale",)},
-            "needs a weight_decay: it is 0.0",
+            "unset: it needs weight_decay, which is 0.0",
         ),
-        ({"weight_decay_rate_exponent": 1.0}, "needs a weight_decay: it is 0.0"),
-        ({"minimum_parameter_scale": 0.1, "multiply_by_parameter_scale": False}, "it is False"),
-        ({"beta2": 0.9}, "beta2 is 0.9, and optimizer 'adafactor' does not read it"),
+        ({"weight_decay_rate_exponent": 1.0}, "it needs weight_decay, which is 0.0"),
+        ({"minimum_parameter_scale": 0.1, "multiply_by_parameter_scale": False}, "is False"),
+        ({"beta2": 0.9}, "beta2 is 0.9; it must be unset: optimizer 'adafactor' does not"),
         ({"name": "adamw", "learning_rate": 1.0, "decay_rate": 0.8}, "'adamw' does not read it"),
         ({"name": "lion", "learning_rate": 1.0, "epsilon": 1.0}, "'lion' does not read it"),
-        ({"name": "lion"}, "learning_rate must be set for 'lion'"),
+        ({"name": "lion"}, "learning_rate is None; it must be set for 'lion'"),
         ({"steps_per_cycle": 5}, "'constant * rsqrt_decay' does not read it"),
         (
             {"schedule": "linear_cooldown"},
-            "cooldown_steps must be set for 'adafactor' with schedule",
+            "cooldown_steps is None; it must be set for 'adafactor' with schedule",
         ),
-        ({"schedule": "linear_warmup", "learning_rate": 0.1}, "learning_rate is 0.1, and schedule"),
-        ({"schedule": "constant * rsqrt_deacy"}, "unknown factor 'rsqrt_deacy'; known are"),
+        (
+            {"schedule": "linear_warmup", "learning_rate": 0.1},
+            "learning_rate is 0.1; it must be unset: schedule",
+        ),
+        (
+            {"schedule": "constant * rsqrt_deacy"},
+            "'rsqrt_deacy' is none; a factor is one of 'constant'",
+        ),
     ],
 )
 def test_a_configuration_names_what_it_refuses(fields, says):

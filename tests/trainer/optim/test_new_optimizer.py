@@ -1,0 +1,77 @@
+"""A new optimizer is one module and one entry in OPTIMIZERS; nothing else knows its name."""
+
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer.config.optimizer import OPTIMIZERS, Optimizer
+from trainer.engine.program import Program
+from trainer.engine.sharding import put_batch
+from trainer.pretrain import build_config
+
+# The optimizer's own file: gradient descent with momentum.
+TOY = """
+import optax
+
+
+def direction(config, stacked):
+    return [optax.trace(config.value("momentum"))]
+"""
+B, L, V = 8, 16, 128
+FLAGS = (
+    "--optimizer.name=toy",
+    "--optimizer.schedule=constant",
+    "--optimizer.learning_rate=0.2",
+    "--loss.normalizer=num_real_target_tokens",
+    f"--model.vocab_size={V}",
+    f"--batch_size={B}",
+    f"--lengths.targets={L}",
+)
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Adds the optimizer "toy": a file, and one entry of the table."""
+    (tmp_path / "toy_optimizer.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = Optimizer("toy_optimizer:direction", {"momentum": 0.5})
+    monkeypatch.setitem(OPTIMIZERS, "toy", entry)
+    yield
+    sys.modules.pop("toy_optimizer", None)
+
+
+def test_a_new_optimizer_trains(toy):
+    config, _ = build_config("lm_tiny", list(FLAGS))
+    program = Program(types.SimpleNamespace(config=config))
+    targets = np.random.default_rng(0).integers(3, V, (B, L)).astype(np.int32)
+    batch = {
+        "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+        "decoder_target_tokens": targets,
+        "decoder_loss_weights": np.ones((B, L), np.int32),
+    }
+    state, losses = program.initial_state(), []
+    for _ in range(5):
+        state = state.replace(metrics=program.zero_metrics())
+        state = program.train_step(state, put_batch(batch, program.mesh))
+        losses.append(float(np.divide(*state.metrics["loss"])))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_new_optimizer_has_the_checks_of_the_others(toy):
+    with pytest.raises(UserError, match=r"beta2=0\.5: .*'toy' does not read it; it reads momentum"):
+        build_config("lm_tiny", [*FLAGS, "--optimizer.beta2=0.5"])
+    with pytest.raises(UserError, match=r"momentum=1: it must be in \[0, 1\)"):
+        build_config("lm_tiny", [*FLAGS, "--optimizer.momentum=1"])
+    with pytest.raises(UserError, match="learning_rate: it must be set for 'toy'"):
+        build_config("lm_tiny", ["--optimizer.name=toy"])
+
+
+def test_an_optimizer_that_is_not_registered_is_unknown():
+    with pytest.raises(UserError, match=r"--optimizer\.name=toy: it must be one of 'adafactor'"):
+        build_config("lm_tiny", ["--optimizer.name=toy"])
