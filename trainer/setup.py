@@ -175,12 +175,11 @@ def _check_mesh(config: Config) -> None:
 
 def _check_positions(config: Config, converter: Converter) -> None:
     model = config.model
-    counted = model.architecture == "encoder" and model.position in (None, "absolute")
     for side, length in (
         ("inputs", converter.encoder_length),
         ("targets", converter.decoder_length),
     ):
-        if (counted or model.synthesizes) and length > model.max_positions:
+        if model.counts_positions and length > model.max_positions:
             raise UserError(
                 f"--lengths.{side}={length}: the model knows {model.max_positions} positions; set "
                 f"--model.max_positions={length}, or fewer {side}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.fields import Idle
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -146,7 +147,10 @@ def from_dict(kind: type, value: dict[str, Any], path: str) -> Any:
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item
-    try:
-        return kind(**known)
-    except ValueError as error:
-        raise UserError(f"{path} is of another version: {error}") from error
+    while True:
+        try:
+            return kind(**known)
+        except Idle as error:
+            del known[error.field]
+        except ValueError as error:
+            raise UserError(f"{path} is of another version: {error}") from error

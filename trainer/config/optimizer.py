@@ -13,7 +13,7 @@ from typing import Any
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
-    "no_weight_decay": ("bias$", "scale$", "embedding$", "tap_[0-9]+$", "learned_logits/table$"),
+    "no_weight_decay": None,  # those that the model declares: trainer.model.parameters.Use
 }
 
 # The keys of `optimizer.OPTIMIZERS`: for each the fields it reads, at the values they have when

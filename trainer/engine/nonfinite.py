@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.optim.stacked import path_name
+from trainer.model.paths import path_name
 
 
 def first_nonfinite(tree: Any) -> jax.Array:

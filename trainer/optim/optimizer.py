@@ -19,10 +19,11 @@ import optax
 from optax import contrib
 
 from trainer.config.optimizer import OptimizerConfig
+from trainer.model.paths import path_name
 from trainer.optim.adafactor import clip_by_tensor_rms, scale_by_factored_rms
 from trainer.optim.schedule import FACTORS as FACTORS
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
-from trainer.optim.stacked import StackAxes, no_stack, over_tensor, path_name, stack_axes
+from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
 Tree = Any
 Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransformation]]
@@ -37,13 +38,18 @@ _NO_MATRIX = re.compile("embedding$|logits_dense/kernel$")
 
 
 def make_optimizer(
-    config: OptimizerConfig, logical_axes: Tree | None = None
+    config: OptimizerConfig, logical_axes: Tree | None = None, decayed: Tree | None = None
 ) -> optax.GradientTransformation:
     """The optimizer with the schedule inside; its state is a plain pytree of arrays.
 
     Update k, from 0, has the learning rate of step k. `logical_axes` is the tree of
     `trainer.model.transformer.logical_axes`; only axes called as in `stacked.STACK_AXES` matter,
-    so a model without such axes needs none.
+    so a model without such axes needs none. `decayed` is the tree of
+    `trainer.model.transformer.decayed`, or a function from parameters to such a tree; weight decay
+    follows it unless the configuration has `no_weight_decay`.
+
+    Raises:
+      ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
 
     Adafactor's second moments of a tensor whose two largest dimensions both reach
     `min_dim_size_to_factor` are kept as `v_row` and `v_col`, of others as `v`; what a tensor does
@@ -62,7 +68,11 @@ def make_optimizer(
         parts.append(optax.ema(config.value("beta1"), debias=False))
     if config.value("weight_decay"):
         decay, exponent = config.value("weight_decay"), config.value("weight_decay_rate_exponent")
-        mask = weight_decay_mask(config.value("no_weight_decay"))
+        spared, mask = config.value("no_weight_decay"), decayed
+        if spared is not None:
+            mask = weight_decay_mask(spared)
+        elif decayed is None:
+            raise ValueError("weight decay needs to know which parameters the model spares")
         parts.append(
             optax.add_decayed_weights(lambda step: decay * schedule(step) ** exponent, mask)
         )
