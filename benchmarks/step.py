@@ -51,7 +51,13 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params, logical_axes, run_model
+from trainer.model.transformer import (
+    build_model,
+    decayed,
+    init_params,
+    logical_axes,
+    run_model,
+)
 from trainer.optim.optimizer import make_optimizer
 from trainer.pretrain import build_config
 
@@ -229,7 +235,7 @@ class Ours:
         gradient = jax.jit(make_gradients(model, config))
         both = least(gradient, (params, batch, key))
         gradients, _ = gradient(params, batch, key)
-        optimizer = make_optimizer(config.optimizer, logical_axes(spec))
+        optimizer = make_optimizer(config.optimizer, logical_axes(spec), decayed(spec))
 
         @jax.jit
         def update(gradients: Any, state: Any, params: Any) -> Any:
@@ -330,7 +336,7 @@ def _without_layers(spec: Any) -> Any:
 
 
 def _tied(config: Config) -> bool:
-    return "logits_dense" not in logical_axes(model_spec(config.model))["decoder"]
+    return model_spec(config.model).output.tied
 
 
 def _limits(dtype: str) -> tuple[float, float, str]:

@@ -185,16 +185,14 @@ def _start_and_kill(
 
 def differences(one: Subject, other: Subject, step: int) -> list[str]:
     """Returns the differences between two finished runs: tensors of the final state, metrics."""
-    import jax
     import orbax.checkpoint as ocp
 
-    from trainer.optim.stacked import path_name
+    from trainer.model.paths import named
 
     states = []
     for subject in (one, other):
         path = subject.folder.absolute() / f"checkpoint_{step}" / "state"
-        leaves = jax.tree_util.tree_leaves_with_path(ocp.StandardCheckpointer().restore(path))
-        states.append({path_name(path): leaf for path, leaf in leaves})
+        states.append(named(ocp.StandardCheckpointer().restore(path)))
     found = [
         f"tensor {name}"
         for name in sorted({*states[0], *states[1]})

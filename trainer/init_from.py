@@ -23,11 +23,10 @@ from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.model.config import ModelConfig
+from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
-from trainer.model.transformer import init_params, logical_axes
+from trainer.model.transformer import decayed, init_params, logical_axes, parameter_facts
 from trainer.optim.optimizer import make_optimizer
-from trainer.optim.stacked import path_name
 from trainer.setup import Run, vocabulary_sha256
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -88,7 +87,8 @@ def start(run: Run) -> StartingPoint:
         stored = checkpoint.run.get("vocabulary_sha256")
         if stored and stored != (vocabulary_sha256(run.data) or stored):
             raise UserError(f"{flag} was trained with another vocabulary than this run's")
-    expected = _shapes(replace(config.model, scan_layers=False))
+    spec = model_spec(replace(config.model, scan_layers=False))
+    expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
     _check_names(flag, found, expected, scanned)
     _check_shapes(flag, found, expected, run.data.vocab_size)
@@ -122,16 +122,7 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     from trainer import huggingface
 
     tree = huggingface.load(path.removeprefix(_HUGGING_FACE), config.model)
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_name(path): {"value": held(leaf)} for path, leaf in leaves}, None
-
-
-def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each of the model's parameters."""
-    shapes = jax.eval_shape(lambda key: init_params(model_spec(model), key), jax.random.key(0))
-    return {
-        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
-    }
+    return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
 
 
 def _check_names(
@@ -246,7 +237,7 @@ def _adafactor_leaves(
 def _abstract_state(config: Config) -> Any:
     """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
-    optimizer = make_optimizer(config.optimizer, logical_axes(spec))
+    optimizer = make_optimizer(config.optimizer, logical_axes(spec), decayed(spec))
     return jax.eval_shape(lambda key: optimizer.init(init_params(spec, key)), jax.random.key(0))
 
 

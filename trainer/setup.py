@@ -243,8 +243,7 @@ def _check_task(task: TaskSpec, config: Config) -> None:
 def _check_positions(config: Config, converter: Converter) -> None:
     """Rejects rows that are longer than the model's table of positions."""
     model = config.model
-    has_table = model.architecture == "encoder" and model.position in (None, "absolute")
-    if not (has_table or model.synthesizes):
+    if not model.counts_positions:
         return
     lengths = {"inputs": converter.encoder_length, "targets": converter.decoder_length}
     for side, length in lengths.items():

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from tasks.storage import files
@@ -26,9 +25,8 @@ from trainer.data.cached import EvaluationSet
 from trainer.data.features import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.model.embedding import TiedLogits
+from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
-from trainer.optim.stacked import path_name
 from trainer.setup import Run
 from trainer.t5x import read, write
 from trainer.t5x.tensors import held
@@ -246,12 +244,11 @@ def _begin(run: Run, origins: dict[str, str]) -> int:
 
 
 def _as_checkpoint(state: TrainState) -> read.Checkpoint:
-    def named(tree: Any) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {path_name(path): held(np.asarray(leaf)) for path, leaf in leaves}
+    def tensors(tree: Any) -> dict[str, Any]:
+        return {path: held(np.asarray(leaf)) for path, leaf in named(tree).items()}
 
     return read.Checkpoint(
-        "", int(state.step), named(state.params), state=named(state.opt_state), run={}
+        "", int(state.step), tensors(state.params), state=tensors(state.opt_state), run={}
     )
 
 
@@ -283,7 +280,7 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
 
     spec, model = model_spec(config.model), config.model
     assert isinstance(spec, ModelSpec)
-    feed_forward: Any = spec.decoder.layers[0].feed_forward
+    feed_forward = spec.decoder.layers[0].feed_forward
     sizes = {
         "vocab_size": model.vocab_size,
         "emb_dim": model.emb_dim,
@@ -292,7 +289,7 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
         "mlp_dim": model.mlp_dim,
         "mlp_activations": feed_forward.activations,
         "dropout_rate": model.dropout_rate,
-        "logits_via_embedding": isinstance(spec.decoder.logits, TiedLogits),
+        "logits_via_embedding": spec.output.tied,
         "dtype": model.dtype,
     }
     normalizer: Any = config.loss.normalizing_constant

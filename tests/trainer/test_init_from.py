@@ -18,8 +18,8 @@ from trainer import init_from, loop
 from trainer.checkpoint import Checkpoints
 from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
+from trainer.model.paths import path_name
 from trainer.optim.optimizer import learning_rate_schedule
-from trainer.optim.stacked import path_name
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.t5x import layout, read

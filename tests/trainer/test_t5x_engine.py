@@ -19,7 +19,7 @@ from trainer import export_t5x, t5x_engine
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine.program import Program
-from trainer.optim.stacked import path_name
+from trainer.model.paths import path_name
 from trainer.pretrain import build_config
 from trainer.t5x import layout, read, write
 from trainer.t5x.tensors import held
@@ -155,6 +155,7 @@ def test_every_unsupported_setting_is_named():
         "--model.scan_layers=True": "table of relative positions in every layer",
         "--model.remat=dots": "table of relative positions in every layer",
         "--model.mlp_activations=gelu_erf,linear": "T5X has no gelu_erf",
+        "--model.position=absolute": "T5X has no such setting",
         "--model.max_positions=600": "T5X has no such setting",
         "--optimizer.schedule=constant*linear_cooldown": "no factor linear_cooldown",
         "--optimizer.cooldown_steps=10": "T5X has no such setting",

@@ -29,7 +29,7 @@ from tasks.terminal.fields import (
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
-    "no_weight_decay": ("bias$", "scale$", "embedding$", "tap_[0-9]+$", "learned_logits/table$"),
+    "no_weight_decay": None,  # those that the model declares: trainer.model.parameters.Use
 }
 
 

@@ -1,101 +1,85 @@
-"""Models by name."""
+"""Model presets by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config.primer_presets import primer_presets
 from trainer.model.config import ModelConfig
+from trainer.model.facts import DECODER, ENCODER, FAMILIES
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
 T5_VOCAB_SIZE = 32_128
 # Source: T5X, `examples/t5/mt5/base.gin`.
 MT5_VOCAB_SIZE = 250_112
-# Source: Touvron et al. 2023 (arXiv:2302.13971), section 2.1, as their tokenizer has it.
+# Source: the tokenizer of Touvron et al. 2023 (arXiv:2302.13971), section 2.1.
 LLAMA_VOCAB_SIZE = 32_000
 # Source: google-research/bert, the uncased vocabulary.
 BERT_VOCAB_SIZE = 30_522
 
 
-def _encoder_decoder(
-    family: str, emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int
+def _model(
+    family: str,
+    vocab_size: int,
+    emb_dim: int,
+    num_heads: int,
+    head_dim: int,
+    mlp_dim: int,
+    num_layers: int,
+    dropout_rate: float = 0.0,
 ) -> ModelConfig:
-    """As many encoder as decoder layers."""
+    """Returns a model whose stacks, those that its family has, are of `num_layers` each."""
+    architecture = FAMILIES[family].architecture
     return ModelConfig(
         family=family,
-        vocab_size=T5_VOCAB_SIZE,
+        vocab_size=vocab_size,
         emb_dim=emb_dim,
         num_heads=num_heads,
         head_dim=head_dim,
         mlp_dim=mlp_dim,
-        num_encoder_layers=num_layers,
-        num_decoder_layers=num_layers,
-    )
-
-
-def _llama(
-    emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int
-) -> ModelConfig:
-    """A decoder alone."""
-    return ModelConfig(
-        family="llama",
-        vocab_size=LLAMA_VOCAB_SIZE,
-        emb_dim=emb_dim,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        mlp_dim=mlp_dim,
-        num_encoder_layers=0,
-        num_decoder_layers=num_layers,
-    )
-
-
-def _bert(
-    emb_dim: int, num_heads: int, head_dim: int, mlp_dim: int, num_layers: int, dropout_rate: float
-) -> ModelConfig:
-    """An encoder alone."""
-    return ModelConfig(
-        family="bert",
-        vocab_size=BERT_VOCAB_SIZE,
-        emb_dim=emb_dim,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        mlp_dim=mlp_dim,
-        num_encoder_layers=num_layers,
-        num_decoder_layers=0,
+        num_encoder_layers=0 if architecture == DECODER else num_layers,
+        num_decoder_layers=0 if architecture == ENCODER else num_layers,
         dropout_rate=dropout_rate,
     )
 
 
+_t5_1_0 = partial(_model, "t5_1_0", T5_VOCAB_SIZE)
+_t5_1_1 = partial(_model, "t5_1_1", T5_VOCAB_SIZE)
+_llama = partial(_model, "llama", LLAMA_VOCAB_SIZE)
+_bert = partial(_model, "bert", BERT_VOCAB_SIZE)
+
+
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers of each stack.
 # Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's.
-# mini is ours: the least that learns something on a CPU in minutes.
+# mini is ours: the smallest that learns something on a CPU in minutes.
 _T5_1_0 = {
-    "tiny": _encoder_decoder("t5_1_0", 8, 4, 3, 16, 2),
-    "small": _encoder_decoder("t5_1_0", 512, 8, 64, 2048, 6),
-    "base": _encoder_decoder("t5_1_0", 768, 12, 64, 3072, 12),
-    "large": _encoder_decoder("t5_1_0", 1024, 16, 64, 4096, 24),
-    "3b": _encoder_decoder("t5_1_0", 1024, 32, 128, 16_384, 24),
-    "11b": _encoder_decoder("t5_1_0", 1024, 128, 128, 65_536, 24),
+    "tiny": _t5_1_0(8, 4, 3, 16, 2),
+    "small": _t5_1_0(512, 8, 64, 2048, 6),
+    "base": _t5_1_0(768, 12, 64, 3072, 12),
+    "large": _t5_1_0(1024, 16, 64, 4096, 24),
+    "3b": _t5_1_0(1024, 32, 128, 16_384, 24),
+    "11b": _t5_1_0(1024, 128, 128, 65_536, 24),
 }
 _T5_1_1 = {
-    "tiny": _encoder_decoder("t5_1_1", 8, 4, 3, 16, 2),
-    "mini": _encoder_decoder("t5_1_1", 128, 4, 32, 256, 2),
-    "small": _encoder_decoder("t5_1_1", 512, 6, 64, 1024, 8),
-    "base": _encoder_decoder("t5_1_1", 768, 12, 64, 2048, 12),
-    "large": _encoder_decoder("t5_1_1", 1024, 16, 64, 2816, 24),
-    "xl": _encoder_decoder("t5_1_1", 2048, 32, 64, 5120, 24),
-    "xxl": _encoder_decoder("t5_1_1", 4096, 64, 64, 10_240, 24),
+    "tiny": _t5_1_1(8, 4, 3, 16, 2),
+    "mini": _t5_1_1(128, 4, 32, 256, 2),
+    "small": _t5_1_1(512, 6, 64, 1024, 8),
+    "base": _t5_1_1(768, 12, 64, 2048, 12),
+    "large": _t5_1_1(1024, 16, 64, 2816, 24),
+    "xl": _t5_1_1(2048, 32, 64, 5120, 24),
+    "xxl": _t5_1_1(4096, 64, 64, 10_240, 24),
 }
 _MT5 = {
     size: replace(config, vocab_size=MT5_VOCAB_SIZE)
     for size, config in _T5_1_1.items()
     if size not in ("tiny", "mini")
 }
-# Decoder-only models of T5 1.1's sizes, as T5X's `examples/decoder_only/models/*.gin` have them;
-# 1b has the widths of xl.
+# Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
+# the widths of xl.
 _LM = {
     size: replace(_T5_1_1[t5_size], family="lm", num_encoder_layers=0)
     for size, t5_size in (
@@ -108,7 +92,7 @@ _LM = {
 }
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers.
 # Source: 7b, Touvron et al. 2023 (arXiv:2302.13971), table 2; 1b, the sizes of Sheared LLaMA 1.3B,
-# Xia et al. 2023 (arXiv:2310.06694), table 1. tiny and mini are ours, for a CPU and little text.
+# Xia et al. 2023 (arXiv:2310.06694), table 1. tiny and mini are ours, for CPUs and small corpora.
 _LLAMA = {
     "tiny": _llama(16, 2, 8, 32, 2),
     "mini": _llama(128, 4, 32, 352, 2),
@@ -117,7 +101,7 @@ _LLAMA = {
 }
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers, dropout_rate.
 # Source: Devlin et al. 2019 (arXiv:1810.04805), section 3 and appendix A.2. mini has the sizes of
-# BERT-Tiny of Turc et al. 2019 (arXiv:1908.08962) and, with tiny, is for a CPU and little text.
+# BERT-Tiny of Turc et al. 2019 (arXiv:1908.08962) and, like tiny, is for CPUs and small corpora.
 _BERT = {
     "tiny": _bert(16, 2, 8, 32, 2, 0.0),
     "mini": _bert(128, 2, 64, 512, 2, 0.0),
@@ -125,7 +109,7 @@ _BERT = {
     "large": _bert(1024, 16, 64, 4096, 24, 0.1),
 }
 
-# T5 1.1 with Primer-EZ's two changes: one kernel into the mlp, as wide as the two of gated GELU.
+# T5 1.1 with Primer-EZ's two changes. The one kernel into the mlp is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(
         config,
@@ -156,10 +140,10 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
 
 
 def model_preset(name: str) -> ModelConfig:
-    """The model called `name`.
+    """Returns the model called `name`.
 
     Raises:
-        UserError: if there is none, naming the nearest one and all there are.
+      UserError: there is none; suggests the nearest name and lists all.
     """
     if name not in MODEL_PRESETS:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Primer's models by its own names: what it compares, at the sizes it compares it."""
+"""Presets of the models that the Primer paper compares, under its own names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.model.config import ModelConfig
 
 
 class _Size(NamedTuple):
-    """`gated_mlp_dim` is that of two kernels into the feed-forward sublayer instead of one."""
+    """Sizes of a model; `gated_mlp_dim` is the `mlp_dim` of gated activations."""
 
     emb_dim: int
     num_heads: int
@@ -34,8 +34,8 @@ _PRIMER = {
     "mixer": "mdha_shared_qk",
     "norm": "primer_norm",
 }
-# The released code means to alternate norms as the paper says, and does not: Mesh TensorFlow's
-# argument beats the gin binding.
+# The released code does not alternate norms as the paper says: an argument in Mesh TensorFlow
+# overrides the gin binding.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "transformer_vanilla": {"mlp_activations": ("relu",)},
     "transformer_gelu": {"mlp_activations": ("gelu",)},
@@ -49,7 +49,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "primer": {**_PRIMER, "norm_placement": "primer_alternating"},
     "primer_as_released": _PRIMER,
 }
-# Of the size "medium", by upstream's names: 32 experts in every fourth layer; 8 heads of 128.
+# Models of size "medium", by upstream's names: 32 experts in every fourth layer; 8 heads of 128.
 _SWITCH = {"num_experts": 32}
 _SYNTHESIZER = {"num_heads": 8, "head_dim": 128, "mixer": "random_synthesizer"}
 _OTHERS: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
 
 
 def primer_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
-    """Yields (name, model): `small_primer_ez`, `switch_primer`, …; tiny and mini ones are ours."""
+    """Yields (name, model): `small_primer_ez`, `switch_primer`, …; sizes tiny and mini are ours."""
     for size_name, size in _SIZES.items():
         vanilla = ModelConfig(
             family="primer",

@@ -1,76 +1,60 @@
-"""What a model costs: parameters and floating-point operations."""
+"""Cost of a model: parameters and floating-point operations."""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-
-import jax
-import jax.numpy as jnp
 
 from trainer.model.config import ModelConfig
+from trainer.model.parameters import EXPERT_AXIS, ROW, SOURCE, ParameterFacts
 from trainer.model.spec import model_spec
-from trainer.model.transformer import init_params
+from trainer.model.transformer import CROSS_ATTENTION, parameter_facts
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """The number of trainable parameters. Nothing is allocated."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    """Returns the number of trainable parameters. Nothing is allocated."""
+    return sum(math.prod(facts.shape) for facts in parameter_facts(model_spec(config)).values())
 
 
 def flops_per_step(
     config: ModelConfig, batch_size: int, encoder_length: int, decoder_length: int
 ) -> int:
-    """Floating-point operations a training step needs, forward and backward, over all devices.
+    """Returns the floating-point operations of a training step on all devices together.
 
-    Counted: 2 for each kernel element and position forward and twice that backward, and 4 (12
-    with the backward pass) for each query, key and attention channel, masked or not, padded or
-    not. Of experts the one that a token goes through, not the room that stays empty. Not counted:
-    embedding look-ups, norms, softmax, the optimizer. The length of a stack that the model lacks
-    is ignored. Utilisation is this, by step time, by the device's peak.
+    Counted are 2 operations forward and 4 backward for each kernel element and position, and 4 (12
+    with the backward pass) for each query, key and attention channel, whether masked or padded.
+    Only the expert that a token goes through counts, not unused capacity. Embedding look-ups,
+    norms, softmax and the optimizer are not counted. The length of a stack that the model lacks is
+    ignored. Utilisation is this number divided by step time and the device's peak.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
     """
-    encoder_tokens = batch_size * encoder_length
-    decoder_tokens = batch_size * decoder_length
-    matmul_elements = 0
-    shapes = parameter_shapes(config)
-    for path, shape in shapes.items():
-        if path[-1].endswith("kernel") or path[-1].startswith("tap_"):
-            # Keys and values of cross attention are projected from the encoder's positions.
-            on_encoder = path[0] in ("encoder", "mlm_head") or (
-                "encoder_decoder_attention" in path and path[-2] in ("key", "value")
-            )
-            tokens = encoder_tokens if on_encoder else decoder_tokens
-            if path[0] == "order_head":  # looks at one position a row
-                tokens = batch_size
-            # A token goes through one expert.
-            own_shape = shape[1:] if "experts" in path else shape
-            matmul_elements += math.prod(own_shape) * tokens
-    if not any("logits_dense" in path for path in shapes):
-        predicted = encoder_tokens if config.architecture == "encoder" else decoder_tokens
-        matmul_elements += config.vocab_size * config.emb_dim * predicted
-
     spec = model_spec(config)
+    lengths = {"encoder": encoder_length, "decoder": decoder_length}
+    tokens = {stack: batch_size * length for stack, length in lengths.items()}
+    last = [*spec.stacks][-1]
+
+    def multiplied(path: str, facts: ParameterFacts) -> int:
+        """Returns how often each element is multiplied in a forward pass."""
+        stack, *inner = path.split("/")
+        per = facts.use.multiplied_per
+        if per is None:
+            return 0
+        if per == ROW:
+            return batch_size
+        if per == SOURCE and CROSS_ATTENTION in inner:
+            return tokens["encoder"]
+        return tokens[stack if stack in spec.stacks else last]  # heads read the last stack
+
     products = 0
-    for role, tokens, length in (
-        ("encoder", encoder_tokens, encoder_length),
-        ("decoder", decoder_tokens, decoder_length),
-    ):
-        stack = getattr(spec, role, None)
-        for layer in stack.layers if stack else ():
-            products += layer.mixer.products_per_pair * tokens * length
+    for path, facts in parameter_facts(spec).items():
+        axes = zip(facts.shape, facts.axes, strict=True)
+        elements = math.prod(size for size, axis in axes if axis != EXPERT_AXIS)
+        products += elements * multiplied(path, facts)
+    if spec.output.tied:
+        products += config.vocab_size * config.emb_dim * tokens[last]
+    for name, stack in spec.stacks.items():
+        for layer in stack.layers:
+            products += layer.mixer.products_per_pair * tokens[name] * lengths[name]
             if layer.cross_mixer is not None:
-                products += layer.cross_mixer.products_per_pair * tokens * encoder_length
-    return 6 * (matmul_elements + products)
-
-
-@lru_cache
-def parameter_shapes(config: ModelConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Path to shape, for each parameter. Nothing is allocated."""
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    params = jax.eval_shape(lambda key: init_params(model_spec(config), key), key)
-    return {
-        tuple(entry.key for entry in path): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+                products += layer.cross_mixer.products_per_pair * tokens[name] * encoder_length
+    return 6 * products

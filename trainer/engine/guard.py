@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from trainer.config import Config
-from trainer.optim.stacked import path_name
+from trainer.model.paths import path_name
 
 # Values of `Guard.cause` that are not the index of a gradient.
 NONE, SPIKE = -1, -2

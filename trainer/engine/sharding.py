@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import AXES, ROWS, RULES, MeshConfig
+from trainer.model.paths import path_name
 
 Tree = Any
 
@@ -69,10 +70,9 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
         sharding = NamedSharding(mesh, spec)
         for size, axis in zip(param.shape, spec, strict=True):
             if axis and size % mesh.shape[axis]:
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise UserError(
-                    f"--mesh.{axis}={mesh.shape[axis]}: {name} of shape {param.shape} has a "
-                    f"dimension of {size}, which does not divide by {mesh.shape[axis]}"
+                    f"--mesh.{axis}={mesh.shape[axis]}: {path_name(path)} of shape {param.shape} "
+                    f"has a dimension of {size}, which does not divide by {mesh.shape[axis]}"
                 )
         return sharding
 

@@ -16,7 +16,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAD_ID
 from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model.config import ModelConfig
-from trainer.model.feedforward import Mlp
+from trainer.model.facts import TRANSFORMERS
 from trainer.model.spec import NORMS, model_spec
 
 # What modeling_palimpsest.py calls itself.
@@ -53,7 +53,7 @@ _ROTARY_BASE = 10_000.0
 
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
-    """Why transformers has no model like this; None if it has one."""
+    """Returns why transformers has no model like this, or None if it has one."""
     if config.family in OF_CUSTOM_CODE and not custom_code:
         return (
             f"family {config.family} is a decoder alone with T5's relative positions, which "
@@ -110,7 +110,7 @@ def _pieces(config: ModelConfig) -> dict[str, Any]:
         "mixer": config.mixer or "attention",
         "norm": norm,
         "norm_placement": config.norm_placement or "pre",
-        "mlp_bias": layer.feed_forward.bias if isinstance(layer.feed_forward, Mlp) else None,
+        "mlp_bias": layer.feed_forward.bias,
     }
 
 
@@ -132,7 +132,7 @@ def _plain(config: ModelConfig) -> ModelConfig:
         mlp_dim=config.mlp_dim,
         num_encoder_layers=config.num_encoder_layers,
         num_decoder_layers=config.num_decoder_layers,
-        max_positions=config.max_positions,
+        max_positions=config.max_positions if config.family == "bert" else 512,
         tied_logits=config.tied_logits,
     )
 
@@ -207,7 +207,7 @@ def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
-    if config.synthesizes:
+    if TRANSFORMERS not in config.mixer_facts.exports:
         raise KeyError(config.mixer)
     module = f"modeling_{CUSTOM}"
     return {

@@ -1,7 +1,7 @@
-"""What our parameters are called in transformers, and the two trees made of one another.
+"""Names of our parameters in transformers, and conversion of parameters in both directions.
 
-A kernel of ours is [in, out], a weight of torch's [out, in]; our table of relative positions is
-[heads, buckets], theirs [buckets, heads]. Nothing else is turned.
+Our kernels are [in, out], torch's weights [out, in]; our table of relative positions is [heads,
+buckets], theirs [buckets, heads]. No other tensor is transposed.
 
 Source: google-research/t5x and transformers' modeling_t5.py, modeling_bert.py, modeling_llama.py.
 """
@@ -10,102 +10,111 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
+from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
-from trainer.model.embedding import TiedLogits, TransformedLogits
-from trainer.model.feedforward import Mlp
-from trainer.model.mixers import DotProductAttention
-from trainer.model.norms import LayerNorm, PrimerNorm
-from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, model_spec
+from trainer.model.facts import TRANSFORMERS
+from trainer.model.paths import named
+from trainer.model.spec import LayerSpec, ModelSpec, model_spec
+from trainer.model.transformer import parameter_facts
 
 Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
-_TURNED = ("kernel", "rel_embedding")
+_TRANSPOSED = ("kernel", "rel_embedding")
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
-    """Whether logits are read off the token embedding."""
-    spec = model_spec(config)
-    logits = spec.logits if isinstance(spec, EncoderSpec) else spec.decoder.logits
-    if isinstance(logits, TransformedLogits):
-        logits = logits.logits
-    return isinstance(logits, TiedLogits)
+    """Returns whether logits are read off the token embedding."""
+    return model_spec(config).output.tied
 
 
 def activations(config: ModelConfig) -> tuple[str, ...]:
-    """Those of the feed-forward layers, by our names; none if they are of another kind."""
-    spec = model_spec(config)
-    stack = spec.encoder if isinstance(spec, EncoderSpec) else spec.decoder
-    feed_forward = stack.layers[0].feed_forward
-    return feed_forward.activations if isinstance(feed_forward, Mlp) else ()
+    """Returns our names of the feed-forward activations; () if the sublayer is of another kind."""
+    last = [*model_spec(config).stacks.values()][-1]
+    return last.layers[0].feed_forward.activations
+
+
+def _unsupported(config: ModelConfig) -> list[str]:
+    """Returns what transformers, and our modelling file for it, have no counterpart for."""
+    parts = [f"mixer {config.mixer}"] * (TRANSFORMERS not in config.mixer_facts.exports)
+    for stack in model_spec(config).stacks.values():
+        for layer in stack.layers:
+            parts += [
+                type(part).__name__
+                for part in (layer.norm, layer.feed_forward)
+                if TRANSFORMERS not in part.exports
+            ]
+    return list(dict.fromkeys(parts))
 
 
 def decoder_layer(config: ModelConfig) -> LayerSpec:
-    """The first layer of a decoder."""
+    """Returns the first layer of a decoder."""
     spec = model_spec(config)
     assert isinstance(spec, ModelSpec)
     return spec.decoder.layers[0]
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
-    """Path of a parameter in the unscanned tree, "encoder/encoder_norm/scale", to its tensor.
+    """Returns the tensor of each path in the unscanned tree, such as "encoder/encoder_norm/scale".
 
-    Only of families that `configs.refusal` lets through.
+    Raises:
+      UserError: transformers has no counterpart for a part of the model.
     """
+    if parts := _unsupported(config):
+        raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
     modules = _MODULES[config.family](config)
     return {path: f"{module}.{_tensor(path)}" for path, module in modules.items()}
 
 
 def _tensor(path: str) -> str:
-    """What a module of torch calls the parameter."""
+    """Returns torch's name of the parameter within its module."""
     name = path.rsplit("/", 1)[-1]
     return name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
 
 
 def to_tensors(params: Tree, config: ModelConfig) -> Tensors:
-    """Arrays float32 under transformers' names, from parameters in the unscanned tree."""
-    names, flat = tensor_names(config), _flat(params)
+    """Returns float32 arrays under transformers' names, from parameters in the unscanned tree."""
+    names, flat = tensor_names(config), named(params)
     assert flat.keys() == names.keys(), sorted(flat.keys() ^ names.keys())
-    tensors = {names[path]: _turned(path, np.asarray(array)) for path, array in flat.items()}
+    tensors = {names[path]: _transposed(path, np.asarray(array)) for path, array in flat.items()}
     if config.family == "bert" and not logits_are_tied(config):
-        # Of a kernel of its own, transformers reads the bias beside it.
+        # If logits have a kernel of their own, transformers reads the bias from beside it.
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
     return tensors
 
 
 def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: str) -> Tree:
-    """The inverse: parameters float32 in the unscanned tree.
+    """Returns float32 parameters in the unscanned tree, the inverse of `to_tensors`.
 
     Args:
-      tensors: of a model of `config`.
-      where: what error messages call them.
+      tensors: those of a model of `config`.
+      where: their name in error messages.
 
     Raises:
-      UserError: a tensor is missing, too many, or of another shape; names it.
+      UserError: a tensor is missing, unknown, or of another shape.
     """
-    from trainer.engine.cost import parameter_shapes
-
     names, rest = tensor_names(config), dict(tensors)
     tree: Tree = {}
-    for path, shape in parameter_shapes(config).items():
-        name = names["/".join(path)]
+    for path, facts in parameter_facts(model_spec(config)).items():
+        name = names[path]
         if name not in rest:
             raise UserError(f"{where} has no tensor {name}{nearest(name, tensors)}")
-        array = _turned(path[-1], rest.pop(name).astype(np.float32))
-        if array.shape != shape:
+        array = _transposed(path, rest.pop(name).astype(np.float32))
+        if array.shape != facts.shape:
             raise UserError(
-                f"{where}: {name} makes a parameter {'/'.join(path)} of {list(array.shape)}, and "
-                f"the model has {list(shape)}"
+                f"{where}: {name} makes a parameter {path} of {list(array.shape)}, and "
+                f"the model has {list(facts.shape)}"
             )
+        *parents, last = path.split("/")
         node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = np.ascontiguousarray(array)
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = np.ascontiguousarray(array)
     for name, array in rest.items():
         copied = any(
             original in tensors and np.array_equal(array, tensors[original])
@@ -116,19 +125,11 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: 
     return tree
 
 
-def _turned(path: str, array: np.ndarray) -> np.ndarray:
-    return array.T if path.endswith(_TURNED) else array
+def _transposed(path: str, array: np.ndarray) -> np.ndarray:
+    return array.T if path.endswith(_TRANSPOSED) else array
 
 
-def _flat(tree: Tree, path: str = "") -> Tensors:
-    flat: Tensors = {}
-    for name, node in tree.items():
-        inner = f"{path}/{name}" if path else name
-        flat |= _flat(node, inner) if isinstance(node, dict) else {inner: node}
-    return flat
-
-
-# Tensors that some folders have twice.
+# Tensors that some folders hold twice.
 _COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "encoder.embed_tokens.weight": ("shared.weight",),
@@ -138,7 +139,7 @@ _COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lm_head.weight": ("shared.weight", "model.embed_tokens.weight"),
     }
 )
-# What older releases saved though nothing reads it.
+# Tensors that older releases saved though nothing reads them.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     "bert.embeddings.position_ids",
@@ -176,15 +177,12 @@ def _t5(config: ModelConfig) -> dict[str, str]:
 
 
 def _decoder(config: ModelConfig) -> dict[str, str]:
-    """LlamaForCausalLM's names, which our own modelling file has too."""
+    """Names of LlamaForCausalLM, which our own modelling file uses too."""
     layer = decoder_layer(config)
-    mixer, feed_forward = layer.mixer, layer.feed_forward
-    assert isinstance(mixer, DotProductAttention)
-    assert isinstance(feed_forward, Mlp)
-    with_bias = isinstance(layer.norm, LayerNorm | PrimerNorm)
+    mixer = cast(DotProductAttention, layer.mixer)  # the only one that can be exported
 
     def norm(ours: str, theirs: str) -> dict[str, str]:
-        return {f"{ours}/{name}": theirs for name in ("scale", "bias")[: 1 + with_bias]}
+        return {f"{ours}/{name}": theirs for name in ("scale", "bias")[: 1 + layer.norm.has_bias]}
 
     modules = {
         "decoder/token_embedder/embedding": "model.embed_tokens",
@@ -211,7 +209,7 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
                     tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
                     modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
         for mine, name in mlp.items():
-            for part in ("kernel", "bias")[: 1 + bool(feed_forward.bias)]:
+            for part in ("kernel", "bias")[: 1 + bool(layer.feed_forward.bias)]:
                 modules[f"{ours}/mlp/{mine}/{part}"] = f"{theirs}.mlp.{name}"
     if config.family != "llama":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"

@@ -1,194 +1,246 @@
-"""A model in the words of people: sizes and names, in plain data that needs no JAX."""
+"""Model configuration: plain data, no JAX."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.terminal.fields import Rejected
-
-# The keys of `spec.FAMILIES` and `feedforward.ACTIVATIONS`, which hold what they stand for.
-FAMILY_NAMES = (
-    "bert",
-    "bert_pre_ln",
-    "evolved_transformer",
-    "llama",
-    "lm",
-    "primer",
-    "t5_1_0",
-    "t5_1_1",
+from tasks.terminal.fields import REQUIRED, Idle, field, one_of, require
+from trainer.model.facts import (
+    ACTIVATION_NAMES,
+    ATTENTION_NAMES,
+    DECODER,
+    ENCODER,
+    ENCODER_DECODER,
+    FAMILIES,
+    FAMILY_NAMES,
+    MIXER_NAMES,
+    MIXERS,
+    NORM_NAMES,
+    NORM_PLACEMENT_NAMES,
+    POSITION_NAMES,
+    FamilyFacts,
+    MixerFacts,
 )
-ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
-# The keys of `spec.MIXERS` and `spec.NORMS`; what `spec.StackSpec` does with the placements.
-MIXER_NAMES = ("attention", "dense_synthesizer", "mdha", "mdha_shared_qk", "random_synthesizer")
-NORM_NAMES = ("layer_norm", "primer_norm", "rms_norm")
-NORM_PLACEMENT_NAMES = ("pre", "primer_alternating")
-# Families whose layers the configuration can change piece by piece.
-_OF_PIECES = ("lm", "primer", "t5_1_0", "t5_1_1")
-_DECODERS = ("evolved_transformer", "llama", "lm", "primer")
-# The keys of `spec.POSITIONS`.
-POSITION_NAMES = ("absolute", "relative", "rotary")
-DTYPES = ("float32", "bfloat16")
-REMATS = ("none", "dots", "full")
-ATTENTIONS = ("einsum", "dot_product", "cudnn")
+
+_DTYPES = ("float32", "bfloat16")
+_REMATS = ("none", "dots", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model in T5X's words.
+    """A model: its family, its sizes, and the parts in which it differs from its family.
 
-    `family` is one of FAMILY_NAMES; mT5 is family "t5_1_1" with its own vocabulary size.
-    `num_encoder_layers` is 0 for the decoder-only families "lm", "llama", "primer" and
-    "evolved_transformer", whose `num_decoder_layers` are blocks; `num_decoder_layers` for the
-    encoder-only families "bert" and "bert_pre_ln". `tied_logits` and `mlp_activations` left at
-    None mean the family's own. `dtype` is that of activations; parameters are float32 always.
-
-    `position`, one of POSITION_NAMES, is a choice of the encoder-only families alone, "absolute"
-    if None; T5's is relative. `max_positions` is the size of its table if "absolute", and of a
-    Synthesizer's.
-
-    What layers consist of, None for the family's own: `mixer`, one of MIXER_NAMES, `norm`, one of
-    NORM_NAMES, `norm_placement`, one of NORM_PLACEMENT_NAMES, and `mlp_bias`, whether projections
-    of feed-forward sublayers add one. With `num_experts` above 0, every `switch_every`-th layer is
-    a Switch layer. They change the families "primer", "lm" and T5's, there in both stacks, cross
-    attention apart. Packed examples never see one another, unless `upstream_compat` has
-    convolutions and Synthesizers as in Primer's code, where they do.
-
-    `scan_layers`: one layer is compiled and run for all, so that compiling takes the same time
-    however many there are. Initial parameters and results are those of the model without, under
-    the names and shapes of `trainer.model.layers.stack_layers`; dropout draws other units.
-
-    `remat` says what is kept of a layer's forward pass for the backward pass, which computes the
-    rest once more; results are the same. "none": all is kept. "dots": outputs of products with
-    kernels; attention, norms and activations are computed again. "full": the layer's input alone,
-    for a third more operations. On a CPU it saves memory only together with `scan_layers`.
-
-    `attention` says what computes it, results being the same up to rounding. "einsum": products
-    written out, the fastest on a CPU. "dot_product": `jax.nn.dot_product_attention`, whatever XLA
-    makes of it. "cudnn": the same by cuDNN's fused kernel, which keeps no table of weights; NVIDIA
-    GPUs and bfloat16 only. The last two cannot drop weights.
+    A part that is None is the family's own. Parameters are float32 whatever `dtype` is.
 
     Raises:
-        ValueError: at construction, naming the field, if a value makes no sense.
+      Rejected: at construction, if a value makes no sense or has no effect.
     """
 
-    family: str = "t5_1_1"
-    vocab_size: int
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_encoder_layers: int
-    num_decoder_layers: int
-    dropout_rate: float = 0.0
-    dtype: str = "float32"
-    tied_logits: bool | None = None
-    mlp_activations: tuple[str, ...] | None = None
-    position: str | None = None
-    max_positions: int = 512
-    mixer: str | None = None
-    norm: str | None = None
-    norm_placement: str | None = None
-    mlp_bias: bool | None = None
-    num_experts: int = 0
-    switch_every: int = 4
-    upstream_compat: bool = False
-    scan_layers: bool = False
-    remat: str = "none"
-    attention: str = "einsum"
+    family: str = field(
+        "t5_1_1",
+        "architecture of the model; mT5 is t5_1_1 with its own vocab_size",
+        choices=FAMILY_NAMES,
+    )
+    vocab_size: int = field(REQUIRED, "rows of the token embedding, at least one for each id")
+    emb_dim: int = field(REQUIRED, "width of the residual stream")
+    num_heads: int = field(REQUIRED, "attention heads of each layer")
+    head_dim: int = field(REQUIRED, "width of a head; num_heads * head_dim need not be emb_dim")
+    mlp_dim: int = field(REQUIRED, "hidden width of the feed-forward sublayers")
+    num_encoder_layers: int = field(
+        REQUIRED, "layers of the encoder; 0 in families without an encoder"
+    )
+    num_decoder_layers: int = field(
+        REQUIRED,
+        "layers of the decoder (blocks of two in evolved_transformer); 0 in families without one",
+    )
+    dropout_rate: float = field(0.0, "share of units dropped in training, in [0, 1)")
+    dtype: str = field(
+        "float32", "type of activations; parameters are always float32", choices=_DTYPES
+    )
+    tied_logits: bool | None = field(
+        None, "read logits off the token embedding; None: as the family does"
+    )
+    mlp_activations: tuple[str, ...] | None = field(
+        None,
+        "activations whose product the feed-forward sublayer takes, separated by commas, each of "
+        f"{', '.join(ACTIVATION_NAMES)}; None: the family's",
+    )
+    position: str | None = field(
+        None,
+        "how the model knows the order of tokens: a learned table, T5's biases or rotation of "
+        "queries and keys; None: the family's",
+        choices=POSITION_NAMES,
+    )
+    max_positions: int = field(
+        512, "positions (tokens) of a table of absolute positions and of a Synthesizer"
+    )
+    mixer: str | None = field(
+        None,
+        "sublayer through which positions exchange information, cross attention excepted; "
+        "None: attention",
+        choices=MIXER_NAMES,
+    )
+    norm: str | None = field(None, "norm of the layers; None: the family's", choices=NORM_NAMES)
+    norm_placement: str | None = field(
+        None,
+        "norms before every sublayer, or before the mixer and after the feed-forward sublayer as "
+        "in Primer; None: before",
+        choices=NORM_PLACEMENT_NAMES,
+    )
+    mlp_bias: bool | None = field(
+        None, "biases in feed-forward sublayers, experts excepted; None: as the family does"
+    )
+    num_experts: int = field(0, "experts of each Switch layer; 0: no Switch layers")
+    switch_every: int = field(4, "every layer whose number divides by this is a Switch layer")
+    upstream_compat: bool = field(
+        False,
+        "let convolutions and Synthesizers see across packed examples, as Primer's code does",
+    )
+    scan_layers: bool = field(
+        False,
+        "compile one layer and run it for all: compilation takes as long for any depth; results "
+        "are the same, but dropout draws other units",
+    )
+    remat: str = field(
+        "none",
+        "activations kept for the backward pass: all (none), outputs of products with kernels "
+        "(dots), or each layer's input (full), for a third more operations; on a CPU it saves "
+        "memory only together with scan_layers",
+        choices=_REMATS,
+    )
+    attention: str = field(
+        "einsum",
+        "implementation of attention: products written out, the fastest on a CPU (einsum), "
+        "jax.nn.dot_product_attention (dot_product) or cuDNN's fused kernel for NVIDIA GPUs and "
+        "bfloat16 (cudnn); the last two cannot drop weights",
+        choices=ATTENTION_NAMES,
+    )
+
+    @property
+    def family_facts(self) -> FamilyFacts:
+        """Facts about the family."""
+        return FAMILIES[self.family]
+
+    @property
+    def mixer_facts(self) -> MixerFacts:
+        """Facts about the mixer of the layers."""
+        return MIXERS[self.mixer or "attention"]
 
     @property
     def architecture(self) -> str:
-        """What stacks there are: "encoder_decoder", "decoder" or "encoder"."""
-        if self.family in _DECODERS:
-            return "decoder"
-        return "encoder" if self.family in ("bert", "bert_pre_ln") else "encoder_decoder"
+        """The stacks of the model: "encoder_decoder", "decoder" or "encoder"."""
+        return self.family_facts.architecture
 
     @property
-    def convolves(self) -> bool:
-        """Whether a convolution runs over positions."""
-        return self.family == "evolved_transformer" or (self.mixer or "").startswith("mdha")
+    def position_scheme(self) -> str:
+        """The scheme of positions, one of POSITION_NAMES: `position` or the family's own."""
+        return self.position or self.family_facts.position
 
     @property
-    def synthesizes(self) -> bool:
-        """Whether a mixer counts positions by `max_positions`."""
-        return (self.mixer or "").endswith("synthesizer")
+    def counts_positions(self) -> bool:
+        """True if rows must not be longer than `max_positions`."""
+        return self.position_scheme == "absolute" or self.mixer_facts.counts_positions
 
     def __post_init__(self) -> None:
-        _require(self.family in FAMILY_NAMES, "family", self.family, _one_of(FAMILY_NAMES))
-        _require(self.dtype in DTYPES, "dtype", self.dtype, _one_of(DTYPES))
-        _require(self.remat in REMATS, "remat", self.remat, _one_of(REMATS))
-        _require(self.attention in ATTENTIONS, "attention", self.attention, _one_of(ATTENTIONS))
-        if self.attention != "einsum":
-            rule = f"0 with attention {self.attention!r}, which drops no weights"
-            _require(self.dropout_rate == 0, "dropout_rate", self.dropout_rate, rule)
-            rule = "one whose logits are products of queries and keys alone"
-            synthesizer = "synthesizer" in (self.mixer or "")
-            _require(
-                not synthesizer, "mixer", self.mixer, f"{rule} with attention {self.attention!r}"
-            )
-        if self.attention == "cudnn":
-            rule = "'bfloat16' with attention 'cudnn'"
-            _require(self.dtype == "bfloat16", "dtype", self.dtype, rule)
-        for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        for stack, alone in (("encoder", "decoder"), ("decoder", "encoder")):
-            name = f"num_{stack}_layers"
-            layers = getattr(self, name)
-            if self.architecture == alone:
-                _require(layers == 0, name, layers, f"0 in a model that is {alone} only")
-            else:
-                _require(layers > 0, name, layers, "above 0")
-        if self.position is not None:
-            encoder_only = self.architecture == "encoder"
-            rule = _one_of(POSITION_NAMES) if encoder_only else f"None in family {self.family}"
-            _require(
-                encoder_only and self.position in POSITION_NAMES, "position", self.position, rule
-            )
-        if self.family == "llama":
-            # All channels turn, in pairs.
-            _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even")
-        if self.position == "rotary":
-            # A quarter of the channels turns, in pairs.
-            _require(self.head_dim % 8 == 0, "head_dim", self.head_dim, "a multiple of 8")
+        for name, allowed in (
+            ("family", FAMILY_NAMES),
+            ("dtype", _DTYPES),
+            ("remat", _REMATS),
+            ("attention", ATTENTION_NAMES),
+        ):
+            self._require(getattr(self, name) in allowed, name, one_of(allowed))
+        self._check_sizes()
         self._check_pieces()
-        _require(0.0 <= self.dropout_rate < 1.0, "dropout_rate", self.dropout_rate, "in [0, 1)")
+        self._check_position()
+        self._check_attention()
+        self._check_scan()
+        self._refuse_idle()
+
+    def _require(self, holds: bool, name: str, rule: str) -> None:
+        require(holds, name, getattr(self, name), rule)
+
+    def _check_sizes(self) -> None:
+        for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
+            self._require(getattr(self, name) > 0, name, "above 0")
+        for name in self.family_facts.even:
+            self._require(getattr(self, name) % 2 == 0, name, "even")
+        for name, architectures in (
+            ("num_encoder_layers", (ENCODER, ENCODER_DECODER)),
+            ("num_decoder_layers", (DECODER, ENCODER_DECODER)),
+        ):
+            layers = getattr(self, name)
+            if self.architecture in architectures:
+                self._require(layers > 0, name, "above 0")
+            else:
+                self._require(layers == 0, name, f"0 in a model that is {self.architecture} only")
+        self._require(0.0 <= self.dropout_rate < 1.0, "dropout_rate", "in [0, 1)")
         if self.mlp_activations is not None:
-            _require(
-                len(self.mlp_activations) > 0
-                and set(self.mlp_activations) <= set(ACTIVATION_NAMES),
-                "mlp_activations",
-                self.mlp_activations,
-                f"one or more, each {_one_of(ACTIVATION_NAMES)}",
-            )
+            known = len(self.mlp_activations) > 0 and {*self.mlp_activations} <= {*ACTIVATION_NAMES}
+            rule = f"one or more, each {one_of(ACTIVATION_NAMES)}"
+            self._require(known, "mlp_activations", rule)
 
     def _check_pieces(self) -> None:
-        known = {"mixer": MIXER_NAMES, "norm": NORM_NAMES, "norm_placement": NORM_PLACEMENT_NAMES}
+        known = {"mixer": MIXERS, "norm": NORM_NAMES, "norm_placement": NORM_PLACEMENT_NAMES}
         for name, default in (*dict.fromkeys((*known, "mlp_bias")).items(), ("num_experts", 0)):
             value = getattr(self, name)
-            changed = value != default
+            if value == default:
+                continue
             rule = f"{default} in family {self.family}"
-            _require(self.family in _OF_PIECES or not changed, name, value, rule)
-            if changed and name in known:
-                _require(value in known[name], name, value, _one_of(known[name]))
-        _require(self.num_experts >= 0, "num_experts", self.num_experts, "0 or more")
-        _require(self.switch_every > 0, "switch_every", self.switch_every, "above 0")
+            self._require(self.family_facts.changeable, name, rule)
+            if name in known:
+                self._require(value in known[name], name, one_of(known[name]))
+        self._require(self.num_experts >= 0, "num_experts", "0 or more")
+        self._require(self.switch_every > 0, "switch_every", "above 0")
         if self.upstream_compat:
-            fits = self.convolves or self.synthesizes
+            mixer = self.mixer_facts
+            fits = self.family_facts.convolves or mixer.convolves or mixer.counts_positions
             rule = "False where nothing convolves or synthesizes"
-            _require(fits, "upstream_compat", self.upstream_compat, rule)
-        if self.family == "evolved_transformer":
-            _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even")
-            _require(self.emb_dim % 2 == 0, "emb_dim", self.emb_dim, "even")
-        alike = self.family != "evolved_transformer"
-        alike &= not self.num_experts or self.switch_every == 1
+            self._require(fits, "upstream_compat", rule)
+
+    def _check_position(self) -> None:
+        facts, scheme = self.family_facts, self.position_scheme
+        rule = f"{one_of(facts.positions)} in family {self.family}"
+        self._require(scheme in facts.positions, "position", rule)
+        fitting = [name for name in facts.positions if name in self.mixer_facts.positions]
+        rule = f"{one_of(fitting)} with mixer {self.mixer!r}"
+        self._require(scheme in fitting, "position", rule)
+        if scheme == "rotary":
+            # Channels are rotated in pairs.
+            multiple = 2 * facts.rotary_divisor
+            rule = f"a multiple of {multiple} with rotary positions"
+            self._require(self.head_dim % multiple == 0, "head_dim", rule)
+
+    def _check_attention(self) -> None:
+        if self.attention == "einsum":
+            return
+        rule = f"0 with attention {self.attention!r}, which drops no weights"
+        self._require(self.dropout_rate == 0, "dropout_rate", rule)
+        fitting = [name for name, facts in MIXERS.items() if self.attention in facts.attentions]
+        rule = f"{one_of(fitting)} with attention {self.attention!r}"
+        self._require(self.attention in self.mixer_facts.attentions, "mixer", rule)
+        if self.attention == "cudnn":
+            self._require(self.dtype == "bfloat16", "dtype", "'bfloat16' with attention 'cudnn'")
+
+    def _check_scan(self) -> None:
+        alike = self.family_facts.alike and (not self.num_experts or self.switch_every == 1)
         rule = "False where layers differ: a scan runs equal ones"
-        _require(alike or not self.scan_layers, "scan_layers", self.scan_layers, rule)
+        self._require(alike or not self.scan_layers, "scan_layers", rule)
 
-
-def _require(holds: bool, field: str, value: object, rule: str) -> None:
-    if not holds:
-        raise Rejected(f"ModelConfig.{field}", value, rule)
-
-
-def _one_of(names: tuple[str, ...]) -> str:
-    return "one of " + ", ".join(repr(name) for name in sorted(names))
+    def _refuse_idle(self) -> None:
+        """Refuses a field that changes nothing in this model."""
+        default = type(self)
+        for name, read, reason in (
+            (
+                "max_positions",
+                self.counts_positions,
+                "without absolute positions and a Synthesizer",
+            ),
+            ("switch_every", self.num_experts > 0, "without num_experts"),
+            (
+                "mlp_bias",
+                not self.num_experts or self.switch_every > 1,
+                "where all layers have experts, whose projections have none",
+            ),
+        ):
+            if not read and getattr(self, name) != getattr(default, name):
+                raise Idle(name, getattr(self, name), f"{getattr(default, name)} {reason}")

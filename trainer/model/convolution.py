@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared, parameter, sum_leading
+from trainer.model.dense import Shared, sum_leading
 from trainer.model.masks import Rows
 from trainer.model.norms import LayerNorm
+from trainer.model.parameters import KERNEL, TABLE, TAP, parameter
 
 
 @jax.custom_vjp
@@ -92,7 +93,7 @@ class _HeadConvolution(nn.Module):
         for step in range(self.spec.width):
             initial = nn.initializers.constant(0.5 / self.spec.width if step else 0.5)
             shape = x_BLC.shape[-1:]
-            taps.append(parameter(self, f"tap_{step}", initial, ("joined_kv",), shape))
+            taps.append(parameter(self, TAP, f"tap_{step}", initial, ("joined_kv",), shape))
         return depthwise(x_BLC, jnp.stack(taps).astype(self.shared.dtype), segment_BL)
 
 
@@ -112,11 +113,11 @@ class SeparableConvolution(nn.Module):
         shared, channels = self.shared, x_BLC.shape[-1]
         initializer = shared.parametrisation.feed_forward()
         kernel_WC = parameter(
-            self, "depthwise_kernel", initializer, ("unmodeled", self.axes[0]),
+            self, KERNEL, "depthwise_kernel", initializer, ("unmodeled", self.axes[0]),
             (self.width, channels),
         ).astype(shared.dtype)  # fmt: skip
         bias_C = parameter(
-            self, "depthwise_bias", nn.initializers.zeros, self.axes[:1], (channels,)
+            self, TABLE, "depthwise_bias", nn.initializers.zeros, self.axes[:1], (channels,)
         )
         out_BLC = depthwise(x_BLC, kernel_WC[::-1], segment_BL) + bias_C.astype(shared.dtype)
         project = shared.dense(self.features, self.axes, initializer, "pointwise", bias=True)
@@ -138,6 +139,10 @@ class ConvolutionBranch:
     right_width: int = 7
     out_width: int = 7
     reset: bool = True
+    activations = ()
+    bias = None
+    routes = False
+    exports = ()
 
     def build(self, shared: Shared, name: str) -> nn.Module:
         return _ConvolutionBranch(self, shared, name=name)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.parameters import KERNEL, TABLE, Use, parameter
 from trainer.model.parametrisation import Initializer, Parametrisation
 
 
@@ -44,10 +44,11 @@ class Shared:
         name: str,
         float32_output: bool = False,
         bias: bool | None = None,
+        use: Use = KERNEL,
     ) -> Dense:
-        """A `Dense` of the model's dtype; `bias` None: with one where the model has them."""
+        """Returns a `Dense` of the model's dtype; it has a bias as `dense_bias` says if None."""
         bias = self.dense_bias if bias is None else bias
-        return Dense(features, axes, initializer, self.dtype, float32_output, bias, name=name)
+        return Dense(features, axes, initializer, self.dtype, float32_output, bias, use, name=name)
 
     def dropout(self, broadcast_length: bool = True) -> nn.Dropout:
         """Dropout; with `broadcast_length` one draw serves every position of a row, as in T5X.
@@ -99,18 +100,6 @@ def sum_leading(x: jax.Array, axes: int) -> jax.Array:
     )
 
 
-def parameter(
-    module: nn.Module,
-    name: str,
-    initializer: Initializer,
-    axes: tuple[str, ...],
-    shape: tuple[int, ...],
-) -> jax.Array:
-    """A float32 parameter of `module`, carrying T5X's logical name of each of its axes."""
-    boxed = nn.with_logical_partitioning(initializer, axes)
-    return cast(jax.Array, module.param(name, boxed, shape, jnp.float32))
-
-
 class Dense(nn.Module):
     """`x @ kernel`, plus a bias with `use_bias`: [B, L, D] to [B, L, F].
 
@@ -124,15 +113,17 @@ class Dense(nn.Module):
     dtype: str
     float32_output: bool = False
     use_bias: bool = False
+    use: Use = KERNEL
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         shape = (x_BLD.shape[-1], self.features)
-        kernel_DF = parameter(self, "kernel", self.initializer, self.axes, shape)
+        kernel_DF = parameter(self, self.use, "kernel", self.initializer, self.axes, shape)
         x_BLD, kernel_DF = x_BLD.astype(self.dtype), kernel_DF.astype(self.dtype)
         product = einsum_float32 if self.float32_output else jnp.einsum
         out_BLF = product("bld,df->blf", x_BLD, kernel_DF)
         if not self.use_bias:
             return out_BLF
-        bias_F = parameter(self, "bias", nn.initializers.zeros, self.axes[1:], (self.features,))
+        zeros, axes = nn.initializers.zeros, self.axes[1:]
+        bias_F = parameter(self, TABLE, "bias", zeros, axes, (self.features,))
         return out_BLF + bias_F.astype(out_BLF.dtype)

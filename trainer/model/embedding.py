@@ -1,4 +1,4 @@
-"""The token embedding, what is added to it, and how logits are read off the last layer.
+"""The token embedding, additions to it, and logits from the last states.
 
 Dimensions: B batch, L length, D model, V vocabulary, T token types.
 """
@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Dense, Shared, einsum_float32, parameter
+from trainer.model.dense import Dense, Shared, einsum_float32
 from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import Rows
 from trainer.model.norms import Norm
+from trainer.model.parameters import ROW_KERNEL, TABLE, parameter
 
 
 class TokenEmbedder(nn.Module):
@@ -26,6 +27,7 @@ class TokenEmbedder(nn.Module):
     def setup(self) -> None:
         self.embedding = parameter(
             self,
+            TABLE,
             "embedding",
             self.shared.parametrisation.embedding(),
             ("vocab", "embed"),
@@ -33,30 +35,30 @@ class TokenEmbedder(nn.Module):
         )
 
     def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-        """Rows of the table, [B, L, D] in the model's dtype.
+        """Returns rows of the table, [B, L, D] in the model's dtype.
 
-        Differences: T5X multiplies one-hot vectors, for the TPUs of its day; values and gradients
-        are the same. An id outside the vocabulary gives NaN, not silently some other token.
+        Differences: T5X multiplies by one-hot vectors, for the TPUs of its day; values and
+        gradients are the same. An id outside the vocabulary gives NaN, not silently another token.
         """
         rows_BLD = jnp.take(self.embedding, tokens_BL, axis=0, mode="fill", fill_value=jnp.nan)
         return rows_BLD.astype(self.shared.dtype)
 
     def attend(self, y_BLD: jax.Array) -> jax.Array:
-        """Inner products with every row of the table, float32 [B, L, V]."""
+        """Returns inner products with every row of the table, float32 [B, L, V]."""
         dtype = self.shared.dtype
         table_VD = self.embedding.astype(dtype)
         return einsum_float32("bld,vd->blv", y_BLD.astype(dtype), table_VD)
 
 
 class Embedding(Protocol):
-    """The embedding slot: token and position vectors [B, L, D] to a stack's first states."""
+    """The embedding slot: maps token and position vectors [B, L, D] to a stack's first states."""
 
     def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array: ...
 
 
 @dataclass(frozen=True)
 class PlainEmbedding:
-    """Nothing besides them."""
+    """The identity: no additions."""
 
     def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
         return x_BLD
@@ -64,7 +66,7 @@ class PlainEmbedding:
 
 @dataclass(frozen=True)
 class TypedEmbedding:
-    """A vector for the type of each token is added, and the sum normalised.
+    """Adds a vector for the type of each token and normalises the sum.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; google-research/bert for the norm.
     """
@@ -85,6 +87,7 @@ class _TypeEmbedder(nn.Module):
     def __call__(self, rows: Rows) -> jax.Array:
         table_TD = parameter(
             self,
+            TABLE,
             "embedding",
             self.shared.parametrisation.embedding(),
             ("token_types", "embed"),
@@ -96,14 +99,23 @@ class _TypeEmbedder(nn.Module):
 
 
 class Logits(Protocol):
-    """The logits slot: [B, L, D] to float32 [B, L, V], inside the scope that calls it."""
+    """The logits slot: maps [B, L, D] to float32 [B, L, V] in the scope of the caller.
+
+    Attributes:
+      tied: logits are products with the token embedding.
+    """
+
+    @property
+    def tied(self) -> bool: ...
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array: ...
 
 
 @dataclass(frozen=True)
 class DenseLogits:
-    """A kernel of its own, `logits_dense`."""
+    """Logits with a kernel of their own, `logits_dense`."""
+
+    tied = False
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
         dense = Dense(
@@ -119,7 +131,9 @@ class DenseLogits:
 
 @dataclass(frozen=True)
 class TiedLogits:
-    """The token embedding again, times the parametrisation's multiplier."""
+    """Products with the token embedding, times the parametrisation's multiplier."""
+
+    tied = True
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
         multiplier = shared.parametrisation.tied_logits_multiplier(shared.emb_dim)
@@ -128,7 +142,7 @@ class TiedLogits:
 
 @dataclass(frozen=True)
 class TransformedLogits:
-    """Other `logits`, of states projected, activated and normalised once more, plus a bias.
+    """Other `logits` of states that are projected, activated and normalised first, plus a bias.
 
     Source: google-research/bert, `run_pretraining.py`, `get_masked_lm_output`.
     """
@@ -136,6 +150,11 @@ class TransformedLogits:
     activation: str
     norm: Norm
     logits: Logits
+
+    @property
+    def tied(self) -> bool:
+        """True if `logits` are."""
+        return self.logits.tied
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
         return _TransformedLogits(self, shared, name="mlm_head")(y_BLD, embedder)
@@ -154,7 +173,7 @@ class _TransformedLogits(nn.Module):
         y_BLD = ACTIVATIONS[spec.activation](dense(y_BLD))
         logits_BLV = spec.logits(spec.norm.build(shared, "layer_norm")(y_BLD), embedder, shared)
         bias_V = parameter(
-            self, "logits_bias", nn.initializers.zeros, ("vocab",), (shared.vocab_size,)
+            self, TABLE, "logits_bias", nn.initializers.zeros, ("vocab",), (shared.vocab_size,)
         )
         return logits_BLV + bias_V
 
@@ -171,11 +190,18 @@ class RowClassifier(nn.Module):
     @nn.compact
     def __call__(self, y_BLD: jax.Array) -> jax.Array:
         shared, parametrisation = self.shared, self.shared.parametrisation
-        axes = ("embed", "mlp")
-        pooler = shared.dense(shared.emb_dim, axes, parametrisation.feed_forward(), "pooler")
+        initializer = parametrisation.feed_forward()
+        pooler = shared.dense(
+            shared.emb_dim, ("embed", "mlp"), initializer, "pooler", use=ROW_KERNEL
+        )
         pooled_B1D = jnp.tanh(pooler(y_BLD[:, :1]))
         initializer = parametrisation.logits()
         logits = shared.dense(
-            self.classes, ("embed", "classes"), initializer, "logits", float32_output=True
+            self.classes,
+            ("embed", "classes"),
+            initializer,
+            "logits",
+            float32_output=True,
+            use=ROW_KERNEL,
         )
         return logits(pooled_B1D)[:, 0]

@@ -1,4 +1,4 @@
-"""Feed-forward sublayers: what happens to each position by itself.
+"""Feed-forward sublayers, which act on each position by itself.
 
 Dimensions: B batch, L length, D model, F mlp.
 """
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared
+from trainer.model.facts import T5X, TRANSFORMERS
 from trainer.model.masks import Rows
 
 
@@ -42,7 +43,23 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 
 
 class FeedForward(Protocol):
-    """The feed-forward slot. Its module maps (x_BLD, rows) to [B, L, D]."""
+    """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
+
+    Attributes:
+      activations: names of its activations, keys of ACTIVATIONS; () for other kinds.
+      bias: its projections add biases; None: as in the rest of the model.
+      routes: tokens choose among experts; its module counts them in `switch.ROUTING`.
+      exports: the formats it can be exported to.
+    """
+
+    @property
+    def activations(self) -> tuple[str, ...]: ...
+    @property
+    def bias(self) -> bool | None: ...
+    @property
+    def routes(self) -> bool: ...
+    @property
+    def exports(self) -> tuple[str, ...]: ...
 
     def build(self, shared: Shared, name: str) -> nn.Module: ...
 
@@ -52,8 +69,7 @@ class Mlp:
     """The product of one or more activated projections, projected back.
 
     One activation gives the plain layer of T5 1.0 (kernel `wi`), two the gated one of T5 1.1
-    (`wi_0`, `wi_1`). Names are keys of `ACTIVATIONS`. `dropout`: hidden units are dropped, as in
-    T5 and not in BERT. `bias`: projections add one; None: where the model's do.
+    (`wi_0`, `wi_1`). `dropout`: hidden units are dropped, as in T5 but not in BERT.
 
     Source: Shazeer 2020 (arXiv:2002.05202).
     """
@@ -62,13 +78,15 @@ class Mlp:
     activations: tuple[str, ...]
     dropout: bool = True
     bias: bool | None = None
+    routes = False
+    exports = (TRANSFORMERS, T5X)
 
     def build(self, shared: Shared, name: str) -> nn.Module:
         return MlpModule(self, shared, name=name)
 
 
 class MlpModule(nn.Module):
-    """What runs an `Mlp`; `rows` do not matter to it."""
+    """The module of an `Mlp`; it does not read `rows`."""
 
     spec: Mlp
     shared: Shared

@@ -1,11 +1,11 @@
-"""Running the layers of a stack: one after the other or as a scan, with more or less kept.
+"""Ways to run the layers of a stack: one by one or as a scan, rematerialised or not.
 
-A scan compiles one layer and runs it for all. Its parameters are those of the layers, joined along
-a new axis called "layers": `encoder/layers_0/mlp/wo/kernel` [F, D], ..., of all layers are
-`encoder/encoder/mlp/wo/kernel` [F, layers, D].
+A scan compiles one layer and runs it for all. Its parameters are those of the layers, stacked along
+a new axis called "layers": `encoder/layers_0/mlp/wo/kernel` [F, D] and those of the other layers
+become `encoder/encoder/mlp/wo/kernel` [F, layers, D].
 
 Source: T5X, `examples/scalable_t5`, for the names and the axis.
-Differences: its layers have a `relpos_bias` each; here a stack has one.
+Differences: in T5X each layer has a `relpos_bias`; here a stack has one.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.sharding import PartitionSpec
 
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]
-# A layer's module and [B, L, D] to [B, L, D].
-RunLayer = Callable[[Any, jax.Array], jax.Array]
+# Maps a layer's module and [B, L, D] to [B, L, D].
+_RunLayer = Callable[[Any, jax.Array], jax.Array]
 
-# Which axis of a joined parameter counts layers, and its logical name. Source: T5X,
+# The axis of a stacked parameter that counts layers, and its logical name. Source: T5X,
 # `scalable_t5`, `param_scan_axis`.
 LAYERS_AXIS = 1
-LAYERS_NAME = "layers"
+_LAYERS_NAME = "layers"
 _STACKS = ("encoder", "decoder")
 
-# What `jax.checkpoint` may keep of a layer for the backward pass; absent: all of it. "dots" is
-# T5X's "minimal": outputs of products with a kernel are kept, those between activations not.
+# Activations that `jax.checkpoint` may keep for the backward pass. "dots" is T5X's "minimal": it
+# keeps outputs of products with a kernel, not of products between activations.
 _REMAT_POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -41,18 +40,18 @@ _REMAT_POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
-def rematerialised(run: RunLayer, remat: str, scanned: bool) -> RunLayer:
-    """`run`, keeping for its backward pass what `remat` (`ModelConfig.remat`) says."""
+def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
+    """Returns `run`, keeping for its backward pass what `remat` (`ModelConfig.remat`) says."""
     if remat not in _REMAT_POLICIES:
         return run
-    # Outside of a loop the compiler would find the repeated work and keep its first results.
+    # Outside a loop the compiler would detect the repeated work and keep its first results.
     return nn.remat(run, policy=_REMAT_POLICIES[remat], prevent_cse=not scanned)
 
 
-def scan(run: RunLayer, layer: nn.Module, x_BLD: jax.Array, length: int) -> jax.Array:
-    """`run(layer, x)` `length` times over, with the parameters of one layer after the other.
+def scan(run: _RunLayer, layer: nn.Module, x_BLD: jax.Array, length: int) -> jax.Array:
+    """Runs `run(layer, x)` `length` times, each with the parameters of the next layer.
 
-    Each layer draws its own dropout; not what the layers of an unscanned stack draw.
+    Each layer draws its own dropout, which differs from that of an unscanned stack.
     """
     run_all = nn.scan(
         lambda layer, x_BLD: (run(layer, x_BLD), None),
@@ -64,10 +63,10 @@ def scan(run: RunLayer, layer: nn.Module, x_BLD: jax.Array, length: int) -> jax.
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Parameters of an unscanned model as those of the scanned one; the values are the same.
+    """Returns parameters of an unscanned model as those of the scanned one, with the same values.
 
     `tree` is a tree of `init_params`, or one whose leaves have the shapes of its leaves (gradients,
-    Adam's moments). All else in it is what comes back unchanged.
+    Adam's moments). Parameters outside of layers are returned unchanged.
 
     Raises:
         ValueError: if layers of a stack have parameters of different names or shapes.
@@ -75,16 +74,13 @@ def stack_layers(tree: Tree) -> Tree:
     return _joined(tree, lambda *leaves: jnp.stack(leaves, LAYERS_AXIS))
 
 
-def stack_axes_names(tree: Tree) -> Tree:
-    """The same of a tree of `PartitionSpec`s of logical names."""
-    return _joined(
-        tree,
-        lambda first, *_: PartitionSpec(*first[:LAYERS_AXIS], LAYERS_NAME, *first[LAYERS_AXIS:]),
-    )
+def stack_facts(tree: Tree) -> Tree:
+    """Does the same to a tree of `ParameterFacts`."""
+    return _joined(tree, lambda *facts: facts[0].stacked(LAYERS_AXIS, _LAYERS_NAME, len(facts)))
 
 
 def unstack_layers(tree: Tree) -> Tree:
-    """The inverse of `stack_layers`, exactly."""
+    """Inverts `stack_layers` exactly."""
     tree = dict(tree)
     for stack in _STACKS:
         if stack not in tree.get(stack, {}):
@@ -110,9 +106,5 @@ def _joined(tree: Tree, join: Callable[..., Any]) -> Tree:
         layers = [inside[name] for name in names if name in inside]
         if layers:
             rest = {name: node for name, node in inside.items() if name not in names}
-            tree[stack] = {**rest, stack: jax.tree.map(join, *layers, is_leaf=_is_spec)}
+            tree[stack] = {**rest, stack: jax.tree.map(join, *layers)}
     return tree
-
-
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, PartitionSpec)  # a tuple, to jax.tree, of names

@@ -1,4 +1,4 @@
-"""Attention masks as frozen data: predicates on (query, key) pairs, joined by all-of and any-of.
+"""Attention masks as frozen data: predicates on (query, key) pairs, and their combinations.
 
 Dimensions: B batch, L query length, S key length.
 """
@@ -16,14 +16,16 @@ import jax.numpy as jnp
 
 
 class Rows(NamedTuple):
-    """What masks and positions may look at on one side of an attention.
+    """The rows of a batch on one side of an attention, as masks and positions see them.
 
-    `segment_BL`: int, 0 where there is no token, else the number of the packed example.
-    `prefix_BL`: int, nonzero where the token belongs to a fully visible prefix; None if there is
-    no such prefix in the batch. `position_BL`: int, places counted within each packed example;
-    None where they are those of the row. `type_BL`: int, which of its example's parts a token
-    belongs to, BERT's A and B; None where there is one part. `input_BL`: the ids that go in; None
-    where nothing asks for them.
+    Attributes:
+      segment_BL: int, the number of the packed example; 0 where there is no token.
+      prefix_BL: int, nonzero where the token belongs to a fully visible prefix; None if the batch
+        marks no prefix.
+      position_BL: int, positions counted within each packed example; None if along the row.
+      type_BL: int, the part of its example that a token belongs to, BERT's A and B; None if there
+        is one part.
+      input_BL: int, the input ids; None in an encoder.
     """
 
     segment_BL: jax.Array
@@ -40,35 +42,33 @@ class Mask(Protocol):
 
 
 def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
-    """The encoder side of a batch: a position is a token where its input id is above 0."""
-    tokens_BS = batch["encoder_input_tokens"]
+    """Returns the encoder side of a batch: positions with an input id above 0 hold tokens."""
+    segment_ids_BS = batch.get("encoder_segment_ids")
     return Rows(
-        _segments(tokens_BS, batch.get("encoder_segment_ids")),
-        position_BL=batch.get("encoder_positions"),
+        _segments(batch["encoder_input_tokens"], segment_ids_BS),
+        position_BL=_positions(batch.get("encoder_positions"), segment_ids_BS),
         type_BL=batch.get("encoder_token_types"),
     )
 
 
 def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
-    """The decoder side of a batch: a position is a token where its *target* id is above 0.
+    """Returns the decoder side of a batch: positions with a *target* id above 0 hold tokens.
 
     Targets and not inputs, since the first input of every example is 0 by construction.
     """
-    tokens_BL = batch["decoder_target_tokens"]
     segment_ids_BL = batch.get("decoder_segment_ids")
-    position_BL = batch.get("decoder_positions")
-    if position_BL is None and segment_ids_BL is not None:
-        position_BL = _places(segment_ids_BL)
     return Rows(
-        _segments(tokens_BL, segment_ids_BL),
+        _segments(batch["decoder_target_tokens"], segment_ids_BL),
         batch.get("decoder_causal_attention"),
-        position_BL,
+        _positions(batch.get("decoder_positions"), segment_ids_BL),
         input_BL=batch["decoder_input_tokens"],
     )
 
 
-def _places(segment_ids_BL: jax.Array) -> jax.Array:
-    """At each position, how many of its own packed example stand before it."""
+def _positions(position_BL: jax.Array | None, segment_ids_BL: jax.Array | None) -> jax.Array | None:
+    """Returns the positions given, or else those counted within each packed example."""
+    if position_BL is not None or segment_ids_BL is None:
+        return position_BL
     index_L = jnp.arange(segment_ids_BL.shape[1])
     begins_BL = jnp.diff(segment_ids_BL, axis=1, prepend=segment_ids_BL[:, :1]) != 0
     return index_L - jax.lax.cummax(jnp.where(begins_BL, index_L, 0), axis=1)
@@ -83,7 +83,7 @@ def _segments(tokens_BL: jax.Array, segment_ids_BL: jax.Array | None) -> jax.Arr
 
 @dataclass(frozen=True)
 class SameSegment:
-    """Tokens see tokens of their own packed example; nothing sees padding."""
+    """Tokens see tokens of their own packed example; padding is never seen."""
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
         key_segment_B1S = key.segment_BL[:, None, :]
@@ -92,7 +92,7 @@ class SameSegment:
 
 @dataclass(frozen=True)
 class Causal:
-    """A position sees itself and what stands before it in the row."""
+    """A position sees itself and the positions before it in the row."""
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
         query_index_L1 = jnp.arange(query.segment_BL.shape[1])[:, None]
@@ -102,7 +102,7 @@ class Causal:
 
 @dataclass(frozen=True)
 class BothInPrefix:
-    """Positions marked as prefix see one another in both directions; without marks, nothing."""
+    """Positions of a prefix see one another in both directions; others see nothing."""
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
         if query.prefix_BL is None or key.prefix_BL is None:
@@ -112,7 +112,7 @@ class BothInPrefix:
 
 @dataclass(frozen=True)
 class AllOf:
-    """Visible where every one of `masks` says so."""
+    """Visible where all of `masks` are."""
 
     masks: tuple[Mask, ...]
 
@@ -122,7 +122,7 @@ class AllOf:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """Visible where at least one of `masks` says so."""
+    """Visible where at least one of `masks` is."""
 
     masks: tuple[Mask, ...]
 

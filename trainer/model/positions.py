@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from trainer.model.dense import Shared, parameter
+from trainer.model.dense import Shared
+from trainer.model.parameters import TABLE, parameter
 
 
 class Positions(NamedTuple):
@@ -90,6 +91,7 @@ class _T5RelativePosition(nn.Module):
     ) -> Positions:
         table_HR = parameter(
             self,
+            TABLE,
             "rel_embedding",
             self.shared.parametrisation.relative_bias(),
             ("heads", "relpos_buckets"),
@@ -137,10 +139,11 @@ class _LearnedPosition(nn.Module):
         if position_BL is None and query_length > self.spec.max_positions:
             raise ValueError(
                 f"rows of {query_length} tokens, and the model knows {self.spec.max_positions} "
-                "positions: set ModelConfig.max_positions"
+                "positions: raise max_positions"
             )
         table_PD = parameter(
             self,
+            TABLE,
             "pos_embedding",
             self.shared.parametrisation.embedding(),
             ("abspos_buckets", "embed"),

@@ -1,7 +1,8 @@
-"""What a model is to the code, in plain frozen data.
+"""Model specs: every slot of a model filled with frozen data.
 
 `model_spec` makes a `ModelSpec` of a `ModelConfig` through `FAMILIES`. A new variant is a new value
-in a slot of `LayerSpec` or `StackSpec` and a family that uses it; `transformer.py` does not change.
+in a slot of `LayerSpec` or `StackSpec` and a name for it in a table; `transformer.py` does not
+change. A mixer defined outside of this package is named by `register_mixer`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from trainer.model import facts
+from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
 from trainer.model.convolution import ConvolutionBranch, HeadConvolution
 from trainer.model.dense import Shared
@@ -24,7 +27,7 @@ from trainer.model.embedding import (
 )
 from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
-from trainer.model.mixers import DotProductAttention, Mixer
+from trainer.model.mixers import Mixer
 from trainer.model.norms import (
     BranchNorm,
     LayerNorm,
@@ -55,8 +58,8 @@ from trainer.model.synthesizer import DenseSynthesizer, LearnedLogits
 class LayerSpec:
     """The slots of one layer.
 
-    `cross_mixer` is None where there is no encoder to look at; `feed_forward_norm_placement`
-    where it is `norm_placement`.
+    `cross_mixer` is None if there is no encoder to look at. `feed_forward_norm_placement` is None
+    if it is `norm_placement`.
     """
 
     norm: Norm
@@ -69,11 +72,11 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class StackSpec:
-    """A stack of layers and what they share.
+    """The slots of a stack.
 
-    `cross_mask` is set where layers have a `cross_mixer`; `logits` is None in an encoder.
-    `output_dropout`: units of the last states are dropped too, as in T5. Layers must be equal
-    where a scan runs them.
+    `cross_mask` is set if layers have a `cross_mixer`; `logits` is None in an encoder.
+    `output_dropout`: units of the last states are dropped too, as in T5. A scan needs equal
+    layers.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -88,38 +91,62 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model, hashable: equal specs are the same program. No `encoder`: decoder-only."""
+    """A model with a decoder. Hashable: equal specs are the same program.
+
+    `encoder` is None in a decoder-only model.
+    """
 
     shared: Shared
     decoder: StackSpec
     encoder: StackSpec | None = None
 
     @property
+    def stacks(self) -> dict[str, StackSpec]:
+        """The stacks by their names in paths; the last one makes the logits."""
+        encoder = {"encoder": self.encoder} if self.encoder else {}
+        return {**encoder, "decoder": self.decoder}
+
+    @property
+    def output(self) -> Logits:
+        """The logits slot."""
+        assert self.decoder.logits is not None
+        return self.decoder.logits
+
+    @property
     def routed(self) -> bool:
-        """Whether tokens choose among experts somewhere."""
-        stacks = [self.decoder, self.encoder] if self.encoder else [self.decoder]
-        layers = [layer for stack in stacks for layer in stack.layers]
-        return any(isinstance(layer.feed_forward, Switch) for layer in layers)
+        """True if tokens choose among experts in some layer."""
+        layers = [layer for stack in self.stacks.values() for layer in stack.layers]
+        return any(layer.feed_forward.routes for layer in layers)
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """An encoder alone, which predicts in place and sorts whole rows into `row_classes`."""
+    """An encoder-only model. It predicts tokens in place and sorts rows into `row_classes`."""
 
     shared: Shared
     encoder: StackSpec
     logits: Logits
     row_classes: int = 2
 
+    @property
+    def stacks(self) -> dict[str, StackSpec]:
+        """The stack by its name in paths."""
+        return {"encoder": self.encoder}
+
+    @property
+    def output(self) -> Logits:
+        """The logits slot."""
+        return self.logits
+
 
 def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
-    """The slots of `config`'s family, filled."""
+    """Returns the spec of a configuration."""
     return FAMILIES[config.family](config)
 
 
 @dataclass(frozen=True)
 class _Style:
-    """What layers are where the configuration leaves it to the family."""
+    """A family's layers where the configuration does not say otherwise."""
 
     activations: tuple[str, ...]
     norm: str = "rms_norm"
@@ -141,7 +168,7 @@ def _t5_1_1(config: ModelConfig) -> ModelSpec:
 
 
 def _lm(config: ModelConfig) -> ModelSpec:
-    """T5X's `decoder_only` example: the decoder of T5 1.1 by itself, logits tied."""
+    """T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied."""
     layers = _layers(config, _T5_1_1_STYLE, config.num_decoder_layers)
     return _decoder_only(config, layers, _norm(config, _T5_1_1_STYLE), _shared(config))
 
@@ -149,7 +176,7 @@ def _lm(config: ModelConfig) -> ModelSpec:
 def _llama(config: ModelConfig) -> ModelSpec:
     """Llama (arXiv:2302.13971): rotary positions, SwiGLU, logits with a kernel of their own.
 
-    The paper says nothing of initial values; these are GPT-2's, as in Megatron-LM.
+    The paper does not give initial values; these are GPT-2's, as in Megatron-LM.
     """
     parametrisation = BertParametrisation(residual_branches=2 * config.num_decoder_layers)
     return _decoder_only(
@@ -157,15 +184,14 @@ def _llama(config: ModelConfig) -> ModelSpec:
         _layers(config, _Style(("silu", "linear")), config.num_decoder_layers),
         RMSNorm(),
         replace(_shared(config), parametrisation=parametrisation),
-        RotaryPosition(channels=config.head_dim),
         tied_logits=False,
     )
 
 
 def _primer(config: ModelConfig) -> ModelSpec:
-    """Primer and what it is compared with (arXiv:2109.08668): the Transformer of Mesh TensorFlow.
+    """Primer and its rivals (arXiv:2109.08668): variants of Mesh TensorFlow's Transformer.
 
-    Without a mixer, activation, norm or placement of its own it is the paper's vanilla one.
+    The default parts make the paper's vanilla Transformer.
     """
     layers = _layers(config, _PRIMER_STYLE, config.num_decoder_layers)
     return _decoder_only(config, layers, _norm(config, _PRIMER_STYLE), _primer_shared(config))
@@ -174,8 +200,8 @@ def _primer(config: ModelConfig) -> ModelSpec:
 def _evolved_transformer(config: ModelConfig) -> ModelSpec:
     """The Evolved Transformer's decoder (arXiv:1901.11117), as Primer is compared with it.
 
-    A block is two layers: attention with twice as many heads of half the size and convolutions;
-    attention and feed-forward.
+    A block is two layers: first attention with twice as many heads of half the size, and
+    convolutions; then attention and feed-forward.
     """
     (second,) = _layers(config, replace(_PRIMER_STYLE, activations=("silu",)), 1)
     heads, head_dim = config.num_heads, config.head_dim
@@ -194,22 +220,21 @@ def _primer_shared(config: ModelConfig) -> Shared:
     return replace(_shared(config), parametrisation=PrimerParametrisation(scale))
 
 
-_T5_CAUSAL = T5RelativePosition(bidirectional=False)
-
-
 def _decoder_only(
     config: ModelConfig,
     layers: tuple[LayerSpec, ...],
     norm: Norm,
     shared: Shared,
-    position: Position = _T5_CAUSAL,
     tied_logits: bool = True,
 ) -> ModelSpec:
-    """One mask serves causal and prefix batches: a prefix is seen in both directions where the
-    batch marks one (`decoder_causal_attention`)."""
+    """Returns a decoder-only model.
+
+    One mask serves causal and prefix batches: a prefix is seen in both directions where the batch
+    marks one (`decoder_causal_attention`).
+    """
     decoder = StackSpec(
         layers=layers,
-        position=position,
+        position=_position(config, bidirectional=False),
         mask=AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))),
         norm=norm,
         logits=_logits(config, tied=tied_logits),
@@ -218,14 +243,14 @@ def _decoder_only(
 
 
 def _bert(config: ModelConfig) -> EncoderSpec:
-    """BERT (arXiv:1810.04805), as google-research/bert and transformers have it."""
+    """BERT (arXiv:1810.04805), as in google-research/bert and transformers."""
     return _encoder_only(config, PostNorm(), NoNorm(), BertParametrisation())
 
 
 def _bert_pre_ln(config: ModelConfig) -> EncoderSpec:
     """BERT with norms before sublayers and after the last layer, as in t5-experiments.
 
-    Kernels that end a residual branch start narrower, as that project meant them to.
+    Kernels that end a residual branch start narrower, as that project intended.
     """
     parametrisation = BertParametrisation(residual_branches=2 * config.num_encoder_layers)
     return _encoder_only(config, PreNorm(), LayerNorm(), parametrisation)
@@ -246,7 +271,7 @@ def _encoder_only(
     )
     encoder = StackSpec(
         layers=(layer,) * config.num_encoder_layers,
-        position=POSITIONS[config.position or "absolute"](config),
+        position=_position(config, bidirectional=True),
         mask=SameSegment(),
         norm=last_norm,
         embedding=TypedEmbedding(LayerNorm()),
@@ -262,13 +287,13 @@ def _encoder_only(
 def _encoder_decoder(config: ModelConfig, style: _Style, tied_logits: bool) -> ModelSpec:
     encoder = StackSpec(
         layers=_layers(config, style, config.num_encoder_layers),
-        position=T5RelativePosition(bidirectional=True),
+        position=_position(config, bidirectional=True),
         mask=SameSegment(),
         norm=_norm(config, style),
     )
     decoder = StackSpec(
         layers=_layers(config, style, config.num_decoder_layers, cross=True),
-        position=T5RelativePosition(bidirectional=False),
+        position=_position(config, bidirectional=False),
         mask=AllOf((SameSegment(), Causal())),
         norm=_norm(config, style),
         cross_mask=SameSegment(),
@@ -280,17 +305,16 @@ def _encoder_decoder(config: ModelConfig, style: _Style, tied_logits: bool) -> M
 def _layers(
     config: ModelConfig, style: _Style, count: int, cross: bool = False
 ) -> tuple[LayerSpec, ...]:
-    """The layers of a stack; of every `switch_every` the last has experts, if there are any."""
+    """Returns the layers of a stack; the last of every `switch_every` has experts, if any."""
     bias = style.mlp_bias if config.mlp_bias is None else config.mlp_bias
     activations = config.mlp_activations or style.activations
-    alternating = config.norm_placement == "primer_alternating"
     layer = LayerSpec(
         norm=_norm(config, style),
         norm_placement=PreNorm(),
         mixer=MIXERS[config.mixer or "attention"](config),
         feed_forward=Mlp(config.mlp_dim, activations, bias=bias),
         cross_mixer=DotProductAttention(config.num_heads, config.head_dim) if cross else None,
-        feed_forward_norm_placement=BranchNorm() if alternating else None,
+        feed_forward_norm_placement=NORM_PLACEMENTS[config.norm_placement or "pre"],
     )
     if not config.num_experts:
         return (layer,) * count
@@ -301,6 +325,10 @@ def _layers(
 
 def _norm(config: ModelConfig, style: _Style) -> Norm:
     return NORMS[config.norm or style.norm]
+
+
+def _position(config: ModelConfig, bidirectional: bool) -> Position:
+    return POSITIONS[config.position_scheme](config, bidirectional)
 
 
 def _logits(config: ModelConfig, tied: bool) -> Logits:
@@ -335,26 +363,36 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = Mappi
     }
 )
 
-MIXERS: Mapping[str, Callable[[ModelConfig], Mixer]] = MappingProxyType(
-    {
-        "attention": lambda config: DotProductAttention(config.num_heads, config.head_dim),
-        "mdha": lambda config: _mdha(config, shared_query_key=False),
-        "mdha_shared_qk": lambda config: _mdha(config, shared_query_key=True),
-        "random_synthesizer": lambda config: DotProductAttention(
-            config.num_heads,
-            config.head_dim,
-            learned_logits=LearnedLogits(config.max_positions, not config.upstream_compat),
-        ),
-        "dense_synthesizer": lambda config: DenseSynthesizer(
-            config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
-        ),
-    }
-)
+_MIXERS: dict[str, Callable[[ModelConfig], Mixer]] = {
+    "attention": lambda config: DotProductAttention(config.num_heads, config.head_dim),
+    "mdha": lambda config: _mdha(config, shared_query_key=False),
+    "mdha_shared_qk": lambda config: _mdha(config, shared_query_key=True),
+    "random_synthesizer": lambda config: DotProductAttention(
+        config.num_heads,
+        config.head_dim,
+        learned_logits=LearnedLogits(config.max_positions, not config.upstream_compat),
+    ),
+    "dense_synthesizer": lambda config: DenseSynthesizer(
+        config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
+    ),
+}
+MIXERS: Mapping[str, Callable[[ModelConfig], Mixer]] = MappingProxyType(_MIXERS)
 
-# The epsilon of Mesh TensorFlow's norms, where BERT's is 1e-12.
-NORMS: Mapping[str, Norm] = MappingProxyType(
-    {"rms_norm": RMSNorm(), "layer_norm": LayerNorm(1e-6), "primer_norm": PrimerNorm()}
-)
+
+def register_mixer(
+    name: str, build: Callable[[ModelConfig], Mixer], mixer_facts: facts.MixerFacts
+) -> None:
+    """Makes `name` a value of `ModelConfig.mixer`, in this process.
+
+    Args:
+      build: makes the mixer of a configuration.
+      mixer_facts: the `facts` of every mixer that `build` makes.
+
+    Raises:
+      ValueError: there is a mixer of this name.
+    """
+    facts.add_mixer(name, mixer_facts)
+    _MIXERS[name] = build
 
 
 def _mdha(config: ModelConfig, shared_query_key: bool) -> DotProductAttention:
@@ -367,11 +405,23 @@ def _mdha(config: ModelConfig, shared_query_key: bool) -> DotProductAttention:
     )
 
 
-# Where an encoder alone has a choice. A quarter of the channels turns, as in t5-experiments.
-POSITIONS: Mapping[str, Callable[[ModelConfig], Position]] = MappingProxyType(
+# The epsilon of Mesh TensorFlow's norms, where BERT's is 1e-12.
+NORMS: Mapping[str, Norm] = MappingProxyType(
+    {"rms_norm": RMSNorm(), "layer_norm": LayerNorm(1e-6), "primer_norm": PrimerNorm()}
+)
+
+# Placements in feed-forward sublayers; None: the mixer's, before the sublayer.
+NORM_PLACEMENTS: Mapping[str, NormPlacement | None] = MappingProxyType(
+    {"pre": None, "primer_alternating": BranchNorm()}
+)
+
+# Position schemes of a stack, by configuration and whether its positions look both ways.
+POSITIONS: Mapping[str, Callable[[ModelConfig, bool], Position]] = MappingProxyType(
     {
-        "absolute": lambda config: LearnedPosition(config.max_positions),
-        "relative": lambda config: T5RelativePosition(bidirectional=True),
-        "rotary": lambda config: RotaryPosition(channels=config.head_dim // 4),
+        "absolute": lambda config, _: LearnedPosition(config.max_positions),
+        "relative": lambda _, bidirectional: T5RelativePosition(bidirectional),
+        "rotary": lambda config, _: RotaryPosition(
+            config.head_dim // config.family_facts.rotary_divisor
+        ),
     }
 )

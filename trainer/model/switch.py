@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from trainer.model.dense import Dense, Shared
 from trainer.model.feedforward import Mlp, MlpModule
 from trainer.model.masks import Rows
+from trainer.model.parameters import EXPERT_AXIS
 
 # The collection of variables that routing leaves what it counts in.
 ROUTING = "routing"
@@ -58,6 +59,10 @@ class Switch:
     jitter: float = 0.01
     auxiliary_weight: float = 0.01
     largest_group: int = 1024
+    activations = ()
+    bias = None
+    routes = True
+    exports = ()
 
     def build(self, shared: Shared, name: str) -> nn.Module:
         return _Switch(self, shared, name=name)
@@ -116,7 +121,7 @@ class _Switch(nn.Module):
             in_axes=(0, None, None),
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
-            metadata_params={nn.PARTITION_NAME: "expert"},
+            metadata_params={nn.PARTITION_NAME: EXPERT_AXIS},
         )(spec.expert, self.shared, name="experts")
         in_EGCD = _at_experts(_at_tokens(in_EGCD))
         out_EGCD = _at_tokens(_at_experts(experts(in_EGCD, None, deterministic)))
@@ -178,7 +183,7 @@ def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
 
 def _at_experts(x_EGCD: jax.Array) -> jax.Array:
     """The same, on the devices of the experts, so that tokens travel and experts do not."""
-    (axis,) = nn.logical_to_mesh_axes(("expert",)) or (None,)
+    (axis,) = nn.logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
     return _placed(x_EGCD, axis)
 
 

@@ -11,17 +11,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared, einsum_float32, parameter
+from trainer.model.dense import Shared, einsum_float32
+from trainer.model.facts import MixerFacts
 from trainer.model.masks import Rows
-from trainer.model.mixers import mix_heads
-from trainer.model.positions import Positions
+from trainer.model.mixers import View, mix_heads
+from trainer.model.parameters import KERNEL, SOURCE_KERNEL, TABLE, parameter
 
 
 def _check_length(length: int, max_positions: int) -> None:
     if length > max_positions:
         raise ValueError(
-            f"rows of {length} tokens, and the Synthesizer knows {max_positions} positions: set "
-            "ModelConfig.max_positions"
+            f"rows of {length} tokens, and the Synthesizer knows {max_positions} positions: raise "
+            "max_positions"
         )
 
 
@@ -54,6 +55,7 @@ class _LearnedLogits(nn.Module):
         _check_length(max(lengths), places)
         table_PHP = parameter(
             self,
+            TABLE,
             "table",
             self.shared.parametrisation.relative_bias(),
             ("query", "heads", "key"),
@@ -80,10 +82,11 @@ class DenseSynthesizer:
     head_dim: int
     max_positions: int
     reset: bool = True
+    facts = MixerFacts(positions=("absolute", "relative"), counts_positions=True)
 
     @property
     def products_per_pair(self) -> int:
-        """Channels multiplied for each query and key: those of the mix."""
+        """Channels multiplied for each query and key, in the mix."""
         return self.num_heads * self.head_dim
 
     def build(self, shared: Shared, name: str) -> nn.Module:
@@ -99,10 +102,7 @@ class _DenseSynthesizer(nn.Module):
         self,
         x_BLD: jax.Array,
         source_BSD: jax.Array,
-        mask_BLS: jax.Array,
-        positions: Positions,
-        rows: Rows,
-        source_rows: Rows,
+        view: View,
         deterministic: bool,
     ) -> jax.Array:
         spec, shared, parametrisation = self.spec, self.shared, self.shared.parametrisation
@@ -116,22 +116,24 @@ class _DenseSynthesizer(nn.Module):
         hidden_HBLK = jnp.moveaxis(hidden_BLHK, 2, 0)
         kernel_HKP = parameter(
             self,
+            KERNEL,
             "kernel",
             nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", batch_axis=(0,)),
             ("heads", "kv", "unmodeled"),
             (num_heads, head_dim, places),
         ).astype(shared.dtype)
         bias_HP = parameter(
-            self, "bias", nn.initializers.zeros, ("heads", "unmodeled"), (num_heads, places)
+            self, TABLE, "bias", nn.initializers.zeros, ("heads", "unmodeled"), (num_heads, places)
         )
         logits_BHLP = einsum_float32("hblk,hkp->hblp", hidden_HBLK, kernel_HKP).swapaxes(0, 1)
         logits_BHLP += bias_HP[:, None]
-        key_BS = source_rows.position_BL
+        key_BS = view.source_rows.position_BL
         if spec.reset and key_BS is not None:
             logits_BHLS = jnp.take_along_axis(logits_BHLP, key_BS[:, None, None], axis=3)
         else:
             logits_BHLS = logits_BHLP[..., : source_BSD.shape[1]]
 
-        value = shared.dense(joined, axes, parametrisation.attention(), "value")
+        initializer = parametrisation.attention()
+        value = shared.dense(joined, axes, initializer, "value", use=SOURCE_KERNEL)
         v_BSHK = value(source_BSD).reshape(*source_BSD.shape[:2], num_heads, head_dim)
-        return mix_heads(shared, logits_BHLS, v_BSHK, mask_BLS, positions, deterministic)
+        return mix_heads(shared, logits_BHLS, v_BSHK, view, deterministic)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -17,23 +17,30 @@ from flax import linen as nn
 
 from trainer.model.dense import Shared
 from trainer.model.embedding import RowClassifier, TokenEmbedder
-from trainer.model.layers import rematerialised, scan, stack_axes_names, stack_layers
+from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows
+from trainer.model.mixers import View
 from trainer.model.norms import NormPlacement, Sublayer
+from trainer.model.parameters import ParameterFacts, described
+from trainer.model.paths import named
 from trainer.model.positions import Positions
 from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, StackSpec
 from trainer.model.switch import ROUTING, Routing, routing_of
 
-# Nested dicts of arrays, or of what stands for them, under T5X's names.
+# Nested dicts under T5X's names, of arrays or of facts about them.
 Tree = dict[str, Any]
 # `encoder_input_tokens`, `decoder_input_tokens`, ... : int [B, L] arrays under T5X's names.
 Batch = Mapping[str, jax.Array]
 
 
-class _Names(NamedTuple):
-    """T5X's names of a layer's first sublayer differ between the two stacks.
+# The name of the sublayer that looks at the encoder.
+CROSS_ATTENTION = "encoder_decoder_attention"
 
-    A norm's name goes on from the prefix of its placement, "pre" in T5X.
+
+class _Names(NamedTuple):
+    """T5X's names of a layer's first sublayer, which differ between the two stacks.
+
+    The prefix of the norm's placement, "pre" in T5X, goes before the norm's name.
     """
 
     mixer_norm: str
@@ -49,7 +56,7 @@ _NAMES = MappingProxyType(
 
 
 class Layer(nn.Module):
-    """One layer: mixer, cross mixer where the spec has one, feed-forward."""
+    """One layer: mixer, cross mixer if the spec has one, feed-forward."""
 
     spec: LayerSpec
     shared: Shared
@@ -60,11 +67,8 @@ class Layer(nn.Module):
         self,
         x_BLD: jax.Array,
         memory_BSD: jax.Array | None,
-        mask_BLL: jax.Array,
-        cross_mask_BLS: jax.Array | None,
-        positions: Positions,
-        rows: Rows,
-        memory_rows: Rows | None,
+        view: View,
+        cross_view: View | None,
         deterministic: bool,
     ) -> jax.Array:
         spec, shared = self.spec, self.shared
@@ -85,34 +89,26 @@ class Layer(nn.Module):
         x_BLD = branch(
             x_BLD,
             self.names.mixer_norm,
-            lambda y_BLD: mixer(y_BLD, y_BLD, mask_BLL, positions, rows, rows, deterministic),
+            lambda y_BLD: mixer(y_BLD, y_BLD, view, deterministic),
         )
         if spec.cross_mixer is not None:
-            cross_mixer = spec.cross_mixer.build(shared, "encoder_decoder_attention")
+            cross_mixer = spec.cross_mixer.build(shared, CROSS_ATTENTION)
             x_BLD = branch(
                 x_BLD,
                 "cross_attention_layer_norm",
-                lambda y_BLD: cross_mixer(
-                    y_BLD,
-                    memory_BSD,
-                    cross_mask_BLS,
-                    Positions(),
-                    rows,
-                    memory_rows,
-                    deterministic,
-                ),
+                lambda y_BLD: cross_mixer(y_BLD, memory_BSD, cross_view, deterministic),
             )
         feed_forward = spec.feed_forward.build(shared, "mlp")
         return branch(
             x_BLD,
             "mlp_layer_norm",
-            lambda y_BLD: feed_forward(y_BLD, rows, deterministic),
+            lambda y_BLD: feed_forward(y_BLD, view.rows, deterministic),
             spec.feed_forward_norm_placement or spec.norm_placement,
         )
 
 
 class Stack(nn.Module):
-    """Tokens in; out come normalised states, or logits where the spec has a logits slot."""
+    """Maps tokens to normalised states, or to logits if the spec has a logits slot."""
 
     spec: StackSpec
     shared: Shared
@@ -135,10 +131,11 @@ class Stack(nn.Module):
         # Masks and positions are the same in all layers: built once, in their smallest shapes.
         length = tokens_BL.shape[1]
         mask_BLL = spec.mask(rows, rows)
-        cross_mask_BLS = None
+        cross_view = None
         if spec.cross_mask is not None and memory_rows is not None:
             cross_mask_BLS = spec.cross_mask(rows, memory_rows)
-        # Layers of different numbers of heads have a table of biases for each number.
+            cross_view = View(cross_mask_BLS, Positions(), rows, memory_rows)
+        # Layers with different numbers of heads have a table of biases for each number.
         heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
 
         def positions_for(num_heads: int, name: str) -> Positions:
@@ -156,16 +153,8 @@ class Stack(nn.Module):
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
 
         def run_layer(layer: Layer, x_BLD: jax.Array) -> jax.Array:
-            return layer(
-                x_BLD,
-                memory_BSD,
-                mask_BLL,
-                cross_mask_BLS,
-                positions_of[layer.spec.mixer.num_heads],
-                rows,
-                memory_rows,
-                deterministic,
-            )
+            view = View(mask_BLL, positions_of[layer.spec.mixer.num_heads], rows, rows)
+            return layer(x_BLD, memory_BSD, view, cross_view, deterministic)
 
         run = rematerialised(run_layer, shared.remat, shared.scan_layers)
         if shared.scan_layers:
@@ -185,13 +174,13 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits float32 [B, L, V] of a batch.
+    """Maps a batch to float32 logits [B, L, V].
 
     The batch holds T5X's features as int arrays: `decoder_input_tokens` and
-    `decoder_target_tokens` [B, L] (targets only say where tokens are), `encoder_input_tokens`
-    [B, S] if there is an encoder; and where rows are packed `encoder_segment_ids`,
-    `decoder_segment_ids`; and `decoder_causal_attention`, 1 on the tokens of a fully visible
-    prefix. Other features are ignored. Logits where the target is 0 mean nothing.
+    `decoder_target_tokens` [B, L] (targets only say where tokens are); `encoder_input_tokens`
+    [B, S] if there is an encoder; `encoder_segment_ids` and `decoder_segment_ids` if rows are
+    packed; `decoder_causal_attention`, 1 on the tokens of a fully visible prefix, if there is one.
+    Other features are ignored. Logits where the target is 0 are meaningless.
 
     With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
     """
@@ -220,7 +209,7 @@ class Transformer(nn.Module):
         )
 
     def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-        """What the decoder sees of the encoder: [B, S, D] in the model's dtype.
+        """Returns the states that the decoder looks at: [B, S, D] in the model's dtype.
 
         Call it as `model.apply({"params": params}, batch, method="encode")`.
         """
@@ -235,18 +224,18 @@ class Transformer(nn.Module):
 
 
 class Predictions(NamedTuple):
-    """What an encoder alone puts out: float32 logits of tokens [B, L, V], of rows [B, C]."""
+    """The output of an encoder-only model: float32 logits of tokens [B, L, V] and rows [B, C]."""
 
     logits_BLV: jax.Array
     row_logits_BC: jax.Array
 
 
 class Encoder(nn.Module):
-    """An encoder alone, by `Predictions` of a batch.
+    """An encoder-only model: maps a batch to `Predictions`.
 
-    The batch holds int arrays [B, L]: `encoder_input_tokens`, 0 where there is no token; may hold
-    `encoder_token_types` (0 everywhere without it) and, where rows are packed,
-    `encoder_segment_ids` and `encoder_positions`. Other features are ignored.
+    The batch holds int arrays [B, L]: `encoder_input_tokens`, 0 where there is no token;
+    optionally `encoder_token_types` (all 0 by default); and, if rows are packed,
+    `encoder_segment_ids` and optionally `encoder_positions`. Other features are ignored.
 
     With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
     """
@@ -266,7 +255,7 @@ class Encoder(nn.Module):
         return Predictions(logits_BLV, self.order_head(y_BLD))
 
     def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-        """The last states, [B, L, D] in the model's dtype."""
+        """Returns the last states, [B, L, D] in the model's dtype."""
         return self.encoder(
             batch["encoder_input_tokens"],
             encoder_rows(batch),
@@ -278,7 +267,7 @@ class Encoder(nn.Module):
 
 
 class RoutedLogits(NamedTuple):
-    """What a model with Switch layers puts out: float32 [B, L, V], and what its routers did."""
+    """The output of a model with Switch layers: float32 logits [B, L, V], and routing sums."""
 
     logits_BLV: jax.Array
     routing: Routing
@@ -287,10 +276,10 @@ class RoutedLogits(NamedTuple):
 def run_model(
     model: Transformer | Encoder, params: Tree, batch: Batch, training_key: jax.Array | None = None
 ) -> jax.Array | RoutedLogits | Predictions:
-    """Logits, `RoutedLogits` or `Predictions` of a batch.
+    """Returns logits, `RoutedLogits` or `Predictions` of a batch.
 
-    With `training_key`, dropout and the jitter of routers are drawn from it, and experts have the
-    room that they have in training.
+    With `training_key`, dropout and the jitter of routers are drawn from it, and experts have
+    their capacity of training.
     """
     routed = isinstance(model, Transformer) and model.spec.routed
     random = training_key is not None and (model.spec.shared.dropout_rate > 0 or routed)
@@ -304,37 +293,52 @@ def run_model(
 
 
 def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
-    """The module that runs `spec`."""
+    """Returns the module that runs `spec`."""
     return Encoder(spec) if isinstance(spec, EncoderSpec) else Transformer(spec)
 
 
 def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
-    """Initial parameters: a plain nested dict of float32 arrays under T5X's names.
+    """Returns initial parameters: a plain nested dict of float32 arrays under T5X's names.
 
-    They are a pure function of `spec` and `key`, and can be traced (`jax.jit` with
-    `out_shardings`). Those of a scanned model are those of the unscanned one, stacked.
+    A pure function of `spec` and `key` that can be traced (`jax.jit` with `out_shardings`). A
+    scanned model gets the parameters of the unscanned one, stacked.
     """
     params = nn.unbox(_init(_unscanned(spec), key))
     return stack_layers(params) if spec.shared.scan_layers else params
 
 
+def parameter_facts(spec: ModelSpec | EncoderSpec) -> dict[str, ParameterFacts]:
+    """Returns shape, logical axes and use of each parameter by its path. Nothing is allocated."""
+    return named(_facts(spec))
+
+
 def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
-    """The tree of `init_params` with a `PartitionSpec` of T5X's logical axis names at each leaf.
+    """Returns the tree of `init_params` with a `PartitionSpec` of logical axis names at each leaf.
 
     For instance `PartitionSpec('embed', 'mlp')`, or `PartitionSpec('embed', 'layers', 'mlp')` in a
-    scanned model; `flax.linen.logical_to_mesh` maps it to a mesh.
+    scanned model. The names are T5X's; `flax.linen.logical_to_mesh` maps them to a mesh.
     """
+    return jax.tree.map(lambda facts: facts.axes, _facts(spec))
+
+
+def decayed(spec: ModelSpec | EncoderSpec) -> Tree:
+    """Returns the tree of `init_params` with True where weight decay applies by default."""
+    return jax.tree.map(lambda facts: facts.use.decays, _facts(spec))
+
+
+@lru_cache
+def _facts(spec: ModelSpec | EncoderSpec) -> Tree:
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    axes = nn.get_partition_spec(jax.eval_shape(lambda key: _init(_unscanned(spec), key), key))
-    return stack_axes_names(axes) if spec.shared.scan_layers else axes
+    facts = described(jax.eval_shape(lambda key: _init(_unscanned(spec), key), key))
+    return stack_facts(facts) if spec.shared.scan_layers else facts
 
 
 def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
     return replace(spec, shared=replace(spec.shared, scan_layers=False, remat="none"))
 
 
-# Jitted, so that initialising does not run the model: its output is not asked for. No parameter
-# depends on the shapes of the batch it is traced with.
+# Jitted, so that initialising does not run the model: its output is unused. No parameter depends
+# on the shapes of the batch it is traced with.
 @partial(jax.jit, static_argnums=0)
 def _init(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
     names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")

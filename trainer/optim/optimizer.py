@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import optax
 
 from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
+from trainer.model.paths import path_name
 from trainer.optim.schedule import FACTORS as FACTORS
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
-from trainer.optim.stacked import StackAxes, no_stack, over_tensor, path_name, stack_axes
+from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
 Tree = Any
 # The transformations of an optimizer that turn gradients into a direction, before the learning
@@ -29,13 +30,18 @@ Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransforma
 
 
 def make_optimizer(
-    config: OptimizerConfig, logical_axes: Tree | None = None
+    config: OptimizerConfig, logical_axes: Tree | None = None, decayed: Tree | None = None
 ) -> optax.GradientTransformation:
     """Returns the optimizer, its schedule included; its state is a plain pytree of arrays.
 
     Update k, counted from 0, has the learning rate of step k. `logical_axes` is the tree of
     `trainer.model.transformer.logical_axes`; only axes named in `stacked.STACK_AXES` matter, so a
-    model without such axes needs none.
+    model without such axes needs none. `decayed` is the tree of
+    `trainer.model.transformer.decayed`, or a function from parameters to such a tree; weight decay
+    follows it unless the configuration has `no_weight_decay`.
+
+    Raises:
+      ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
 
     Adafactor's second moments are `v_row` and `v_col` for tensors whose two largest dimensions both
     reach `min_dim_size_to_factor`, and `v` for others; unused ones are a float32 [1]. All state is
@@ -54,7 +60,11 @@ def make_optimizer(
         parts.append(optax.ema(config.value("beta1"), debias=False))
     if config.value("weight_decay"):
         decay, exponent = config.value("weight_decay"), config.value("weight_decay_rate_exponent")
-        mask = weight_decay_mask(config.value("no_weight_decay"))
+        spared, mask = config.value("no_weight_decay"), decayed
+        if spared is not None:
+            mask = weight_decay_mask(spared)
+        elif decayed is None:
+            raise ValueError("weight decay needs to know which parameters the model spares")
         parts.append(
             optax.add_decayed_weights(lambda step: decay * schedule(step) ** exponent, mask)
         )

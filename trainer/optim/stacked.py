@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from trainer.model.paths import named, path_name
+
 # Logical axes that count layers. Source: T5X, `adafactor.standard_logical_factor_rules`, the names
 # whose rule is BATCH.
 STACK_AXES = ("layers", "stack")
@@ -16,19 +18,12 @@ STACK_AXES = ("layers", "stack")
 StackAxes = Callable[[tuple], tuple[int, ...]]
 
 
-def path_name(path: tuple) -> str:
-    """Returns a leaf's path in T5X's form, "decoder/layers_0/mlp/wo/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def stack_axes(logical_axes: Any) -> StackAxes:
     """Returns the stack axes given by a tree of PartitionSpecs of logical axis names."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-        logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-    )
+    leaves = named(logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     axes = {
-        path_name(path): tuple(axis for axis, name in enumerate(names) if name in STACK_AXES)
-        for path, names in leaves
+        path: tuple(axis for axis, name in enumerate(names) if name in STACK_AXES)
+        for path, names in leaves.items()
     }
     return lambda path: axes[path_name(path)]
 

@@ -15,6 +15,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.model.config import ModelConfig
+from trainer.model.facts import T5X
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint
@@ -82,6 +83,7 @@ def unsupported(model: ModelConfig) -> list[str]:
         f"--model.{field.name}={getattr(model, field.name)}: T5X has no such setting"
         for field in dataclasses.fields(model)
         if field.name not in _FIELDS and getattr(model, field.name) != field.default
+        if field.name != "mixer" or T5X not in model.mixer_facts.exports
     ]
     problems += [
         f"--model.mlp_activations: T5X has no {name}"

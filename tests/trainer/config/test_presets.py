@@ -211,6 +211,26 @@ def test_pre_norm_and_other_positions_of_bert():
         assert parameter_count(replace(base, **changes)) == published + difference
 
 
+@pytest.mark.parametrize(
+    ("preset", "position", "difference"),
+    [
+        # A table in each stack instead of biases for 12 heads and 32 buckets, or nothing.
+        ("t5_1_1_base", "absolute", 2 * (512 * 768 - 12 * 32)),
+        ("t5_1_1_base", "rotary", -2 * 12 * 32),
+        ("lm_base", "absolute", 512 * 768 - 12 * 32),
+        ("lm_base", "rotary", -12 * 32),
+        ("llama_mini", "relative", 4 * 32),
+        ("llama_mini", "absolute", 512 * 128),
+        # Biases for each of its two numbers of heads.
+        ("mini_evolved_transformer", "absolute", 512 * 128 - (4 + 8) * 32),
+    ],
+)
+def test_totals_with_other_positions(preset, position, difference):
+    base = model_preset(preset)
+    changed = replace(base, position=position)
+    assert parameter_count(changed) - parameter_count(base) == difference
+
+
 def test_every_preset_has_the_stacks_of_its_family():
     for name, config in MODEL_PRESETS.items():
         of_decoder = config.family in ("lm", "llama", "primer", "evolved_transformer")

@@ -23,9 +23,9 @@ from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.program import Program
 from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
+from trainer.model.paths import path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, logical_axes
-from trainer.optim.stacked import path_name
 from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -164,6 +164,8 @@ def test_only_the_first_example_of_packed_rows_is_compared():
         ("bert_tiny", {"head_dim": 16}, "no bert model with head_dim 16"),
         ("bert_tiny", {"mlp_activations": ("gelu", "linear")}, "no bert model with mlp_activ"),
         ("t5_1_1_tiny", {"mlp_activations": ("gelu", "silu")}, "no t5_1_1 model with mlp_activ"),
+        ("t5_1_1_tiny", {"position": "absolute"}, "no t5_1_1 model with position absolute"),
+        ("llama_tiny", {"position": "relative"}, "no llama model with position relative"),
         ("llama_tiny", {"mlp_activations": ("relu",)}, "no llama model with mlp_activations"),
         ("tiny_primer", {}, "family primer .* --custom_code"),
         ("llama_tiny", {"num_heads": 3}, "emb_dim 16 does not divide by 3 heads"),
@@ -180,6 +182,7 @@ def test_models_unknown_to_transformers_are_rejected_with_a_reason(preset, chang
         ("tiny_synthesizer", {}, "no primer model with .*mixer random_synthesizer"),
         ("tiny_switch_primer", {}, "no primer model with num_experts 4, switch_every 2$"),
         ("tiny_primer_ez", {"upstream_compat": True}, "no primer model with upstream_compat True$"),
+        ("lm_tiny", {"position": "absolute"}, "no lm model with position absolute$"),
         ("tiny_evolved_transformer", {}, "no model of family evolved_transformer"),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.model.config import ModelConfig
+from trainer.model.facts import DECODER, ENCODER, FAMILIES
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 
@@ -17,6 +18,7 @@ ENCODER_LENGTH, DECODER_LENGTH, VOCAB_SIZE = 7, 6, 40
 
 
 def tiny_config(family: str, **changes) -> ModelConfig:
+    architecture = FAMILIES[family].architecture if family in FAMILIES else None
     fields = {
         "family": family,
         "vocab_size": VOCAB_SIZE,
@@ -24,8 +26,8 @@ def tiny_config(family: str, **changes) -> ModelConfig:
         "num_heads": 2,
         "head_dim": 4,
         "mlp_dim": 16,
-        "num_encoder_layers": 0 if family in ("lm", "llama") else 1,
-        "num_decoder_layers": 0 if family.startswith("bert") else 1,
+        "num_encoder_layers": 0 if architecture == DECODER else 1,
+        "num_decoder_layers": 0 if architecture == ENCODER else 1,
     }
     return ModelConfig(**(fields | changes))
 
@@ -76,8 +78,8 @@ def make_config():
 def batch() -> dict[str, jax.Array]:
     """One row, in which every input position of either side has an id of its own.
 
-    Encoder ids are 1, 2, ...; decoder ids go on from there. The last position of each side is
-    padding in the sense that counts: no input id in the encoder, no target id in the decoder.
+    Encoder ids are 1, 2, ...; decoder ids continue from there. The last position of each side is
+    padding: it has no input id in the encoder and no target id in the decoder.
     """
     encoder = jnp.arange(1, ENCODER_LENGTH + 1)
     decoder = jnp.arange(ENCODER_LENGTH + 1, ENCODER_LENGTH + DECODER_LENGTH + 1)

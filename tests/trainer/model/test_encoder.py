@@ -235,9 +235,7 @@ def test_rotary_scores_depend_on_distance_alone():
 
 
 def test_a_row_longer_than_the_positions_is_refused(make_tiny, batch):
-    with pytest.raises(
-        ValueError, match=r"7 tokens, .* 6 positions: set ModelConfig.max_positions"
-    ):
+    with pytest.raises(ValueError, match=r"7 tokens, .* 6 positions: raise max_positions"):
         make_tiny("bert", max_positions=6).apply(batch)
     make_tiny("bert", max_positions=7).apply(batch)
 

@@ -42,8 +42,10 @@ def random_params(spec):
 @cache
 def small(name):
     """(spec, parameters random in every tensor, jitted logits and their gradients by tokens)."""
+    preset = model_preset(name)
+    changes = {"switch_every": 1} if preset.num_experts else {}
     config = dataclasses.replace(
-        model_preset(name), vocab_size=V, tied_logits=False, num_decoder_layers=1, switch_every=1
+        preset, vocab_size=V, tied_logits=False, num_decoder_layers=1, **changes
     )
     spec = model_spec(config)
     model = build_model(spec)

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainer.model.attention import DotProductAttention
 from trainer.model.convolution import ConvolutionBranch, HeadConvolution, depthwise
 from trainer.model.dense import Shared
 from trainer.model.feedforward import ACTIVATIONS, Mlp
 from trainer.model.masks import Rows
-from trainer.model.mixers import DotProductAttention
-from trainer.model.norms import BranchNorm, PrimerNorm, primer_normalised
+from trainer.model.mixers import View
+from trainer.model.norms import BranchNorm, PrimerNorm
 from trainer.model.parametrisation import PrimerParametrisation
 from trainer.model.positions import Positions
 from trainer.model.switch import ROUTING, Switch, routing_of
@@ -55,8 +56,8 @@ def run(spec, *arguments, name="it", changed=(), **keywords):
 def attend(spec, rows=ROWS, changed=(), bias=None):
     positions = Positions(bias_HLS=bias)
     x = states()
-    mask = jnp.asarray(VISIBLE)
-    return run(spec, x, x, mask, positions, rows, rows, True, changed=changed)
+    view = View(jnp.asarray(VISIBLE), positions, rows, rows)
+    return run(spec, x, x, view, True, changed=changed)
 
 
 def convolved(z, taps, segments=SEGMENTS):
@@ -217,7 +218,7 @@ def test_primer_norm():
 def test_primer_norm_is_layer_norm_in_float64():
     x = 3 * states().astype(np.float64) + 100
     with jax.enable_x64(True):
-        ours = np.asarray(primer_normalised(jnp.asarray(x), 1e-6))
+        ours = np.asarray(PrimerNorm().normalised(jnp.asarray(x)))
     layer_norm = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     assert ours.dtype == np.float64
     np.testing.assert_allclose(ours, layer_norm, rtol=0, atol=1e-12)

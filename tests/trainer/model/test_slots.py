@@ -1,6 +1,6 @@
-"""The data a model is made of: specs, masks, positions, and what a configuration refuses."""
+"""The data of a model: specs, masks, positions, and the values that a configuration refuses."""
 
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.terminal.fields import Idle
+from trainer.config.fields import from_dict
+from trainer.model import facts
+from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
 from trainer.model.embedding import DenseLogits, TiedLogits
+from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
 from trainer.model.norms import LayerNorm, NoNorm, PostNorm, PreNorm
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import LearnedPosition, RotaryPosition, T5RelativePosition
-from trainer.model.spec import model_spec
+from trainer.model.spec import (
+    FAMILIES,
+    MIXERS,
+    NORM_PLACEMENTS,
+    NORMS,
+    POSITIONS,
+    model_spec,
+)
 
 SHARED = Shared(4, 8, "float32", 0.0, StandardParametrisation())
 
@@ -61,7 +73,7 @@ def test_families_fill_the_slots(make_config):
     ],
 )
 def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
-    with pytest.raises(ValueError, match=rf"ModelConfig\.{field} is .*must be"):
+    with pytest.raises(ValueError, match=rf"^{field} is .*must be"):
         replace(make_config("t5_1_1"), **{field: value})
 
 
@@ -72,12 +84,12 @@ def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
         ({"attention": "cudnn"}, "dtype"),
     ],
 )
-def test_an_attention_that_cannot_is_refused(make_config, changes, field):
-    with pytest.raises(ValueError, match=rf"ModelConfig\.{field} .*with attention"):
+def test_an_attention_that_does_not_fit_is_refused(make_config, changes, field):
+    with pytest.raises(ValueError, match=rf"^{field} .*with attention"):
         make_config("t5_1_1", **changes)
 
 
-def test_bert_s_families_differ_in_two_slots(make_config):
+def test_the_families_of_bert_differ_in_two_slots(make_config):
     bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
     assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
     assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
@@ -96,15 +108,97 @@ def test_bert_s_families_differ_in_two_slots(make_config):
         ("bert", {"position": "sinusoidal"}),
         ("bert", {"max_positions": 0}),
         ("bert", {"position": "rotary", "head_dim": 12}),
-        ("t5_1_1", {"position": "absolute"}),
-        ("lm", {"position": "relative"}),
+        ("evolved_transformer", {"position": "rotary"}),
+        ("lm", {"position": "rotary", "head_dim": 3}),
         ("llama", {"head_dim": 3}),
     ],
 )
-def test_a_configuration_names_what_bert_cannot_have(make_config, family, changes):
+def test_a_configuration_names_a_field_that_does_not_fit_its_family(make_config, family, changes):
     field = "head_dim" if "head_dim" in changes else next(iter(changes))
-    with pytest.raises(ValueError, match=rf"ModelConfig\.{field} is .*must be"):
+    with pytest.raises(ValueError, match=rf"^{field} is .*must be"):
         make_config(family, **changes)
+
+
+@pytest.mark.parametrize(
+    ("names", "table"),
+    [
+        (facts.ACTIVATION_NAMES, ACTIVATIONS),
+        (facts.FAMILY_NAMES, FAMILIES),
+        (facts.MIXERS, MIXERS),
+        (facts.MIXER_NAMES, MIXERS),
+        (facts.NORM_NAMES, NORMS),
+        (facts.NORM_PLACEMENT_NAMES, NORM_PLACEMENTS),
+        (facts.POSITION_NAMES, POSITIONS),
+    ],
+    ids=["activations", "families", "mixers", "mixer names", "norms", "placements", "positions"],
+)
+def test_names_that_need_no_jax_are_those_of_the_tables(names, table):
+    assert set(names) == set(table)
+
+
+@pytest.mark.parametrize("name", facts.MIXER_NAMES)
+def test_facts_about_mixers_that_need_no_jax_are_those_of_the_classes(make_config, name):
+    assert MIXERS[name](make_config("lm")).facts == facts.MIXERS[name]
+
+
+@pytest.mark.parametrize("name", facts.FAMILY_NAMES)
+def test_facts_about_families_are_those_of_their_specs(make_config, name):
+    config = make_config(name, head_dim=8)
+    spec = model_spec(config)
+    stacks = {"encoder_decoder": ["encoder", "decoder"]}
+    assert [*spec.stacks] == stacks.get(config.architecture, [config.architecture])
+    for role, stack in spec.stacks.items():
+        default = POSITIONS[facts.FAMILIES[name].position](config, role == "encoder")
+        assert stack.position == default
+        assert (len(set(stack.layers)) == 1) == facts.FAMILIES[name].alike
+        assert {layer.mixer.facts for layer in stack.layers} == {facts.MIXERS["attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "position"),
+    [("t5_1_1", "relative"), ("lm", "relative"), ("llama", "rotary"), ("bert", "absolute")],
+)
+def test_a_family_s_own_positions_may_be_named(make_config, family, position):
+    assert model_spec(make_config(family, position=position)) == model_spec(make_config(family))
+
+
+def test_rotation_of_heads(make_config):
+    assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
+    both = model_spec(make_config("t5_1_1", position="rotary"))
+    assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
+
+
+IDLE = [
+    ("t5_1_1", {"max_positions": 600}),
+    ("bert", {"position": "rotary", "head_dim": 8, "max_positions": 600}),
+    ("lm", {"switch_every": 2}),
+    ("lm", {"num_experts": 2, "switch_every": 1, "mlp_bias": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), IDLE)
+def test_a_field_without_effect_is_refused(make_config, family, changes):
+    name = [*changes][-1]
+    with pytest.raises(Idle, match=rf"^{name} is .*; it must be (512|4|None) w"):
+        make_config(family, **changes)
+
+
+@pytest.mark.parametrize(("family", "changes"), IDLE)
+def test_a_stored_configuration_may_have_fields_without_effect(make_config, family, changes):
+    name = [*changes][-1]
+    rest = {key: value for key, value in changes.items() if key != name}
+    expected = make_config(family, **rest)
+    assert from_dict(ModelConfig, {**asdict(expected), **changes}, "config.json") == expected
+
+
+def test_max_positions_has_an_effect_with_a_table_or_a_synthesizer(make_config):
+    for changes in ({"position": "absolute"}, {"mixer": "random_synthesizer"}):
+        assert make_config("lm", max_positions=600, **changes).counts_positions
+
+
+def test_every_field_has_its_words():
+    for each in fields(ModelConfig):
+        assert len(each.metadata["words"]) > 20, each.name
 
 
 def test_a_decoder_only_model_has_no_encoder_layers(make_config):

@@ -1,4 +1,4 @@
-"""What each position can see, measured by gradients: causality, prefixes, packing, padding.
+"""Visibility of positions, measured by gradients: causality, prefixes, packing, padding.
 
 Every input position holds a token of its own, so the gradient of a logit by that token's
 embedding is nonzero exactly where the position is seen.
@@ -52,6 +52,22 @@ def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:
                 token = int(batch["encoder_input_tokens"][0, key])
                 expected = key_segment != 0 and query_segment == key_segment
                 assert seen[query, token] == expected, f"decoder {query} of encoder {key}"
+
+
+# Position schemes that are not the family's own.
+SCHEMES = [("t5_1_1", "absolute"), ("t5_1_1", "rotary"), ("lm", "rotary"), ("llama", "relative")]
+SLOW_SCHEMES = [("lm", "absolute"), ("llama", "absolute"), ("primer", "absolute")]
+SLOW_SCHEMES += [("primer", "rotary"), ("evolved_transformer", "absolute")]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*SCHEMES, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_SCHEMES)],
+    ids=lambda scheme: "-".join(scheme),
+)
+def with_scheme(request, make_tiny):
+    family, position = request.param
+    return make_tiny(family, position=position)
 
 
 def test_unpacked(tiny, batch):
@@ -108,6 +124,14 @@ def test_packed_rows_equal_rows_of_their_own(tiny):
     together, apart = tiny.apply(batch(packed=True)), tiny.apply(batch(packed=False))
     np.testing.assert_allclose(together[0, :2], apart[0, :2], atol=2e-6)
     np.testing.assert_allclose(together[0, 2:], apart[1], atol=2e-6)
+
+
+def test_positions_are_causal_and_packed_with_every_scheme(with_scheme, batch):
+    test_packed(with_scheme, batch)
+
+
+def test_packed_rows_equal_rows_of_their_own_with_every_scheme(with_scheme):
+    test_packed_rows_equal_rows_of_their_own(with_scheme)
 
 
 def test_padding_gives_no_nan(tiny):

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec
 
 from trainer.config.optimizer import OPTIMIZER_PRESETS, OPTIMIZERS, OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
+from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
-from trainer.model.transformer import init_params, logical_axes
+from trainer.model.transformer import decayed, init_params, logical_axes
 from trainer.optim.optimizer import make_optimizer, weight_decay_mask
-from trainer.optim.stacked import path_name
 
 STEPS = 5
 # A tensor of each kind; sizes differ by orders of magnitude, as they do in T5.
@@ -54,13 +54,19 @@ def nested(flat):
 
 
 def flattened(tree):
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {path: np.asarray(leaf) for path, leaf in named(tree).items()}
+
+
+def decayed_by_name(params):
+    """Weight decay as a model with these parameters declares it."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: not path_name(path).endswith(SPARED), params
+    )
 
 
 def train(config, params, gradients, axes=None):
     """Parameters after all steps, and the optimizer's state."""
-    optimizer = make_optimizer(config, axes)
+    optimizer = make_optimizer(config, axes, decayed_by_name)
     params = jax.tree.map(jnp.asarray, nested(params))
     state = optimizer.init(params)
     step = jax.jit(optimizer.update)
@@ -294,7 +300,7 @@ def test_factored_moments_keep_the_axis_of_a_stack():
         "kernel": PartitionSpec("embed", "layers", "mlp"),
         "scale": PartitionSpec("embed", "layers"),
     }
-    moments = make_optimizer(config, axes).init(params)[0]
+    moments = make_optimizer(config, axes, decayed_by_name).init(params)[0]
     assert moments.v_row["kernel"].shape == (8, 16)
     assert moments.v_col["kernel"].shape == (16, 12)
     assert moments.v["kernel"].shape == (1,)
@@ -370,22 +376,15 @@ def test_the_size_of_gradients_does_not_matter(name):
     "name", ["tiny_primer_ez", "tiny_synthesizer", "tiny_evolved_transformer", "bert_tiny"]
 )
 def test_what_is_no_kernel_is_not_decayed_by_default(name):
-    params = jax.eval_shape(lambda: init_params(model_spec(MODEL_PRESETS[name]), jax.random.key(0)))
-    mask = weight_decay_mask(
-        OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay")
-    )
-    for tensor, decays in flattened(mask(params)).items():
+    assert OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay") is None
+    for tensor, decays in flattened(decayed(model_spec(MODEL_PRESETS[name]))).items():
         assert decays == tensor.endswith("kernel"), tensor
 
 
 def test_no_norm_bias_or_table_of_a_model_is_decayed_by_default():
-    params = jax.eval_shape(
-        lambda: init_params(model_spec(MODEL_PRESETS["t5_1_1_tiny"]), jax.random.key(0))
-    )
-    decayed = weight_decay_mask(
-        OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay")
-    )
-    mask = flattened(decayed(params))
+    spec = model_spec(MODEL_PRESETS["t5_1_1_tiny"])
+    params = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+    mask = flattened(decayed(spec))
     assert all(decays == name.endswith("/kernel") for name, decays in mask.items())
     assert sum(mask.values()) > 10
     assert not mask["decoder/relpos_bias/rel_embedding"]

@@ -1,0 +1,132 @@
+"""Softmax attention with logits that are products of queries and keys, and Primer's variants.
+
+Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+from flax import linen as nn
+
+from trainer.model.convolution import HeadConvolution
+from trainer.model.dense import Shared, einsum_float32
+from trainer.model.facts import ATTENTION_NAMES, T5X, TRANSFORMERS, MixerFacts
+from trainer.model.masks import Rows
+from trainer.model.mixers import View, mix_heads, project_out
+from trainer.model.parameters import SOURCE_KERNEL
+from trainer.model.positions import rotate
+from trainer.model.synthesizer import LearnedLogits
+
+
+@dataclass(frozen=True)
+class DotProductAttention:
+    """Multi-head softmax attention, with Primer's and the Synthesizer's changes as options.
+
+    Rotary positions rotate queries and keys; relative ones add a bias to the logits before the
+    parametrisation scales them. Logits and softmax are float32; the operands of the products have
+    the model's dtype.
+
+    Attributes:
+      convolution: applied to projected queries, keys and values: Primer's multi-dconv-head
+        attention. None: not there.
+      shared_query_key: queries are projected from keys, by a kernel that mixes heads.
+      learned_logits: added to the products, as in the Synthesizer's "random plus". None: not there.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; So et al. 2021 (arXiv:2109.08668).
+    Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
+    """
+
+    num_heads: int
+    head_dim: int
+    convolution: HeadConvolution | None = None
+    shared_query_key: bool = False
+    learned_logits: LearnedLogits | None = None
+
+    @property
+    def products_per_pair(self) -> int:
+        """Channels multiplied for each query and key, in the logits and in the mix."""
+        return 2 * self.num_heads * self.head_dim
+
+    @property
+    def facts(self) -> MixerFacts:
+        """Facts for configuration and export."""
+        learns, convolves = self.learned_logits is not None, self.convolution is not None
+        exports: tuple[str, ...] = ()
+        if not learns:
+            exports = (TRANSFORMERS,) if convolves or self.shared_query_key else (TRANSFORMERS, T5X)
+        return MixerFacts(
+            # Fused kernels compute logits from queries and keys alone.
+            attentions=("einsum",) if learns else ATTENTION_NAMES,
+            convolves=convolves,
+            counts_positions=learns,
+            exports=exports,
+        )
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _DotProductAttention(self, shared, name=name)
+
+
+class _DotProductAttention(nn.Module):
+    spec: DotProductAttention
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        source_BSD: jax.Array,
+        view: View,
+        deterministic: bool,
+    ) -> jax.Array:
+        spec, num_heads, head_dim = self.spec, self.spec.num_heads, self.spec.head_dim
+        parametrisation, positions = self.shared.parametrisation, view.positions
+        project = partial(self.shared.dense, num_heads * head_dim, ("embed", "joined_kv"))
+
+        def heads(projected: jax.Array) -> jax.Array:
+            return projected.reshape(*projected.shape[:2], num_heads, head_dim)
+
+        def convolve(projected: jax.Array, name: str, rows: Rows) -> jax.Array:
+            if spec.convolution is None:
+                return projected
+            return spec.convolution.build(self.shared, f"{name}_convolution")(projected, rows)
+
+        query = project(parametrisation.query(head_dim), name="query")
+        value = project(parametrisation.attention(), name="value", use=SOURCE_KERNEL)
+        q_BLJ = convolve(query(x_BLD), "query", view.rows)
+        if spec.shared_query_key:
+            k_BSJ = q_BLJ
+            axes, initializer = ("unmodeled", "joined_kv"), parametrisation.feed_forward()
+            mix = self.shared.dense(num_heads * head_dim, axes, initializer, "query_from_key")
+            q_BLJ = mix(k_BSJ)
+        else:
+            key = project(parametrisation.attention(), name="key", use=SOURCE_KERNEL)
+            k_BSJ = convolve(key(source_BSD), "key", view.source_rows)
+        v_BSHK = heads(convolve(value(source_BSD), "value", view.source_rows))
+        q_BLHK, k_BSHK = heads(q_BLJ), heads(k_BSJ)
+        if positions.angle_BLC is not None:
+            q_BLHK = rotate(q_BLHK, positions.angle_BLC)
+            k_BSHK = rotate(k_BSHK, positions.angle_BLC)
+
+        if self.shared.attention != "einsum":
+            # JAX adds the bias after scaling the logits.
+            scale, bias_BHLS = parametrisation.attention_scale(head_dim), None
+            if positions.bias_HLS is not None:
+                bias_BHLS = (positions.bias_HLS * scale)[None].astype(self.shared.dtype)
+            mixed_BLHK = jax.nn.dot_product_attention(
+                q_BLHK,
+                k_BSHK,
+                v_BSHK,
+                bias=bias_BHLS,
+                mask=view.mask_BLS[:, None],
+                scale=scale,
+                implementation="cudnn" if self.shared.attention == "cudnn" else "xla",
+            )
+            return project_out(self.shared, mixed_BLHK)
+        logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
+        if spec.learned_logits is not None:
+            learned = spec.learned_logits.build(self.shared, num_heads, "learned_logits")
+            logits_BHLS += learned(view.rows, view.source_rows)
+        return mix_heads(self.shared, logits_BHLS, v_BSHK, view, deterministic)

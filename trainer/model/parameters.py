@@ -1,0 +1,91 @@
+"""Parameters, each with the facts that its module declares of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+from jax.sharding import PartitionSpec
+
+from trainer.model.parametrisation import Initializer
+
+# A logical axis along which a position meets one entry only: that of its expert.
+EXPERT_AXIS = "expert"
+# Values of `Use.multiplied_per`.
+POSITION, SOURCE, ROW = "position", "source", "row"
+
+
+class Use(NamedTuple):
+    """What a model does with a parameter.
+
+    Attributes:
+      multiplied_per: what each element is multiplied once for: POSITION, SOURCE (a position that
+        attention looks at), ROW, or None if it is looked up or added. FLOPs are counted from it.
+      decays: weight decay applies to it, unless a configuration says otherwise.
+    """
+
+    multiplied_per: str | None
+    decays: bool
+
+
+KERNEL = Use(POSITION, decays=True)
+SOURCE_KERNEL = Use(SOURCE, decays=True)
+ROW_KERNEL = Use(ROW, decays=True)
+# A kernel of a convolution with one element for each channel and step.
+TAP = Use(POSITION, decays=False)
+# Embeddings, biases and scales.
+TABLE = Use(None, decays=False)
+
+
+class _Declared(nn.LogicallyPartitioned):
+    """A parameter in the box in which flax carries its logical axes, with its use."""
+
+    use: Use = struct.field(default=TABLE, pytree_node=False)
+
+
+def parameter(
+    module: nn.Module,
+    use: Use,
+    name: str,
+    initializer: Initializer,
+    axes: tuple[str, ...],
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """Returns a float32 parameter of `module`.
+
+    Args:
+      use: what the module does with it, such as KERNEL or TABLE.
+      axes: T5X's logical name of each of its axes.
+    """
+
+    def declared(*arguments: Any) -> _Declared:
+        return _Declared(initializer(*arguments), names=axes, use=use)
+
+    return cast(jax.Array, module.param(name, declared, shape, jnp.float32))
+
+
+@dataclass(frozen=True)
+class ParameterFacts:
+    """Shape, logical axes and use of a parameter."""
+
+    shape: tuple[int, ...]
+    axes: PartitionSpec
+    use: Use
+
+    def stacked(self, axis: int, name: str, length: int) -> ParameterFacts:
+        """Returns `length` parameters like this one joined along a new axis."""
+        axes = PartitionSpec(*self.axes[:axis], name, *self.axes[axis:])
+        return ParameterFacts((*self.shape[:axis], length, *self.shape[axis:]), axes, self.use)
+
+
+def described(boxes: Any) -> Any:
+    """Returns a tree of `ParameterFacts` from the tree of boxes that `Module.init` returns."""
+    return jax.tree.map(
+        lambda box: ParameterFacts(box.value.shape, PartitionSpec(*box.names), box.use),
+        boxes,
+        is_leaf=lambda node: isinstance(node, _Declared),
+    )
