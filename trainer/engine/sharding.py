@@ -38,7 +38,8 @@ def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
 
     `rules` names one of RULES. The logical axis "batch" is added to them, for Switch layers.
     """
-    with mesh, nn.logical_axis_rules((*RULES[rules], ("batch", ROWS))):
+    axes = (*RULES[rules], ("batch", ROWS))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(axes):
         yield
 
 
