@@ -28,12 +28,22 @@ class TaskSpec:
       corpus: SPEC of the corpus that pipeline.build reads unless --corpus is given.
       objective: makes examples from windows of the corpus.
       lengths: default lengths of the examples; they determine the default length of a cache's rows.
+
+    Raises:
+      UserError: at construction, if the objective is not an `Objective`.
     """
 
     name: str
     corpus: str
     objective: Objective
     lengths: Lengths
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.objective, Objective):
+            raise UserError(
+                f"the objective of task {self.name} is a {type(self.objective).__name__}, which "
+                "must be a subclass of tasks.objectives.Objective"
+            )
 
     @property
     def window_tokens(self) -> int:

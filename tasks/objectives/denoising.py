@@ -52,7 +52,7 @@ def span_corruption_lengths(
 
 
 class _Side(NamedTuple):
-    """How one side of an example, inputs or targets, is made from a window.
+    """A way to make one side of an example, inputs or targets, from a window.
 
     Attributes:
       make: (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).

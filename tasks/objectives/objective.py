@@ -1,4 +1,4 @@
-"""What an objective is: it makes a model's examples from windows of tokens.
+"""The base class of objectives, which make examples from windows of tokens.
 
 Dimensions: W windows, N tokens of a window.
 """

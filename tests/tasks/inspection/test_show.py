@@ -14,7 +14,7 @@ from tasks.cache.windows import Place
 from tasks.inspection import show
 from tasks.inspection.decode import decode, texts
 from tasks.inspection.trace import trace
-from tasks.objectives import Lengths, noise
+from tasks.objectives import Lengths, Objective, noise
 from tasks.reading import stdlib_docs
 from tasks.task import TaskSpec
 from tasks.vocabulary import EOS_ID
@@ -215,12 +215,10 @@ def test_ul2_leaves_tokens_out_and_says_its_mode(window, loaded):
     assert len(modes) == 3
 
 
-class Sorting:
+class Sorting(Objective):
     """An objective of a user's that looks at the tokens themselves."""
 
     features = ("inputs", "targets")
-    pieces = ()
-    separator = None
 
     def window_tokens(self, lengths):
         return lengths.inputs

@@ -9,6 +9,7 @@ from pipeline import build, inspect
 from tasks import registry
 from tasks.cache.cache import Cache
 from tasks.objectives import Lengths, Objective
+from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.pretrain import build_config
@@ -133,9 +134,11 @@ def test_models_that_cannot_train_on_it_are_rejected(prepared):
         prepared("bert_tiny")
 
 
-def test_an_objective_must_define_its_examples():
+def test_an_objective_must_be_a_complete_subclass():
     class Incomplete(Objective):
         features = ("targets",)
 
     with pytest.raises(TypeError, match=r"abstract methods? .*examples"):
         Incomplete()
+    with pytest.raises(UserError, match=r"a str, which must be a subclass of .*Objective"):
+        TaskSpec("my_task", "python_docs", "span_corruption", Lengths(32, 16))

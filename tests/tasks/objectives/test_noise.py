@@ -13,6 +13,19 @@ from tasks.objectives import noise
 windows = st.lists(st.integers(1, 120), min_size=1, max_size=12).map(np.array)
 
 
+def test_streams_of_keys_never_change():
+    # A change would alter the noise of runs that are resumed, and their evaluation losses.
+    windows_W, epochs_W = np.array([0, 1, 10**9]), np.array([0, 3, 3])
+    training = [18180242232064266543, 11185732213140203016, 12283835050304366680]
+    evaluation = [2464777400298166378, 3808166768976920823, 1065040704435668426]
+    assert noise.training_keys(7, "c4_ul2", epochs_W, windows_W).tolist() == training
+    assert noise.evaluation_keys(7, windows_W).tolist() == evaluation
+    assert noise.window_keys(7, "c4_ul2", "train", 3, windows_W).tolist()[1:] == training[1:]
+    for epoch in (0, 3):
+        keys = noise.window_keys(7, "c4_ul2", "validation", epoch, windows_W)
+        assert keys.tolist() == evaluation
+
+
 def mask_of(lengths, seed=0, width=None, density=0.15, mean=3.0):
     keys = noise.fold_in(seed, np.arange(len(lengths)))
     return noise.span_mask(keys, lengths, width or int(lengths.max()), density, mean)
