@@ -306,7 +306,7 @@ def _print_estimate(
     )
     if dataflow.is_runner(options.runner):
         hours = expected.core_seconds / 3600
-        dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_A_VCPU_HOUR)
+        dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
         print(
             f"on Dataflow: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
             f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, and without "

@@ -32,7 +32,7 @@ from tasks.vocabulary import VOCABULARY, Vocabulary
 
 SAMPLE_BYTES = 16 << 20
 _SLICE_BYTES = 128 << 10
-_LEAST_SLICES = 4  # per set of splits: enough to estimate an error
+_MIN_SLICES = 4  # per set of splits: enough to estimate an error
 _EMPTY_PIECES = 5
 # Parquet stores equal texts once. Above this ratio of text to file bytes, scale by file bytes.
 _REPEATED = 1.5
@@ -43,8 +43,8 @@ _TIMED_SLICES = 3  # per process
 # List prices of Dataflow batch workers in us-central1, dollars an hour. Source: Beam 2.77.0
 # (September 2026), apache_beam/testing/load_tests/dataflow_cost_consts.py, from Google's price
 # list. 3.75 GB of memory and 25 GB of disk per vCPU are those of n1-standard-1, the default worker.
-_DOLLARS_A_VCPU, _DOLLARS_A_GB, _DOLLARS_A_DISK_GB = 0.056, 0.003557, 0.000054
-DOLLARS_A_VCPU_HOUR = _DOLLARS_A_VCPU + 3.75 * _DOLLARS_A_GB + 25 * _DOLLARS_A_DISK_GB
+_DOLLARS_PER_VCPU, _DOLLARS_PER_GB, _DOLLARS_PER_DISK_GB = 0.056, 0.003557, 0.000054
+DOLLARS_PER_VCPU_HOUR = _DOLLARS_PER_VCPU + 3.75 * _DOLLARS_PER_GB + 25 * _DOLLARS_PER_DISK_GB
 # For what is not measured: a Dataflow vCPU against a local core, and workers that start and idle.
 DATAFLOW_ERROR = 0.5
 
@@ -135,10 +135,10 @@ def estimate(
         graph.run(aside, [], runner_arguments, verbose=False)
         runner_seconds = time.monotonic() - start
     sampled, measured = built[: len(slices)], built[len(slices) :]
-    a_piece, a_byte = _costs(measured)
-    costs = [a_piece + a_byte * piece.bytes for piece in to_do]
+    per_piece, per_byte = _costs(measured)
+    costs = [per_piece + per_byte * piece.bytes for piece in to_do]
     first = {each.process: each for each in sorted(sampled, key=lambda each: -each.begin)}
-    loading = max(each.seconds - a_piece - a_byte * each.piece.bytes for each in first.values())
+    loading = max(each.seconds - per_piece - per_byte * each.piece.bytes for each in first.values())
     return Estimate(
         counts=_scale_up(job.corpus.pieces, sampled, list(job.plan.shards)),
         sampled=sum(piece.bytes for piece in slices),
@@ -155,7 +155,7 @@ def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
     drawn = []
     for stratum in _strata(pieces).values():
         size = sum(piece.bytes for piece in stratum)
-        wanted = max(_LEAST_SLICES, round(SAMPLE_BYTES / _SLICE_BYTES * size / total))
+        wanted = max(_MIN_SLICES, round(SAMPLE_BYTES / _SLICE_BYTES * size / total))
         drawn += _spread(stratum, _SLICE_BYTES, wanted, generator)
     generator.shuffle(drawn)
     return drawn
@@ -240,10 +240,10 @@ def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
 
 def _costs(measured: list[_Built]) -> tuple[float, float]:
     """Returns (seconds per piece, seconds per byte), from empty pieces and long ones."""
-    a_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
+    per_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
     timed = [each for each in measured if each.piece.bytes]
-    seconds = sum(each.seconds - a_piece for each in timed)
-    return a_piece, max(seconds, 0.0) / sum(each.piece.bytes for each in timed)
+    seconds = sum(each.seconds - per_piece for each in timed)
+    return per_piece, max(seconds, 0.0) / sum(each.piece.bytes for each in timed)
 
 
 def _scale_up(

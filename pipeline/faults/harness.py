@@ -14,13 +14,14 @@ import json
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pipeline.faults.process_group import ProcessGroup
+from pipeline.faults.process_group import ModuleGroup
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal import progress
@@ -180,7 +181,7 @@ class Trial:
             return low
         return self.random.randint(max(low, least), max(high, least))
 
-    def launch(self, workers: int, **options) -> ProcessGroup:
+    def launch(self, workers: int, **options) -> ModuleGroup:
         """Starts a build; `options` are passed to subprocess.Popen."""
         flags = self.harness.flags
         module = [
@@ -190,9 +191,9 @@ class Trial:
             f"--corpus=json:{self.corpus}/*.jsonl?validation=0.1",
             *(self.harness.runner or (f"--workers={workers}",)),
         ]
-        return ProcessGroup(module, self._log, **options)
+        return ModuleGroup(module, self._log, **options)
 
-    def start(self, workers: int, **options) -> ProcessGroup:
+    def start(self, workers: int, **options) -> ModuleGroup:
         """Notes which shards are finished and valid, then launches a build."""
         from pipeline.building import lifecycle
 
@@ -206,20 +207,15 @@ class Trial:
         """Returns whether a shard is partly written."""
         return any(self.cache.glob(files.PARTIAL + "*.tfrecord-*"))
 
-    def wait_for_rows(self, build: ProcessGroup) -> bool:
+    def wait_for_rows(self, build: ModuleGroup) -> bool:
         """Waits until rows are being written; returns False if the build ended before that."""
         return self.wait_for(build, self.rows_are_written)
 
-    def wait_for(self, build: ProcessGroup, condition: Callable[[], bool]) -> bool:
+    def wait_for(self, build: ModuleGroup, condition: Callable[[], bool]) -> bool:
         """Waits until the condition holds; returns False if the build ended before that."""
-        end = time.monotonic() + _DEADLINE_SECONDS
-        while not condition():
-            if not build.running or time.monotonic() > end:
-                return False
-            time.sleep(0.0005)
-        return True
+        return build.wait_until(condition, _DEADLINE_SECONDS)
 
-    def kill(self, build: ProcessGroup) -> bool:
+    def kill(self, build: ModuleGroup) -> bool:
         """Kills the build and its workers; returns False if it had ended by itself."""
         running = build.running
         build.kill()
@@ -233,13 +229,13 @@ class Trial:
         self.outcome.injected += 1
         self.outcome.while_writing += self.rows_are_written()
 
-    def finish(self, build: ProcessGroup) -> int:
+    def finish(self, build: ModuleGroup) -> int:
         """Waits for the build to end by itself; returns its exit code."""
         code = self.wait(build)
         self._count_redone()
         return code
 
-    def expect_failure(self, build: ProcessGroup) -> None:
+    def expect_failure(self, build: ModuleGroup) -> None:
         """Waits for the build to end; a reported success is a failure of the trial."""
         if not self.finish(build):
             self.outcome.failures.append(f"{self.outcome.fault}: the build reports success")
@@ -273,13 +269,13 @@ class Trial:
         outcome.equal += 1
         shutil.rmtree(self.cache)
 
-    def wait(self, build: ProcessGroup) -> int:
+    def wait(self, build: ModuleGroup) -> int:
         """Returns the build's exit code; one that hangs is killed and fails the trial."""
         try:
             return build.wait(_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
             self.outcome.failures.append(f"a build hung for {_DEADLINE_SECONDS} s and was killed")
-            return build.kill()
+            return -signal.SIGKILL
 
     def _count_redone(self) -> None:
         self.outcome.redone += sum(

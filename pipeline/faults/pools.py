@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from pipeline.faults.harness import Fault, Trial
 from pipeline.faults.local import KILLS_PER_TRIAL
-from pipeline.faults.process_group import ProcessGroup
+from pipeline.faults.process_group import ModuleGroup
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 
 _START_SECONDS = 120
@@ -37,7 +37,7 @@ class Cluster:
         self._service = f"pipeline.job_service --port={ports[0]}"
         self._pools = [f"pipeline.worker_pool --port={port}" for port in ports[1:]]
         self._folder = folder
-        self._running: dict[str, ProcessGroup] = {}
+        self._running: dict[str, ModuleGroup] = {}
         addresses = ",".join(f"localhost:{port}" for port in ports[1:])
         self.flags = (
             "--runner=PortableRunner",
@@ -63,7 +63,7 @@ class Cluster:
         for name in (self._service, *self._pools):
             if name not in self._running or not self._running[name].running:
                 log = self._folder / f"{name.split()[0]}-{name.rpartition('=')[2]}.log"
-                self._running[name] = ProcessGroup(name.split(), log)
+                self._running[name] = ModuleGroup(name.split(), log)
         end = time.monotonic() + _START_SECONDS
         for name, process in self._running.items():
             port = int(name.rpartition("=")[2])

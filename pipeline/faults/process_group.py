@@ -1,32 +1,16 @@
-"""A command in a process group of its own, so that it can be killed with all that it started."""
+"""Python modules in process groups of their own, to be killed with all that they started."""
 
-import contextlib
-import os
 import pathlib
-import signal
-import subprocess
 import sys
 
+from tasks.terminal.process_group import ProcessGroup
 
-class ProcessGroup:
-    """A Python module that runs in a process group of its own and prints to a log file.
 
-    Args:
-      module: what follows `python -m`: the module's name and its arguments.
-      log: file for stdout and stderr; replaced if it exists.
-      options: further arguments of subprocess.Popen.
-    """
+class ModuleGroup(ProcessGroup):
+    """A Python module in a process group of its own; `module` is what follows `python -m`."""
 
     def __init__(self, module: list[str], log: pathlib.Path, **options):
-        self._log = log
-        with open(log, "wb") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *module],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **options,
-            )
+        super().__init__([sys.executable, "-m", *module], log, **options)
 
     @property
     def pid(self) -> int:
@@ -36,22 +20,8 @@ class ProcessGroup:
     @property
     def running(self) -> bool:
         """True until the process has exited."""
-        return self._process.poll() is None
-
-    def wait(self, timeout_seconds: float | None = None) -> int:
-        """Waits for the process to exit; returns its exit code.
-
-        Raises:
-          subprocess.TimeoutExpired: it is still running after `timeout_seconds`.
-        """
-        return self._process.wait(timeout_seconds)
-
-    def kill(self) -> int:
-        """Sends SIGKILL to every process of the group; returns the exit code."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        return self.wait()
+        return self.exit_code is None
 
     def log_tail(self, characters: int = 500) -> str:
-        """Returns the end of the log as one line."""
-        return " ".join(self._log.read_text(errors="replace").split())[-characters:]
+        """Returns the end of the output as one line."""
+        return " ".join(self.output().split())[-characters:]

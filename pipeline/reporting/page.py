@@ -12,8 +12,8 @@ from tasks.vocabulary import UNK_ID, Vocabulary
 _TOP_PIECES = 24
 _TOP_FILES = 200  # rows of the table of files
 _QUANTILES = (0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
-_BINS_AN_OCTAVE = 2
-_LEAST_BINS = 8
+_BINS_PER_OCTAVE = 2
+_MIN_BINS = 8
 
 
 def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
@@ -144,9 +144,9 @@ def _lengths(manifest: CacheManifest, found: Findings) -> str:
 
 def _histogram(lengths: np.ndarray) -> str:
     """Returns a histogram with logarithmic bins as SVG; each bar's title gives its numbers."""
-    bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_AN_OCTAVE).astype(int)
-    low, high = int(bins.min()), max(int(bins.max()), int(bins.min()) + _LEAST_BINS - 1)
-    counts = np.bincount(bins - low, minlength=_LEAST_BINS)
+    bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_PER_OCTAVE).astype(int)
+    low, high = int(bins.min()), max(int(bins.max()), int(bins.min()) + _MIN_BINS - 1)
+    counts = np.bincount(bins - low, minlength=_MIN_BINS)
     width, height, left, right, bottom = 736, 220, 56, 28, 34
     step = (width - left - right) / len(counts)
     top = int(counts.max())
@@ -154,16 +154,16 @@ def _histogram(lengths: np.ndarray) -> str:
     for number, count in enumerate(counts.tolist()):
         tall = (height - bottom - 18) * count / top
         x, y = left + number * step, height - bottom - tall
-        begin, end = (2 ** ((low + number + more) / _BINS_AN_OCTAVE) for more in (0, 1))
+        begin, end = (2 ** ((low + number + more) / _BINS_PER_OCTAVE) for more in (0, 1))
         span = f"{np.ceil(begin):,.0f} to {np.ceil(end) - 1:,.0f} tokens: {count:,} documents"
         marks.append(
             f"<rect x={x + 1:.1f} y={y:.1f} width={max(step - 2, 1):.1f} height={tall:.1f}>"
             f"<title>{span}</title></rect>"
         )
-    octaves = range(-(-low // _BINS_AN_OCTAVE), high // _BINS_AN_OCTAVE + 2)
+    octaves = range(-(-low // _BINS_PER_OCTAVE), high // _BINS_PER_OCTAVE + 2)
     every = max(1, len(octaves) // 8)
     for octave in list(octaves)[::every]:
-        x = left + (octave * _BINS_AN_OCTAVE - low) * step
+        x = left + (octave * _BINS_PER_OCTAVE - low) * step
         if left <= x <= width - right + 1:
             marks.append(
                 f"<text x={x:.1f} y={height - bottom + 16} text-anchor=middle>{2**octave:,}</text>"

@@ -36,7 +36,7 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
         if not files.exists(files.join(folder, MANIFEST)):
             raise
         return {}, [Fault(MANIFEST, str(error), FINISH)]
-    faults = _check_head(folder, manifest, set(files.list_names(folder)))
+    faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
     first_sentinel = manifest.plan.vocabulary.size - manifest.plan.vocabulary.sentinels
     jobs = [
         (folder, manifest.plan, split, index, shard, first_sentinel)
@@ -77,7 +77,7 @@ def _add(total: Checked, more: Checked) -> None:
         setattr(total, field, getattr(total, field) + getattr(more, field))
 
 
-def _check_head(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
+def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
     """Checks the files that belong to no shard, and that the folder holds no other files."""
     from pipeline.building import lifecycle
     from tasks import vocabulary

@@ -1,4 +1,4 @@
-"""A small corpus, a vocabulary of it, and ways to build: in this process, or as a user does."""
+"""Fixtures: a small corpus, its vocabulary, and builds in this process or by the command."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tasks.reading import stdlib_docs
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"
-ODDITIES = {
+SPECIAL_CASES = {
     "emoji": "👩‍👩‍👧‍👦 family, 🇷🇴 flag, e\u0301 combining, \u202bעברית\u202c right to left",
     "nul": "a\x00b\x00c",
     "long": "word" * 5000,
@@ -24,14 +24,14 @@ ODDITIES = {
 
 @pytest.fixture(scope="session")
 def documents() -> dict[str, str]:
-    """Ids and texts: some of the standard library's documentation, and oddities."""
+    """Returns texts by id: some of the standard library's documentation, and special cases."""
     found = {name: text[:4000] for name, text in stdlib_docs.documents().items()}
-    return dict(list(found.items())[:2000]) | ODDITIES
+    return dict(list(found.items())[:2000]) | SPECIAL_CASES
 
 
 @pytest.fixture(scope="session")
 def corpus(documents, tmp_path_factory) -> str:
-    """A SPEC of JSON lines, cut into several pieces, some documents held out for validation."""
+    """Returns the SPEC of a file of JSON lines that holds out some documents for validation."""
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
     lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
     path.write_text("\n".join(lines))
@@ -40,7 +40,7 @@ def corpus(documents, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def vocabulary(documents, tmp_path_factory) -> pathlib.Path:
-    """A folder as vocab.train writes it, 600 pieces without sentinels."""
+    """Returns a folder like vocab.train's, with 600 pieces and no sentinels."""
     import sentencepiece
 
     folder = tmp_path_factory.mktemp("vocabulary")
@@ -60,7 +60,7 @@ def vocabulary(documents, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def flags(corpus, vocabulary):
-    """Returns a function: a cache's folder and further flags -> the command's arguments."""
+    """Returns a function: folder of caches and further flags -> the command's arguments."""
 
     def arguments(cache_dir, *more: str) -> list[str]:
         given = [
@@ -78,7 +78,7 @@ def flags(corpus, vocabulary):
 
 @pytest.fixture(scope="session")
 def build(flags):
-    """Returns a function that builds in this process, and gives back the cache's folder."""
+    """Returns a function that builds in this process and returns the cache's folder."""
     from pipeline.build import main
 
     def run(cache_dir, *more: str) -> pathlib.Path:
@@ -90,9 +90,9 @@ def build(flags):
 
 @pytest.fixture(scope="session")
 def start(flags):
-    """Returns a function that starts the command as a process group of its own.
+    """Returns a function that starts the command in a process group of its own.
 
-    `sigint`: what SIGINT does to it, whatever it does to the tests; a shell's `&` ignores it.
+    `sigint`: the command's handler of SIGINT, SIG_IGN if a shell started it with `&`.
     """
 
     def process(
@@ -114,13 +114,13 @@ def start(flags):
 
 @pytest.fixture(scope="session")
 def cache(build, tmp_path_factory) -> pathlib.Path:
-    """A finished cache; not to be changed."""
+    """Returns a finished cache, which tests must not change."""
     return build(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
 def checksums():
-    """Returns a function: a folder -> sha256 of every file in it, hidden ones included."""
+    """Returns a function: folder -> sha256 of every file in it, including hidden ones."""
 
     def of(folder) -> dict[str, str]:
         return {

@@ -130,7 +130,7 @@ def test_duplicates_quarantine_and_text_that_looks_like_html(report, build, tmp_
     assert not {"i", "script"} & {tag for tag, _ in page.tags}
 
 
-def test_a_sample_says_so(report, cache):
+def test_a_sample_is_labelled(report, cache):
     page = report(cache, "--sample_shards=2")
     assert "From 4 of the 16 shards." in page.text
     assert "of the 16 shards" not in report(cache).text
@@ -139,7 +139,7 @@ def test_a_sample_says_so(report, cache):
     assert number(page.tables[caption][1][2]) == manifest.total("train", "documents")
 
 
-def test_documents_of_files_and_rows_of_documents(report, build, tmp_path):
+def test_documents_by_file(report, build, tmp_path):
     for name, count in (("a.txt", 30), ("b.txt", 70)):
         text = "\n".join(f"{name} {'word ' * 40} {n}" for n in range(count))
         (tmp_path / name).write_text(text)

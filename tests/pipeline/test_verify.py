@@ -24,7 +24,7 @@ FIRST = "train.{}-00000-of-00008"
 
 @pytest.fixture
 def copy(cache, tmp_path):
-    """A copy of the finished cache, to be damaged."""
+    """Returns a copy of the finished cache, to be damaged."""
     return shutil.copytree(cache, tmp_path / "copy")
 
 
@@ -280,7 +280,7 @@ def test_counts_that_manifest_and_receipt_agree_on(copy, field):
     assert any(f"{receipt}: it records {there + 1} {field}" in fault for fault in faults), faults
 
 
-def test_a_shard_twice(build, tmp_path):
+def test_a_repeated_shard(build, tmp_path):
     lines = [f"document number {n} of a text" for n in range(40_000)]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     folder = build(tmp_path / "cache", f"--corpus=text:{tmp_path}/lines.txt?validation=0")

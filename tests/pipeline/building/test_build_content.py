@@ -1,4 +1,4 @@
-"""What a cache holds: every document once, lineage, counts, and what stock seqio makes of it."""
+"""Contents of a cache: every document once, lineage, counts; stock seqio reads it."""
 
 import errno
 import gc
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def read_shard(folder, split, index, count):
-    """Returns (rows by the index, index, lineage as a list of dicts)."""
+    """Returns (rows read by the index, index, lineage as a list of dicts)."""
     data = (folder / shard_file(split, "tfrecord", index, count)).read_bytes()
     rows_index = np.load(folder / shard_file(split, "rows", index, count))
     ends = [*rows_index["offset"][1:].tolist(), len(data)]
@@ -64,7 +64,7 @@ def assert_holds(folder, documents, vocabulary_dir, end=()):
         assert tokens == [*processor.encode(text), *end]
 
 
-def test_every_document_is_there_once(cache, documents, vocabulary):
+def test_every_document_occurs_once(cache, documents, vocabulary):
     assert_holds(cache, documents, vocabulary)
 
 
@@ -148,7 +148,7 @@ def test_stock_seqio_reads_it(build, tmp_path, documents, vocabulary, separator)
         preprocessors=[seqio.CacheDatasetPlaceholder(required=True)],
         output_features={"targets": feature},
     )
-    seqio.TaskRegistry.remove(TASK)  # which another file's tests may have left
+    seqio.TaskRegistry.remove(TASK)  # another test file may have registered it
     seqio.TaskRegistry.add_provider(TASK, task)
     seqio.set_global_cache_dirs([str(tmp_path)])
     try:
@@ -204,7 +204,7 @@ def test_empty_shards_and_a_corpus_without_validation(build, tmp_path):
     assert not (folder / "info.validation.json").exists()
 
 
-def test_bad_documents_are_set_aside(build, tmp_path, capsys):
+def test_bad_documents_are_quarantined(build, tmp_path, capsys):
     good = [json.dumps({"id": f"g{n}", "text": "fine text"}) for n in range(1100)]
     bad = [
         '{"id": "n", "text": null}',
@@ -231,7 +231,7 @@ def test_bad_documents_are_set_aside(build, tmp_path, capsys):
     assert "left out: null" in capsys.readouterr().out
 
 
-def test_a_document_that_spells_a_sentinel_is_set_aside(build, tmp_path, vocabulary):
+def test_a_document_that_spells_a_sentinel_is_quarantined(build, tmp_path, vocabulary):
     from vocab.train import add_sentinels
 
     model = (vocabulary / "sentencepiece.model").read_bytes()
@@ -257,7 +257,7 @@ def test_a_document_that_spells_a_sentinel_is_set_aside(build, tmp_path, vocabul
 
 
 def test_a_shard_that_cannot_be_written_leaves_nothing(cache, tmp_path, monkeypatch):
-    """Not even a parquet writer that complains as it is deleted."""
+    """Even the Parquet writer is closed, which would otherwise print an error when deleted."""
     ignored = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     plan = CacheManifest.load(str(cache)).plan
@@ -287,5 +287,5 @@ def test_no_tensorflow_and_no_jax(flags, tmp_path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"
-    # A line of progress is due after a while, on a slow machine.
+    # On a slow machine, progress is printed too.
     assert not [line for line in done.stderr.splitlines() if not line.startswith("building")]

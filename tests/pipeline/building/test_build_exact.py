@@ -1,4 +1,4 @@
-"""A cache is the same bytes whatever happened while it was built."""
+"""A cache has the same bytes whatever happens while it is built."""
 
 import contextlib
 import fcntl
@@ -23,18 +23,18 @@ DEADLINE_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def expected(cache, checksums):
-    """Checksums of an uninterrupted build by one worker."""
+    """Returns the checksums of an uninterrupted build by one worker."""
     return checksums(cache)
 
 
 def kill(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 def wait_for(process: subprocess.Popen, condition) -> bool:
-    """Waits until the condition holds; False when the process ended before."""
+    """Waits until the condition holds; returns False if the process ended before that."""
     end = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if process.poll() is not None:
@@ -70,7 +70,7 @@ def test_both_tokenizers_write_the_same_bytes(build, tmp_path, checksums, expect
     assert re.search(r"tokenized 2,004 documents, 0 of them by SentencePiece; audited \d", out)
 
 
-def test_a_vocabulary_that_is_left_to_sentencepiece(build, vocabulary, tmp_path, capsys):
+def test_a_vocabulary_that_only_sentencepiece_supports(build, vocabulary, tmp_path, capsys):
     proto = sentencepiece_model_pb2.ModelProto.FromString(
         (vocabulary / "sentencepiece.model").read_bytes()
     )
@@ -111,7 +111,9 @@ def test_killed_during_finalisation(start, tmp_path, checksums, expected, seen):
     assert checksums(folder) == expected
 
 
-def test_every_step_of_finalisation_can_be_the_last(build, tmp_path, checksums, expected, capsys):
+def test_a_build_resumes_after_any_step_of_finalisation(
+    build, tmp_path, checksums, expected, capsys
+):
     folder = build(tmp_path)
     order = ["info.train.json", "info.validation.json", "stats.train.json", "manifest.json"]
     order.append("COMPLETED")
@@ -153,7 +155,7 @@ def fill(path):
         ("stats.train.json", fill),
     ],
 )
-def test_damage_is_found_and_mended(
+def test_damage_is_found_and_repaired(
     build, tmp_path, cache, checksums, expected, capsys, pattern, damage
 ):
     folder = tmp_path / TASK
@@ -182,7 +184,7 @@ def test_a_cache_under_repair_is_not_trusted(build, tmp_path, monkeypatch):
     assert not (folder / "COMPLETED").exists()
 
 
-def test_a_finished_cache_is_left_alone(start, tmp_path, build, checksums, expected, capsys):
+def test_a_finished_cache_is_not_changed(start, tmp_path, build, checksums, expected, capsys):
     folder = build(tmp_path)
     times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     capsys.readouterr()
@@ -192,7 +194,7 @@ def test_a_finished_cache_is_left_alone(start, tmp_path, build, checksums, expec
     assert checksums(folder) == expected
 
 
-def test_another_plan_touches_nothing(build, tmp_path, checksums, expected):
+def test_a_different_plan_changes_nothing(build, tmp_path, checksums, expected):
     folder = build(tmp_path)
     with pytest.raises(UserError, match=r"row_tokens: 100, there: 568.*another --cache_dir"):
         build(tmp_path, "--row_tokens=100")
@@ -213,7 +215,7 @@ def test_one_build_at_a_time(build, tmp_path):
         os.close(descriptor)
 
 
-def test_what_others_wrote_is_not_touched(build, tmp_path):
+def test_foreign_files_are_not_changed(build, tmp_path):
     (tmp_path / TASK).mkdir()
     (tmp_path / TASK / "COMPLETED").touch()
     with pytest.raises(UserError, match=r"holds COMPLETED.*another --cache_dir"):
@@ -223,9 +225,9 @@ def test_what_others_wrote_is_not_touched(build, tmp_path):
 
 @pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN])
 def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
-    """Beam alone would wait for it for ever."""
+    """Beam alone would wait for the worker forever."""
     folder = tmp_path / TASK
-    # Some 40 MB, so that the build is still at it when the worker is found.
+    # About 40 MB, so that the build is still running when the worker is found.
     text = "\n".join(documents.values())
     with open(tmp_path / "long.jsonl", "w") as file:
         file.writelines(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30))

@@ -1,4 +1,4 @@
-"""A worker takes the same memory whatever the corpus is cut into: documents, lines, files."""
+"""A worker's memory does not depend on the sizes of documents, lines and files."""
 
 import time
 
@@ -10,7 +10,7 @@ SMALL = WORDS * 10
 
 
 def write(path, form: str, long_bytes: int) -> None:
-    """A short document, one of `long_bytes`, a short one."""
+    """Yields a short document, one of `long_bytes`, and a short one."""
     long = WORDS * (long_bytes // len(WORDS))
     if form == "parquet":
         import pyarrow as pa
@@ -23,7 +23,7 @@ def write(path, form: str, long_bytes: int) -> None:
 
 
 def peak_of(process) -> int:
-    """MiB that a process took at the most, once it has ended."""
+    """Waits for a process to end; returns its peak memory in MiB."""
     peak = 0
     while process.poll() is None:
         with open(f"/proc/{process.pid}/status") as file:
@@ -44,7 +44,7 @@ def test_a_line_of_20_mb(start, tmp_path, tokenizer):
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["fast", "sentencepiece"])
 @pytest.mark.parametrize(
-    # Arrow holds a value of Parquet two to three times while it reads it.
+    # Arrow holds two to three copies of a Parquet value while it reads it.
     ("form", "most"),
     [("text", 600), ("json", 700), ("parquet", 1200)],
 )

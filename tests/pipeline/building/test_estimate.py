@@ -50,7 +50,7 @@ def test_a_sample_is_scaled_up(build, cache, tmp_path, monkeypatch, capsys, work
         assert abs(float(value.replace(",", "")) / actual - 1) < 3 * float(error) / 100 < 0.5
 
 
-def test_what_is_built_needs_no_time(build, cache, tmp_path, capsys):
+def test_finished_pieces_need_no_time(build, cache, tmp_path, capsys):
     (tmp_path / TASK).mkdir()
     for path in cache.iterdir():
         if path.name not in ("manifest.json", "COMPLETED", "train.receipt-00003-of-00008.json"):
@@ -63,7 +63,7 @@ def test_what_is_built_needs_no_time(build, cache, tmp_path, capsys):
         build(tmp_path, "--dry_run", "--row_tokens=100")
 
 
-def test_parquet_and_a_validation_split_of_its_own(build, documents, tmp_path, monkeypatch, capsys):
+def test_parquet_with_its_own_validation_split(build, documents, tmp_path, monkeypatch, capsys):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -92,18 +92,18 @@ def test_dataflow(build, tmp_path, capsys):
     assert float(dollars.replace(",", "")) == pytest.approx(float(hours) * 1e9, abs=6e6)
 
 
-def test_errors_of_a_ratio():
+def test_standard_errors_of_a_ratio():
     values, sizes = [10, 20, 33], [100, 200, 300]
     whole = estimate._ratio(values, sizes, 600, whole=True)
     assert (whole.value, whole.variance) == (63, 0)
     part = estimate._ratio(values, sizes, 6000)
     assert part.value == pytest.approx(630)
-    # By hand: residuals -0.5, -1, 1.5 of the ratio 0.105; half of their squares is 1.75.
+    # By hand: the residuals for the ratio 0.105 are -0.5, -1 and 1.5; half their squares is 1.75.
     assert part.variance == pytest.approx(0.9 * 1.75 / 3 / 200**2 * 6000**2)
     assert str(part) == f"630 ± {part.variance**0.5 / 630:.1%}"
 
 
-def test_the_last_worker_counts():
+def test_the_time_is_that_of_the_last_worker():
     assert estimate._longest([3, 1, 1, 1], 2) == 3
     assert estimate._longest([1, 1, 1, 3], 2) == 4
     assert estimate._longest([], 2) == 0

@@ -1,4 +1,4 @@
-"""--extend: new files become new shards, old ones keep their bytes, whenever a build is killed."""
+"""--extend: new files become new shards, old shards keep their bytes, even if builds are killed."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from tasks.terminal.command_line import UserError
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 @pytest.fixture(autouse=True)
 def _without_beam(monkeypatch):
-    """The runner is not what is tested here."""
+    """Builds in this process, as the runner is not tested here."""
 
     def run(job, assignments, *_):
         return sum((graph.build_piece(job, each) for each in assignments), Counter())
@@ -39,7 +39,7 @@ def write(folder, name, documents, copies=1):
 
 @pytest.fixture
 def growing(tmp_path, documents):
-    """A folder with one file, and a function that adds another."""
+    """Returns (a folder with one file, a function that adds another)."""
     some = dict(list(documents.items())[:100])
     folder = tmp_path / "corpus"
     write(folder, "b.jsonl", some)
@@ -51,7 +51,7 @@ def flag(folder, validation=0.1):
 
 
 def state(folder):
-    """Inode and time of every data file, by the file's number and kind."""
+    """Returns inode and modification time of every data file, by the file's number and kind."""
     return {
         path.name.split("-of-")[0]: (path.stat().st_ino, path.stat().st_mtime_ns)
         for path in folder.iterdir()
@@ -88,7 +88,9 @@ def test_new_files_become_new_shards(build, tmp_path, growing, checksums, capsys
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_equal_to_a_build_of_the_same_generations(build, tmp_path, growing, checksums):
+def test_an_extended_cache_equals_a_build_of_the_same_generations(
+    build, tmp_path, growing, checksums
+):
     folder, add = growing
     build(tmp_path / "cache", flag(folder))
     for name in ("c.jsonl", "a.jsonl"):
@@ -177,12 +179,14 @@ def test_a_remote_cache_is_extended(build, growing):
             [],
             "b.jsonl has changed",
         ),
-        (lambda folder: (folder / "b.jsonl").unlink(), [], "b.jsonl has changed or is gone"),
+        (lambda folder: (folder / "b.jsonl").unlink(), [], "b.jsonl has changed or is missing"),
         (lambda folder: None, ["--row_tokens=100"], "row_tokens: 100, there: 568"),
         (lambda folder: None, ["--separator=eos"], "separator"),
     ],
 )
-def test_what_is_no_extension(build, tmp_path, growing, checksums, change, more, message):
+def test_changes_that_are_not_extensions_are_rejected(
+    build, tmp_path, growing, checksums, change, more, message
+):
     folder, add = growing
     cache = build(tmp_path / "cache", flag(folder))
     expected = checksums(cache)
@@ -193,7 +197,7 @@ def test_what_is_no_extension(build, tmp_path, growing, checksums, change, more,
     assert checksums(cache) == expected
 
 
-def test_the_share_held_out_does_not_change(build, tmp_path, growing, checksums):
+def test_the_validation_share_cannot_change(build, tmp_path, growing, checksums):
     folder, add = growing
     cache = build(tmp_path / "cache", flag(folder))
     expected = checksums(cache)
@@ -206,7 +210,7 @@ def test_the_share_held_out_does_not_change(build, tmp_path, growing, checksums)
     assert checksums(cache) == expected
 
 
-def test_a_split_that_nothing_was_held_out_for_may_come(build, tmp_path, growing):
+def test_an_extension_may_add_a_split(build, tmp_path, growing):
     folder, add = growing
     cache = build(tmp_path / "cache", flag(folder, validation=0))
     before = state(cache)
@@ -217,7 +221,7 @@ def test_a_split_that_nothing_was_held_out_for_may_come(build, tmp_path, growing
     assert not verify(str(cache))[1]
 
 
-def test_a_damaged_plan_of_a_finished_cache_is_mended(build, tmp_path, growing, checksums):
+def test_a_damaged_plan_of_a_finished_cache_is_repaired(build, tmp_path, growing, checksums):
     folder, _ = growing
     cache = build(tmp_path / "cache", flag(folder))
     expected = checksums(cache)

@@ -1,4 +1,4 @@
-"""A build from a bucket into a bucket is that of this machine, whatever of it fails."""
+"""A build from bucket to bucket has the bytes of a local build, even if requests fail."""
 
 import json
 
@@ -9,13 +9,13 @@ from tasks.storage import files
 from tests.gcs_server import FAULTS, GcsServer
 
 TASK = "python_docs_span_corruption"
-# What names the files of the corpus and what the store says of them.
+# Keys of the plan's corpus record that name files, or come from the store.
 OF_PLACES = {"plan.json", "manifest.json"}
 
 
 @pytest.fixture
 def in_store(documents, vocabulary, cache):
-    """Returns a function that fills a server: the corpus and the vocabulary of `cache`."""
+    """Returns a function that copies the corpus and vocabulary of `cache` to a server."""
 
     def fill(gcs):
         lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
@@ -32,9 +32,7 @@ FLAGS = (
 )
 
 
-def test_a_build_in_a_bucket_that_fails_has_the_same_bytes(
-    build, cache, in_bucket, in_store, capsys
-):
+def test_a_build_in_a_failing_bucket_has_the_same_bytes(build, cache, in_bucket, in_store, capsys):
     with GcsServer(faults=0.1, seed=2) as gcs:
         in_bucket(gcs)
         in_store(gcs)
@@ -61,7 +59,7 @@ def test_a_build_in_a_bucket_that_fails_has_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_an_extension_in_a_bucket_that_fails_has_the_same_bytes(
+def test_an_extension_in_a_failing_bucket_has_the_same_bytes(
     build, documents, in_bucket, in_store, tmp_path
 ):
     lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]

@@ -1,4 +1,4 @@
-"""Compiled rows are the bytes of the plain codec, which is held against TensorFlow's."""
+"""Compiled rows equal the bytes of the plain codec, which is tested against TensorFlow's."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Stock seqio's own cache of the same Task holds the same rows, and the same documents."""
+"""Stock seqio's own cache of the same Task holds the same rows and documents."""
 
 import collections
 import json
@@ -40,7 +40,7 @@ def lines(documents) -> str:
 def corpora(documents, tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("corpora")
     (folder / "many.jsonl").write_text(lines(documents))
-    # The others hold no document for validation: empty shards.
+    # The other files have no validation documents, which gives empty shards.
     (folder / "one.jsonl").write_text('{"id": "only", "text": "the one document"}\n')
     return {
         MANY: f"json:{folder}/many.jsonl?validation=0.02",
@@ -66,7 +66,7 @@ def seqio_cache(corpora, vocabulary, tmp_path_factory) -> pathlib.Path:
 
 
 def rows(folder: pathlib.Path, split: str) -> collections.Counter:
-    """Counts of (targets, document_starts), read record by record."""
+    """Returns counts of (targets, document_starts), read record by record."""
     counts: collections.Counter = collections.Counter()
     for path in folder.glob(f"{split}.tfrecord-*"):
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Builds on Dataflow: what is asked of it, what travels, and that what travels is all it takes."""
+"""Builds on Dataflow: the request, the staged files, and that these suffice to build."""
 
 import base64
 import bz2
@@ -47,7 +47,7 @@ FLAGS = (
 
 @pytest.fixture
 def gcs(corpus):
-    """Cloud Storage with the corpus in it."""
+    """Returns a storage server that holds the corpus."""
     with GcsServer() as server:
         data = pathlib.Path(corpus.partition(":")[2].partition("?")[0]).read_bytes()
         server.store.put("bucket", "corpus/documents.jsonl", data, {}, {})
@@ -66,7 +66,7 @@ def submit(start, gcs):
     return process
 
 
-def test_what_is_asked_and_what_travels(submit, gcs):
+def test_request_and_staged_files(submit, gcs):
     with DataflowServer(lambda job: {}) as server:
         process = submit(
             server,
@@ -80,7 +80,7 @@ def test_what_is_asked_and_what_travels(submit, gcs):
             "--labels=team=ours",
         )
         out, err = process.communicate(timeout=300)
-    # A service that says it is done and has done nothing is not believed.
+    # A service that reports success without having done the work is not believed.
     assert process.returncode == 2
     assert "Beam reported success and 16 of 16 shards are missing" in err, err
     (job,) = server.jobs
@@ -113,7 +113,7 @@ def test_what_is_asked_and_what_travels(submit, gcs):
     pickles = unpacked(proto)
     assert (
         sum(b"pipeline.building.graph" in pickle for pickle in pickles) >= 2
-    )  # the work, and the pieces
+    )  # the function, and the pieces
     assert any(b"documents.jsonl" in pickle for pickle in pickles)
     for data in [json.dumps(job.request).encode(), *map(gcs.read, gcs.names()), *pickles]:
         assert TOKEN.encode() not in data
@@ -121,14 +121,14 @@ def test_what_is_asked_and_what_travels(submit, gcs):
 
 
 def unpacked(proto: bytes) -> list[bytes]:
-    """What is pickled and compressed in a graph, and what is so again in there."""
+    """Returns pickled and compressed data in a graph, including data nested in it."""
     found = []
     for text in re.findall(rb"[A-Za-z0-9+/]{40,}={0,2}", proto):
         for kind in (zlib, bz2):
             with contextlib.suppress(zlib.error, OSError, ValueError):
                 found.append(kind.decompress(base64.b64decode(text)))
     for data in list(found):
-        for start in re.finditer(b"x\x9c", data):  # of zlib
+        for start in re.finditer(b"x\x9c", data):  # zlib's header
             with contextlib.suppress(zlib.error):
                 found.append(zlib.decompressobj().decompress(data[start.start() :]))
     return found
@@ -154,7 +154,7 @@ def check_wheel(data: bytes) -> None:
         assert {line.split(",")[0] for line in record} == names
 
 
-def test_the_wheel_asks_for_what_pyproject_says(tmp_path):
+def test_the_wheel_requires_the_packages_of_pyproject(tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["pipeline"], *extras["gcp"]]
@@ -166,8 +166,8 @@ def test_the_wheel_asks_for_what_pyproject_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_staged_pipeline_is_enough(submit, start, gcs, cache, tmp_path):
-    """A fresh process in a bare environment, with what was staged alone, builds the same bytes."""
+def test_the_staged_files_suffice(submit, start, gcs, cache, tmp_path):
+    """A new process with an empty environment and only the staged files builds the same bytes."""
     with DataflowServer(lambda job: dataflow_worker.work(job, gcs, tmp_path)) as server:
         process = submit(server, auth="")
         out, err = process.communicate(timeout=900)
@@ -180,7 +180,7 @@ def test_the_staged_pipeline_is_enough(submit, start, gcs, cache, tmp_path):
     prefixes = (f"cache/{TASK}/", f"local/{TASK}/")
     there, here = ({n.removeprefix(p): gcs.read(n) for n in gcs.names(p)} for p in prefixes)
     assert there == here
-    # The plan names the corpus; all else is as in a build of the same file on this machine.
+    # The plan names the corpus; all else equals a local build of the same file.
     others = {path.name: path.read_bytes() for path in cache.iterdir()}
     assert there.keys() == others.keys()
     differing = {name for name, data in there.items() if others[name] != data}
@@ -267,7 +267,7 @@ def checked(*flags: str, corpus="parquet:gs://bucket/*", cache_dir="gs://bucket/
         (["--job_name=Ours"], "--job_name=Ours: use lower-case letters"),
     ],
 )
-def test_flags_that_cannot_work(flags, message):
+def test_unusable_flags(flags, message):
     with pytest.raises(UserError, match=re.escape(message)):
         checked("--no_auth", *flags)
 
@@ -294,7 +294,7 @@ def test_no_credentials(monkeypatch):
         checked()
 
 
-def test_beam_without_its_parts_for_google_cloud(monkeypatch):
+def test_beam_without_its_google_cloud_packages(monkeypatch):
     import google.cloud
 
     monkeypatch.delattr(google.cloud, "dataflow", raising=False)
@@ -303,7 +303,7 @@ def test_beam_without_its_parts_for_google_cloud(monkeypatch):
         checked()
 
 
-def test_flags_that_beam_refuses(tmp_path):
+def test_flags_that_beam_rejects(tmp_path):
     flags = ["--runner=FnApiRunner", "--environment_type=PROCESS"]
     with pytest.raises(UserError, match=r"Beam refuses its flags.*\n?.*process_command"):
         beam_job.run(dict, [1], str(tmp_path), flags, verbose=False)
@@ -318,7 +318,7 @@ def test_job_names():
 
 
 def test_a_large_corpus_is_a_small_job():
-    """Dataflow refuses graphs of more than 10 MB; 20,000 pieces are 1.3 TB of text."""
+    """Dataflow rejects graphs of more than 10 MB; 20,000 pieces are 1.3 TB of text."""
     piece = sources.Piece(
         "name", ("train", "validation"), 64 << 20, True, "parquet", file_bytes=1 << 40
     )
@@ -341,12 +341,12 @@ def test_a_large_corpus_is_a_small_job():
     assert beam_job._unpacked(packed[1])[0] == elements[256]
 
 
-def test_threads_of_a_worker_share_no_buffer(cache, checksums, tmp_path, corpus, monkeypatch):
-    """Dataflow calls from as many threads of a process as it likes."""
+def test_threads_of_a_worker_share_no_buffers(cache, checksums, tmp_path, corpus, monkeypatch):
+    """Dataflow calls the function from several threads of a process."""
     usual = tokenize.without_sentinels
 
     def late(vocabulary, tokens, lengths):
-        time.sleep(0.02)  # the others go on while what was encoded here is not yet written
+        time.sleep(0.02)  # other threads run before these tokens are written
         return usual(vocabulary, tokens, lengths)
 
     monkeypatch.setattr(tokenize, "without_sentinels", late)

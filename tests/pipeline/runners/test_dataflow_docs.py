@@ -1,4 +1,4 @@
-"""What docs/dataflow.md tells a user to type is there to be typed."""
+"""Commands, flags and versions in docs/dataflow.md exist."""
 
 import pathlib
 import re
@@ -19,7 +19,7 @@ VARIABLES = {
 
 
 def commands() -> list[str]:
-    """Every command of the page's blocks, on one line."""
+    """Returns every command in the page's code blocks, on one line."""
     lines = [line[4:] for line in TEXT.splitlines() if line.startswith("    ")]
     return re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
 

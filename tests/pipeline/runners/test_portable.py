@@ -19,7 +19,7 @@ TASK = "python_docs_span_corruption"
 
 @pytest.fixture(autouse=True)
 def usual_sigint():
-    """Beam's embedded job server puts a handler of its own in the place of SIGINT's."""
+    """Restores the handler of SIGINT, which Beam's embedded job server replaces."""
     usual = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, usual)
@@ -28,7 +28,7 @@ def usual_sigint():
 def test_a_job_service_in_this_process(build, cache, checksums, tmp_path, capsys):
     flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
     assert checksums(build(tmp_path, *flags)) == checksums(cache)
-    assert "tokenized 2,004 documents" in capsys.readouterr().out  # the counters came back
+    assert "tokenized 2,004 documents" in capsys.readouterr().out  # the counters were returned
 
 
 def test_faulty_documents_end_a_build_there_too(build, tmp_path):
@@ -66,7 +66,7 @@ def test_ports():
 
 
 @pytest.mark.slow
-def test_a_worker_dies_and_the_same_command_goes_on(start, cache, checksums, tmp_path):
+def test_a_worker_dies_and_the_same_command_resumes(start, cache, checksums, tmp_path):
     folder = tmp_path / "cache" / TASK
     with Cluster(3, tmp_path) as cluster:
         process = start(tmp_path / "cache", *cluster.flags)
@@ -84,7 +84,7 @@ def test_a_worker_dies_and_the_same_command_goes_on(start, cache, checksums, tmp
             in line
         )
         assert not (folder / "COMPLETED").exists()
-        assert not cluster.workers()  # the others were ended
+        assert not cluster.workers()  # the other workers were stopped
 
         second = start(tmp_path / "cache", *cluster.flags)
         while not cluster.workers():

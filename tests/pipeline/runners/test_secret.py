@@ -1,4 +1,4 @@
-"""The Hub's token comes from Secret Manager where HF_TOKEN is not set, and from nowhere else."""
+"""The Hub's token is read from Secret Manager only if HF_TOKEN is not set."""
 
 import base64
 import http.server
@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Secret Manager on this machine, with one secret; the paths that it was asked for."""
+    """Starts a local Secret Manager with one secret; returns the list of requested paths."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
 
@@ -56,13 +56,13 @@ def test_a_version(asked):
     assert asked == ["/v1/projects/ours/secrets/hub/versions/3:access"]
 
 
-def test_a_secret_that_may_not_be_read(asked):
+def test_a_secret_without_permission(asked):
     with pytest.raises(UserError, match=r"HTTP 403.*roles/secretmanager.secretAccessor"):
         secret.provide_hf_token("projects/ours/secrets/other")
     assert not os.environ["HF_TOKEN"]
 
 
-def test_what_is_set_is_kept(asked, monkeypatch):
+def test_a_token_that_is_set_is_kept(asked, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_this_machine")
     secret.provide_hf_token("projects/ours/secrets/hub")
     secret.provide_hf_token("")
@@ -70,7 +70,7 @@ def test_what_is_set_is_kept(asked, monkeypatch):
     assert not asked
 
 
-def test_no_name_of_a_secret(asked, build, tmp_path):
+def test_an_invalid_name(asked, build, tmp_path):
     with pytest.raises(UserError, match="is not projects/PROJECT/secrets/NAME"):
         secret.provide_hf_token("hub")
     with pytest.raises(UserError, match="is for corpora of the Hugging Face Hub"):

@@ -1,4 +1,4 @@
-"""The fast tokenizer gives SentencePiece's ids: any model, any text, ties included."""
+"""The fast tokenizer returns SentencePiece's ids for any model and text, including ties."""
 
 import io
 import pathlib
@@ -25,7 +25,7 @@ CODE = {
     "normalization_rule_name": "identity",
     "allow_whitespace_only_pieces": True,
 }
-# name -> how SentencePiece is trained: every kind of model that users have.
+# Training options of SentencePiece by name, for every kind of model in use.
 MODELS = {
     "unigram": {},
     "bytes": {"byte_fallback": True, "character_coverage": 0.98},
@@ -86,7 +86,7 @@ def test_real_text(models, name):
     fast, processor = both(models[name])
     texts = ["\n".join(corpus()[start : start + 50]) for start in range(0, 20000, 50)]
     assert_equal(fast, processor, texts)
-    # Far into a document the float32 score is coarse and ties are cut by it.
+    # Far into a document the float32 score is coarse and decides ties.
     assert_equal(fast, processor, ["\n".join(texts), "\n".join(texts[::-1])])
     assert fast.refused == 0
 
@@ -164,7 +164,9 @@ def test_long_texts_without_a_space(models, name):
     letters = "abcdefghijklmnopqrstuvwxyzșțăâî中文字"
     texts = ["a" * 100_000, "".join(generator.choices(letters, k=200_000)), "ab" * 30_000 + "🇷🇴"]
     assert_equal(fast, processor, texts)
-    assert (fast.refused > 0) == (name == "bpe")  # quadratic there; SentencePiece does it
+    assert (fast.refused > 0) == (
+        name == "bpe"
+    )  # BPE would take quadratic time, so SentencePiece encodes it
 
 
 def test_the_memo_is_emptied_when_full(models):
@@ -176,7 +178,7 @@ def test_the_memo_is_emptied_when_full(models):
 
 
 def test_scores_that_nearly_tie(models):
-    """Pieces whose scores differ by less than float32 keeps of a long document's score."""
+    """Pieces differ in score by less than float32 can resolve at a long document's score."""
 
     def flatten(proto):
         generator = random.Random(2)
@@ -192,7 +194,7 @@ def test_scores_that_nearly_tie(models):
     assert whole != [token for line in lines for token in processor.encode(line)]
 
 
-def test_pieces_made_unused(models):
+def test_unused_pieces(models):
     def unused(proto):
         for number in range(300, 1500, 7):
             proto.pieces[number].type = proto.pieces[number].UNUSED
@@ -203,12 +205,14 @@ def test_pieces_made_unused(models):
         both(changed(models["bpe"], unused))
 
 
-def test_tables_are_kept_and_mended(models, monkeypatch, tmp_path):
+def test_tables_are_cached_and_repaired(models, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     both(models["unigram"])
     (kept,) = (tmp_path / "palimpsest").iterdir()
     whole = kept.read_bytes()
-    monkeypatch.setattr(fast_tokenizer, "_pieces", None)  # so that making them again would fail
+    monkeypatch.setattr(
+        fast_tokenizer, "_pieces", None
+    )  # so that making the tables again would fail
     assert_equal(*both(models["unigram"]), corpus()[:100])
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -220,7 +224,7 @@ def test_tables_are_kept_and_mended(models, monkeypatch, tmp_path):
     assert len(list((tmp_path / "palimpsest").iterdir())) == 2
 
 
-def test_models_that_are_left_to_sentencepiece(models, tmp_path):
+def test_unsupported_models_are_left_to_sentencepiece(models, tmp_path):
     def word(proto):
         proto.trainer_spec.model_type = proto.trainer_spec.WORD
 
@@ -306,8 +310,8 @@ def test_trie(pairs, text):
         assert kernels.longest_key(built, data, at, len(data)) == expected
 
 
-def test_a_machine_where_compiled_code_cannot_be_kept():
-    """Compiles in every process there; anything else fails at import."""
+def test_a_machine_without_a_cache_for_compiled_code():
+    """Every process compiles, instead of failing at import."""
     code = (
         "import numba.core.caching as caching\n"
         "def unwritable(*_): raise OSError('read-only')\n"

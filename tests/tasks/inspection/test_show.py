@@ -1,4 +1,4 @@
-"""Decoding is SentencePiece's, traces are true for every objective, pages are whole and safe."""
+"""Decoding equals SentencePiece's, traces are exact for every objective, pages are valid."""
 
 import html.parser
 import io
@@ -32,7 +32,7 @@ TASKS = {name: task for name, task in registry.tasks().items() if name.startswit
 
 @pytest.fixture(scope="module", params=[True, False], ids=["bytes", "unknown"])
 def loaded(request, tmp_path_factory):
-    """A vocabulary with byte pieces, and one with an unknown piece."""
+    """Returns a vocabulary with byte pieces, or one with an unknown piece."""
     import sentencepiece
 
     prefix = tmp_path_factory.mktemp("vocabulary") / "sentencepiece"
@@ -54,7 +54,7 @@ def loaded(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def window(loaded):
-    """Returns a function: a number of tokens -> that many of real text with documents' ends."""
+    """Returns a function: number of tokens -> that many tokens of text with ends of documents."""
     stream = []
     for text in [*SCRIPTS, *list(stdlib_docs.documents().values())[:20]]:
         stream += [*loaded.processor.encode(text), EOS_ID]
@@ -80,18 +80,18 @@ def test_any_ids_are_decoded_as_sentencepiece_does(loaded):
     generator = random.Random(5)
     byte_pieces = range(3, loaded.record.pieces if loaded.processor.is_byte(4) else 5)
     for _ in range(400):
-        # Cut anywhere, also inside a character; and bytes that are no character at all.
+        # Cut anywhere, even inside a character, and add bytes that form no character.
         tokens = loaded.processor.encode(generator.choice(SCRIPTS))
         begin = generator.randrange(len(tokens))
         tokens = tokens[begin : begin + generator.randrange(1, 40)]
         tokens += generator.choices(byte_pieces, k=generator.randrange(12))
-        # Of spaces at the very beginning SentencePiece keeps none.
+        # SentencePiece removes leading spaces.
         found = decode(tokens, loaded.ids).lstrip(" ")
         assert found == loaded.processor.decode(tokens).lstrip(" ")
 
 
 def example(task, window, loaded, seed, size=None):
-    """(trace, lengths) of a window of `size` tokens, as many as the objective takes without."""
+    """Returns (trace, lengths) of a window of `size` tokens, by default the objective's window."""
     lengths = Lengths(task.lengths.inputs and 96, 96 if task.name.endswith("masked_lm") else 160)
     width = task.objective.window_tokens(lengths)
     key = noise.fold_in(seed, 7)
@@ -116,7 +116,7 @@ def test_every_token_has_its_place(name, window, loaded):
             assert np.array_equal(side.tokens_L, values[0, : counts[0]])
             from_window = side.places_L >= 0
             assert np.array_equal(side.tokens_L[from_window], tokens_N[side.places_L[from_window]])
-            # What is not of the window is a sign, or a random piece that hides a token.
+            # Other tokens are special tokens, or random pieces that replace a token.
             own = side.tokens_L[~from_window]
             signs = (own == EOS_ID) | (own >= loaded.first_sentinel)
             assert (signs | (side.spans_L[~from_window] >= 0)).all()
@@ -125,7 +125,7 @@ def test_every_token_has_its_place(name, window, loaded):
 @pytest.mark.parametrize(
     "name", [name for name in TASKS if name.endswith(("_u_u", "span_corruption", "ul2"))]
 )
-def test_a_span_s_sentinel_and_text_are_of_its_number(name, window, loaded):
+def test_sentinel_and_text_of_a_span_have_its_number(name, window, loaded):
     seen = 0
     for seed in range(8):
         made, _ = example(TASKS[name], window, loaded, seed)
@@ -136,21 +136,21 @@ def test_a_span_s_sentinel_and_text_are_of_its_number(name, window, loaded):
             targets = np.flatnonzero(made.targets.spans_L == number)
             text = made.targets.places_L[targets]
             assert np.array_equal(text[text >= 0], hidden)
-            # UL2's sequential denoiser alone has no sentinel.
+            # Only UL2's sequential denoiser has no sentinel.
             assert len(inputs) == 1 or (name.endswith("ul2") and text[0] >= 0)
             if text[0] < 0:
-                # The same on both sides, with the text behind it.
+                # The same sentinel on both sides, followed by the text in the targets.
                 assert made.targets.tokens_L[targets[0]] == inputs[0] >= loaded.first_sentinel
                 if hidden[0]:
                     assert np.array_equal(targets, np.arange(targets[0], targets[-1] + 1))
-                    # In the inputs it stands behind the token before the span.
+                    # In the inputs it follows the token before the span.
                     at = int(np.flatnonzero(made.inputs.spans_L == number)[0])
                     assert made.inputs.places_L[at - 1] == hidden[0] - 1
                 seen += 1
     assert seen >= 8
 
 
-def test_replaced_tokens_have_the_spans_they_hide(window, loaded):
+def test_replacements_belong_to_the_spans_that_they_hide(window, loaded):
     kinds = {"masked": 0, "random": 0, "kept": 0}
     for seed in range(20):
         made, _ = example(TASKS["python_docs_masked_lm"], window, loaded, seed)
@@ -167,7 +167,7 @@ def test_replaced_tokens_have_the_spans_they_hide(window, loaded):
     assert kinds["masked"] > 5 * kinds["kept"] > 0
 
 
-def test_words_begin_after_eos_for_marks_too(window, loaded):
+def test_words_begin_after_eos(window, loaded):
     tokens_N = window(93).copy()
     tokens_N[::4] = EOS_ID
     for seed in range(10):
@@ -175,7 +175,7 @@ def test_words_begin_after_eos_for_marks_too(window, loaded):
         assert made.exact
 
 
-def test_what_is_learned_without_a_sentinel(window, loaded):
+def test_predicted_tokens_without_a_sentinel(window, loaded):
     prefix, _ = example(TASKS["python_docs_prefix_lm"], window, loaded, 1)
     split = int(np.flatnonzero(prefix.window.spans_L == 0)[0])
     assert np.array_equal(prefix.inputs.places_L[:-1], np.arange(split))
@@ -188,17 +188,17 @@ def test_what_is_learned_without_a_sentinel(window, loaded):
     assert (plain.window.spans_L < 0).all()
 
 
-def test_another_order_is_seen(window, loaded):
+def test_shuffled_inputs_are_recognised(window, loaded):
     made, _ = example(TASKS["python_docs_deshuffling"], window, loaded, 1)
     assert made.shuffled
     assert sorted(made.inputs.places_L[:-1]) == list(range(95))
     assert np.array_equal(made.window.spans_L[made.inputs.places_L[:-1]], made.inputs.spans_L[:-1])
-    # Two segments that changed places are something else.
+    # Two swapped segments do not count as shuffled.
     for seed in range(4):
         assert not example(TASKS["python_docs_masked_lm"], window, loaded, seed)[0].shuffled
 
 
-def test_ul2_leaves_tokens_out_and_says_its_mode(window, loaded):
+def test_ul2_leaves_tokens_out_and_shows_its_mode(window, loaded):
     task = TASKS["python_docs_ul2"]
     modes = set()
     for seed in range(30):
@@ -216,7 +216,7 @@ def test_ul2_leaves_tokens_out_and_says_its_mode(window, loaded):
 
 
 class Sorting(Objective):
-    """An objective of a user's that looks at the tokens themselves."""
+    """A user's objective that depends on the values of the tokens."""
 
     features = ("inputs", "targets")
 
@@ -233,7 +233,7 @@ class Sorting(Objective):
         }
 
 
-def test_an_objective_that_takes_no_marks_is_shown_without_colours(window, loaded):
+def test_an_objective_that_cannot_be_traced_has_no_colours(window, loaded):
     task = TaskSpec("python_docs_sorting", "", Sorting(), Lengths(96, 96))
     made, lengths = example(task, window, loaded, 1)
     assert not made.exact
@@ -244,7 +244,7 @@ def test_an_objective_that_takes_no_marks_is_shown_without_colours(window, loade
 
 
 def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):
-    """A window of two documents, the second beginning at token 30."""
+    """Returns a window of two documents, the second of which begins at token 30."""
     size = len(made.window.tokens_L)
     parts = (
         Part(names[0], "", 0, 30, first=12, whole=42),
@@ -258,7 +258,7 @@ def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):
 
 
 class Closed(html.parser.HTMLParser):
-    """Holds that every tag is closed in turn, and keeps texts and attributes."""
+    """Parser that asserts that tags are closed in order, and collects texts and attributes."""
 
     VOID = {"meta", "input", "wbr"}
 
@@ -283,12 +283,12 @@ class Closed(html.parser.HTMLParser):
 
 
 def squeezed(text):
-    """Without spaces, EOS, and bytes of a character that was cut, which are shown as pieces."""
+    """Removes spaces, EOS, and bytes of cut characters, which are shown as pieces."""
     return re.sub(r"\s|EOS|\ufffd|<0x..>", "", show.printable(text))
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_page_is_whole_safe_and_needs_nothing(name, window, loaded):
+def test_the_page_is_complete_escaped_and_self_contained(name, window, loaded):
     made, lengths = example(TASKS[name], window, loaded, 3)
     one = sample(made, lengths)
     page = show.page("A <page>", [one, one], loaded.ids)
@@ -305,7 +305,7 @@ def test_the_page_is_whole_safe_and_needs_nothing(name, window, loaded):
     directions = [attributes["dir"] for _, attributes in parsed.tags if "dir" in attributes]
     assert set(directions) == {"auto"}
     assert len(directions) == 2 * (3 + (made.inputs is not None))
-    # One number has one colour, wherever it is; ids and pieces are those of the tokens.
+    # A span has the same colour everywhere; ids and pieces are those of the tokens.
     colours = {}
     for _, attributes in parsed.tags:
         if "data-s" in attributes:
@@ -330,7 +330,7 @@ def terminal(monkeypatch, samples, ids, **environment):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_terminal_is_not_commanded(name, window, loaded, monkeypatch):
+def test_no_control_characters_reach_the_terminal(name, window, loaded, monkeypatch):
     made, lengths = example(TASKS[name], window, loaded, 3)
     one = sample(made, lengths, ("an\x1b[31mid", "two"))
     plain = terminal(monkeypatch, [one], loaded.ids)
@@ -346,5 +346,5 @@ def test_the_terminal_is_not_commanded(name, window, loaded, monkeypatch):
     assert "⟦" not in coloured
 
 
-def test_control_characters_are_pictures():
+def test_control_characters_become_pictures():
     assert show.printable("a\x00\x1b\x7f\x9b\n\tb") == "a␀␛␡�↵\n\tb"
