@@ -1,18 +1,18 @@
-"""Tiny checkpoints in T5X's formats, written without T5X and without the trainer's own writer.
+"""Writes tiny checkpoints in T5X's formats, without T5X and without the trainer's writer.
 
-How they were made: the names, shapes and metadata were read off checkpoints that T5X at commit
-cc342d419ec3 wrote for `t5_1_1/tiny.gin` (examples/t5, layers apart) and for the same sizes in
-`examples/scalable_t5` (layers stacked along axis 1, heads apart from their channels, a table of
-relative positions in every layer), by its Orbax and by its legacy checkpointer. Here the same trees
-are filled with random numbers, and TensorStore and msgpack write them:
+Names, shapes and metadata are those of checkpoints that T5X at commit cc342d419ec3 wrote for
+`t5_1_1/tiny.gin` (examples/t5, each layer apart) and for the same sizes in `examples/scalable_t5`
+(layers stacked along axis 1, separate axes for heads and channels, a table of relative positions in
+every layer), with its Orbax and its legacy checkpointer. The trees are filled with random numbers
+and written by TensorStore and msgpack:
 
 - "orbax", current T5X: `state/_METADATA`, and all arrays as zarr (zstd) in one OCDBT store;
 - "placeholder", Orbax of 2022 and 2023: a msgpack tree of "PLACEHOLDER://NAME", zarr folders;
-- "legacy", T5X before Orbax: a msgpack tree with `version` and `optimizer`, in which arrays that
-  T5X does not partition (v_row, v_col, m, the step) are inline and others a TensorStore spec of a
-  zarr (gzip) folder;
-- "released", the same written on a bucket, as the public T5 1.1 and mT5 were: the specs name a
-  dummy bucket, by T5X's `_get_spec`.
+- "legacy", T5X before Orbax: a msgpack tree with `version` and `optimizer`; arrays that T5X does
+  not partition (v_row, v_col, m, the step) are inline, others are TensorStore specs of zarr (gzip)
+  folders;
+- "released", like "legacy" but written to a bucket, as the public T5 1.1 and mT5 checkpoints were:
+  the specs name a dummy bucket, as T5X's `_get_spec` does.
 """
 
 import json
@@ -47,7 +47,7 @@ _KERNEL = {
 
 
 def shapes():
-    """T5 1.1: name -> shape, layers apart."""
+    """Returns name -> shape of an unscanned T5 1.1."""
     found = {"token_embedder/embedding": (V, D), "decoder/logits_dense/kernel": (D, V)}
     for stack in ("encoder", "decoder"):
         found[f"{stack}/{stack}_norm/scale"] = (D,)
@@ -62,13 +62,13 @@ def shapes():
 
 
 def parameters(seed=0):
-    """Random float32 arrays under the names of an unscanned model."""
+    """Returns random float32 parameters of the unscanned model, by name."""
     rng = np.random.default_rng(seed)
     return {name: rng.normal(size=shape).astype("f4") for name, shape in shapes().items()}
 
 
 def moments(arrays, factored_from, seed=1):
-    """Adafactor's state of each parameter as T5X has it: factored where both axes are that long."""
+    """Returns T5X's Adafactor state; axes of `factored_from` elements or more are factored."""
     rng = np.random.default_rng(seed)
     unused, found = np.zeros(1, "f4"), {}
     for name, array in arrays.items():
@@ -84,7 +84,7 @@ def moments(arrays, factored_from, seed=1):
 
 
 def scanned(arrays):
-    """The parameters as `scalable_t5` has them."""
+    """Returns the parameters in the layout of `scalable_t5`."""
     found = {name: array for name, array in arrays.items() if "layers_" not in name}
     for stack in ("encoder", "decoder"):
         table = found.pop(f"{stack}/relpos_bias/rel_embedding")
@@ -105,7 +105,7 @@ def scanned(arrays):
 
 
 def scanned_moments(arrays, seed=1):
-    """What T5X keeps of `scanned(…)`: every kernel factored, by "embed" and the other axes."""
+    """Returns Adafactor's state of `scanned(…)`: every kernel is factored by its "embed" axis."""
     rng = np.random.default_rng(seed)
     unused, found = np.zeros(1, "f4"), {}
     for name, array in arrays.items():
@@ -117,7 +117,7 @@ def scanned_moments(arrays, seed=1):
             state |= {"v_row": rng.random(row).astype("f4"), "v_col": rng.random(rest).astype("f4")}
         else:
             value = rng.random(array.shape).astype("f4")
-            # One table, and so one state, for all layers.
+            # All layers have the same table, and so the same state.
             if "relpos_bias" in name:
                 value = np.stack([value[:, 0]] * LAYERS, 1)
             state["v"] = value
@@ -126,7 +126,7 @@ def scanned_moments(arrays, seed=1):
 
 
 def write(folder, layout, parameters, moments=None, step=STEP, dtype="float32"):
-    """Writes `folder/checkpoint_STEP`, parameters in `dtype`, and returns its path."""
+    """Writes `folder/checkpoint_STEP` with parameters in `dtype`, and returns its path."""
     path = folder / f"checkpoint_{step}"
     tree = {"state/step": np.asarray(step, np.int32)}
     tree |= {f"state/param_states/{name}": array for name, array in (moments or {}).items()}
