@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import math
 import platform
 import shlex
 import tempfile
@@ -407,17 +408,20 @@ def _add_option(parser: command_line.Parser, option: dataclasses.Field) -> None:
     elif option.name == "user_defined_symbols":
         settings |= {"action": "append", "metavar": "A,B"}
     else:
-        kind = _whole if option.type is int else option.type
+        kind = _whole_number if option.type is int else option.type
         settings |= {"type": kind, "help": f"{words} (default: {option.default})"}
         settings |= {"choices": choices} if choices else {}
     parser.add_argument(f"--{option.name}", **settings)
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     """Returns a flag's whole number, which may be written as 4e9."""
-    value = float(text)
-    if value != int(value):
-        raise ValueError(f"{text} is not a whole number")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     return int(value)
 
 

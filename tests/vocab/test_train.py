@@ -348,6 +348,8 @@ def refused(*arguments, module="vocab.train"):
     [
         (["--vocab_sise=9"], "unknown flag --vocab_sise (did you mean --vocab_size?)"),
         (["--vocab_size=0"], "must be more than 0"),
+        (["--vocab_size=many"], "argument --vocab_size: many is not a whole number"),
+        (["--memory_bytes=inf"], "argument --memory_bytes: inf is not a whole number"),
         (["--extra_ids=-1"], "--extra_ids=-1 must be 0 or more"),
         (["--vocab_size=50000"], "Vocabulary size too high (50000). Please set it to a value"),
         (["--vocab_size=20"], "Vocabulary size is smaller than required_chars"),
