@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import optax
 
 from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
-from trainer.optim.schedule import FACTORS as FACTORS
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, path_name, stack_axes
 

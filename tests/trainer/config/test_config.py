@@ -187,7 +187,7 @@ def test_names_that_need_no_jax_are_those_of_the_code():
     from trainer.model import config as model_config
     from trainer.model.feedforward import ACTIVATIONS
     from trainer.model.spec import FAMILIES
-    from trainer.optim.optimizer import FACTORS
+    from trainer.optim.schedule import FACTORS
 
     assert set(model_config.ACTIVATION_NAMES) == set(ACTIVATIONS)
     assert set(model_config.FAMILY_NAMES) == set(FAMILIES)
