@@ -253,9 +253,9 @@ WRONG = {
     "another seed": (["--seed=5"], "seed was 0, is 5"),
     "best of no evaluation": (
         ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"],
-        "needs evaluations",
+        "unset without evaluations",
     ),
-    "neither stop nor skip": (["--on_nan=go"], "stop or skip"),
+    "neither stop nor skip": (["--on_nan=go"], "one of 'skip', 'stop'"),
     "a file in the way": (["--model_dir=setup.py/model"], "file"),
 }
 

@@ -6,11 +6,8 @@ from trainer.config.processes import ProcessesConfig
 from trainer.config.run import (
     BEST_METRICS,
     CONFIG_FILE,
-    ENGINES,
     NORMALIZERS,
-    ON_NAN,
     RESUMABLE_CHANGES,
-    SHUFFLES,
     CheckpointConfig,
     Config,
     DataConfig,
@@ -28,11 +25,8 @@ from trainer.config.run import (
 __all__ = [
     "BEST_METRICS",
     "CONFIG_FILE",
-    "ENGINES",
     "NORMALIZERS",
-    "ON_NAN",
     "RESUMABLE_CHANGES",
-    "SHUFFLES",
     "CheckpointConfig",
     "Config",
     "DataConfig",

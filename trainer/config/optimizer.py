@@ -366,7 +366,8 @@ class OptimizerConfig:
     @property
     def factors(self) -> tuple[str, ...]:
         """The factors of the schedule, in order."""
-        return factor_names(self.schedule or OPTIMIZERS[self.name].schedule)
+        schedule = self.schedule or OPTIMIZERS[self.name].schedule
+        return tuple(name.strip() for name in schedule.split("*"))
 
     def value(self, name: str) -> Any:
         """Returns the value of a field or, if it is unset, the default of what reads it."""
@@ -378,11 +379,6 @@ class OptimizerConfig:
             return optimizer.learning_rate
         tables = (optimizer.defaults, *(SCHEDULE_FACTORS[factor] for factor in self.factors))
         return next((table[name] for table in tables if name in table), None)
-
-
-def factor_names(schedule: str) -> tuple[str, ...]:
-    """Returns the factors of a schedule, in order."""
-    return tuple(name.strip() for name in schedule.split("*"))
 
 
 def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:

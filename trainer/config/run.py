@@ -29,9 +29,9 @@ from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
 
-SHUFFLES = ("global", "block", "none")
-ENGINES = ("palimpsest", "t5x")
-ON_NAN = ("stop", "skip")
+_SHUFFLES = ("global", "block", "none")
+_ENGINES = ("palimpsest", "t5x")
+_ON_NAN = ("stop", "skip")
 # The metrics of `Evaluator` that can rank checkpoints; for accuracy, higher is better.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
@@ -140,7 +140,7 @@ class DataConfig:
         "order of an epoch's windows; global = all are permuted, block = blocks of whole shards "
         "are permuted, and the windows within each, for a remote cache larger than the disk, none "
         "= the cache's order",
-        choices=SHUFFLES,
+        choices=_SHUFFLES,
     )
     block_bytes: int = field(
         16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
@@ -332,7 +332,7 @@ class Config:
     engine: str = field(
         "palimpsest",
         "what makes the updates; t5x = an installed T5X (docs/t5x_checkpoints.md)",
-        choices=ENGINES,
+        choices=_ENGINES,
     )
     init_from: str | None = field(
         None,
@@ -349,7 +349,7 @@ class Config:
         "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
         "spike_factor; stop = save the state before it and end the run, skip = leave it out and "
         "count it",
-        choices=ON_NAN,
+        choices=_ON_NAN,
     )
     spike_factor: float | None = field(
         None,

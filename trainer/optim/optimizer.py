@@ -19,7 +19,6 @@ import optax
 
 from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
 from trainer.model.paths import path_name
-from trainer.optim.schedule import FACTORS as FACTORS
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 

@@ -98,7 +98,7 @@ def test_flags_are_checked_together_in_any_order():
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
-def test_recipes_of_optimizers_say_where_they_come_from(name):
+def test_optimizer_presets_record_their_origin(name):
     config, origins = build(optimizer_preset=name)
     assert config.optimizer == OPTIMIZER_PRESETS[name]
     assert origins["optimizer.learning_rate"] == f"optimizer preset {name}"
@@ -115,7 +115,7 @@ def test_nanot5_clips_the_gradient_of_the_mean_loss():
     assert own.loss.normalizer == "sum"
 
 
-def test_updates_to_trace_are_both_named():
+def test_profile_steps_name_the_first_and_the_last_update():
     assert build("--profile_steps=10:20")[0].profiled == range(10, 21)
     assert not build()[0].profiled
 
@@ -127,7 +127,7 @@ def test_unknown_presets_suggest_the_nearest():
         build(optimizer_preset="nanot")
 
 
-def test_config_survives_its_file(tmp_path):
+def test_a_configuration_is_restored_from_its_file(tmp_path):
     config, origins = build(f"--model_dir={tmp_path}", "--model.mlp_activations=relu")
     save_config(config, origins)
     assert load_config(str(tmp_path)) == (config, origins)
@@ -142,7 +142,7 @@ def test_fields_of_another_version_are_refused(tmp_path):
         load_config(str(tmp_path))
 
 
-def test_only_what_changes_no_parameter_may_change_on_resume():
+def test_only_fields_that_do_not_affect_parameters_may_change_on_resume():
     before, _ = build("--optimizer.learning_rate=0.5")
     harmless, _ = build(
         "--optimizer.learning_rate=0.5",
@@ -174,7 +174,7 @@ def test_only_what_changes_no_parameter_may_change_on_resume():
         assert config_changes(before, changed, 5) == [f"{path} was {was}, is {value}"]
 
 
-def test_only_the_schedule_that_lies_ahead_may_change_on_resume():
+def test_only_the_rest_of_the_mixing_schedule_may_change_on_resume():
     before, _ = build("--mixing.schedule=20: a=1,b=2; 40: b=1")
     longer, _ = build("--mixing.schedule=20:a=1,b=2; 41: a=1; 60: a=1,c=2")
     assert config_changes(before, longer, 40) == []
@@ -183,18 +183,18 @@ def test_only_the_schedule_that_lies_ahead_may_change_on_resume():
         config_changes(before, build("--mixing.schedule=20:a;20:b")[0], 5)
 
 
-def test_names_that_need_no_jax_are_those_of_the_code():
+def test_names_in_configurations_match_the_code():
     from trainer.model import config as model_config
     from trainer.model.feedforward import ACTIVATIONS
     from trainer.model.spec import FAMILIES
-    from trainer.optim.optimizer import FACTORS
+    from trainer.optim.schedule import FACTORS
 
     assert set(model_config.ACTIVATION_NAMES) == set(ACTIVATIONS)
     assert set(model_config.FAMILY_NAMES) == set(FAMILIES)
     assert set(SCHEDULE_FACTORS) == set(FACTORS)
 
 
-def test_a_vocabulary_size_of_one_s_own_is_that_of_evaluation_too(text_cache, tmp_path):
+def test_a_given_vocabulary_size_is_kept_for_evaluation(text_cache, tmp_path):
     config, origins = build(
         "--model.vocab_size=1000",
         "--task=python_docs_span_corruption",
@@ -236,13 +236,13 @@ def test_batches_in_tokens(flags, rows, microbatches):
         ),
     ],
 )
-def test_batches_in_tokens_that_make_no_sense(flags, says):
+def test_invalid_batches_in_tokens_are_refused(flags, says):
     config, origins = build(*flags)
     with pytest.raises(UserError, match=says):
         batch_of_tokens(config, origins, Lengths(0, 512))
 
 
-def test_tokens_are_counted_from_one():
+def test_a_batch_has_one_token_or_more():
     with pytest.raises(UserError, match="--tokens_per_batch=0: it must be 1 or more"):
         build("--tokens_per_batch=0")
 
@@ -283,7 +283,7 @@ def test_a_rejected_value_that_was_not_typed_is_named_by_its_path():
     )
 
 
-def test_a_former_name_sets_the_field_of_today():
+def test_a_former_name_sets_the_renamed_field():
     config, origins = build("--mesh.num_partitions=2")
     assert config.mesh.tensor == 2
     assert origins["mesh.tensor"] == "command line"

@@ -1,4 +1,4 @@
-"""Whatever literal a file binds, it is read or refused in one line that has its place."""
+"""Any literal is read, or refused in one line that names its place."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def known_flags():
 
 
 @pytest.mark.parametrize("command", commands())
-def test_a_command_s_flags_exist(command, known_flags):
+def test_flags_of_commands_exist(command, known_flags):
     _, _, module, *flags = shlex.split(command)
     names = {flag.partition("=")[0] for flag in flags}
     assert {name for name in names if not name.startswith("--gin.")} <= known_flags[module]
@@ -63,7 +63,7 @@ def test_flags_and_fields_in_the_text_exist(known_flags):
             assert name in FIELDS or any(path.startswith(group) for path in FIELDS), name
 
 
-def test_names_of_gin_exist():
+def test_gin_names_exist():
     known = (*t5x.KNOWN, *mesh_tables.KNOWN)
     macros = {*includes.MACROS, *mesh_tables.MACROS}
     configurables = {each.short for each in known}

@@ -1,4 +1,4 @@
-"""Gin files of Mesh T5 and Primer: what they become."""
+"""Gin files of Mesh T5 and Primer, and the configurations that they describe."""
 
 import dataclasses
 import pathlib
@@ -45,7 +45,7 @@ def load(*files, flags=FLAGS, preset=None):
         ("bi_v1_large", "t5_1_0_large"),
     ],
 )
-def test_a_model_of_t5_is_its_preset(file, preset):
+def test_a_t5_model_is_its_preset(file, preset):
     config, origins, _ = load(f"models/{file}.gin", "objectives/span.gin")
     expected = dict(fields.leaves(model_preset(preset)))
     found = dict(fields.leaves(config.model))
@@ -62,7 +62,7 @@ def test_a_model_of_t5_is_its_preset(file, preset):
     assert origins["model.emb_dim"] == f"models/{file}.gin (built in) via d_model"
 
 
-def test_a_run_of_mesh_t5():
+def test_a_mesh_t5_run():
     config, origins, notes = load("models/t5.1.1.base.gin", "objectives/span_5_15_u_u.gin")
     assert config.objective == ("mask.mean_noise_span_length=5.0",)
     # Source: T5's random_spans_helper: 512 of .15 and 5 take 581 tokens, 105 of them targets.
@@ -93,8 +93,8 @@ def test_a_constant_rate():
         ("synthesizer", "synthesizer"),
     ],
 )
-def test_a_model_of_primer_s_is_its_preset_or_there_is_none(file, preset):
-    """Presets of Primer's are found by what files say of layers, norms and activations."""
+def test_a_primer_model_is_its_preset_or_refused(file, preset):
+    """Layers, norms and activations in the files determine the preset."""
     if preset not in MODEL_PRESETS:
         kind = preset.replace("small", "medium")
         with pytest.raises(UserError, match=rf"\.gin.*: there is no preset of .*{kind}, layers"):
@@ -110,7 +110,7 @@ def test_a_model_of_primer_s_is_its_preset_or_there_is_none(file, preset):
     assert ("has no effect in Mesh" in str(notes)) == (file == "released")
 
 
-def test_the_stack_that_mesh_heeds_alternates_norms():
+def test_the_effective_layer_stack_alternates_norms():
     flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
     if "small_primer" not in MODEL_PRESETS:
         with pytest.raises(UserError, match=r"there is no preset of .*medium_primer, layers"):
@@ -120,14 +120,14 @@ def test_the_stack_that_mesh_heeds_alternates_norms():
     assert config.model == dataclasses.replace(model_preset("small_primer"), dtype="bfloat16")
 
 
-def test_a_decoder_with_t5_s_own_layers():
+def test_a_decoder_with_t5_layers():
     config, _, _ = load("models/lm_v1.gin", *LM_FILES, flags=LM)
     assert config.model.family == "lm"
     assert config.model.mlp_activations == ("relu",)
     assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (0, 12)
 
 
-def test_a_preset_goes_before_the_model_of_the_files():
+def test_a_preset_overrides_the_model_of_the_files():
     config, _, _ = load("gelu.gin", *LM_FILES, flags=LM, preset="lm_small")
     assert config.model == dataclasses.replace(model_preset("lm_small"), dtype="bfloat16")
 
@@ -174,7 +174,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_binding_is_one_clear_line(case):
+def test_a_wrong_binding_is_a_one_line_error(case):
     flags, says = WRONG[case]
     with pytest.raises(UserError) as error:
         load("models/t5.1.1.base.gin", "objectives/span.gin", flags=(*FLAGS, *flags))
@@ -185,7 +185,7 @@ def test_a_wrong_binding_is_one_clear_line(case):
         assert part in message
 
 
-def test_objectives_are_our_tasks():
+def test_objectives_map_to_our_tasks():
     tasks = {
         name: load("models/t5.1.1.base.gin", f"objectives/{name}.gin").config.task
         for name in ("span", "span_3_15_u_u", "prefix_lm")

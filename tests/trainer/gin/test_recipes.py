@@ -1,4 +1,4 @@
-"""The recipes of the Romanian T5X models, in T5X's dialect, and what they become."""
+"""Gin files of the Romanian T5X models, and the configurations that they describe."""
 
 import dataclasses
 import importlib.util
@@ -102,7 +102,7 @@ def recipe_of(name, *flags, **kwargs):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_recipe_is_the_table(name):
+def test_a_recipe_sets_the_fields_of_the_table(name):
     read = recipe_of(name)
     values = dict(fields.leaves(read.config))
     expected = {**COMMON, **EXPECTED[name]}
@@ -149,7 +149,7 @@ def test_every_value_has_the_file_and_line_that_set_it():
     assert f"# {expected['batch_size']}" in shown
 
 
-def test_what_nobody_binds_is_t5x_s_default():
+def test_unbound_arguments_have_t5x_defaults():
     config, origins, _ = load(
         "ro_t5x_base.gin",
         "MODEL_DIR = 'x'",
@@ -173,7 +173,7 @@ def test_what_nobody_binds_is_t5x_s_default():
     assert config.model.dropout_rate == 0.1
 
 
-def test_a_recipe_s_risks_are_told_and_it_loads():
+def test_a_risky_recipe_loads_with_warnings():
     notes = recipe_of("ro_t5x_base").notes
     warnings = "\n".join(text for subject, text in notes if subject == "warning")
     for text in (
@@ -202,7 +202,7 @@ def test_a_recipe_s_risks_are_told_and_it_loads():
     assert config.vocabulary.extra_ids == 100
 
 
-def test_sentinels_of_a_file_that_is_here_are_looked_at(text_cache):
+def test_a_local_vocabulary_is_checked_for_sentinels(text_cache):
     model = next(text_cache.parents[1].glob("vocabulary/*.model"))
     flag = f"seqio.SentencePieceVocabulary.sentencepiece_model_file = '{model}'"
     assert "extra_ids" not in str(recipe_of("ro_t5x_base", flag).notes)
@@ -309,7 +309,7 @@ def test_a_binding_means(case):
     assert all(path in origins for path in expected if values[path] is not None)
 
 
-def test_a_decoder_alone():
+def test_a_decoder_only_model():
     files = ["t5x/examples/decoder_only/models/large.gin", "t5x/configs/runs/pretrain.gin"]
     flags = ("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='c4_autoregressive_lm'", "TRAIN_STEPS=5")
     flags += ("TASK_FEATURE_LENGTHS={'targets': 512}", "DROPOUT_RATE=0.0")
@@ -319,7 +319,7 @@ def test_a_decoder_alone():
     assert config.task == "c4_autoregressive_lm"
 
 
-def test_a_preset_is_the_model_where_files_name_none():
+def test_a_preset_is_the_model_if_files_name_none():
     flags = ("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5")
     flags += ("TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",)
     config, origins, _ = load("t5x/configs/runs/pretrain.gin", *flags, preset="t5_1_1_mini")
@@ -329,7 +329,7 @@ def test_a_preset_is_the_model_where_files_name_none():
     assert config.train_steps == 5
 
 
-def test_finetuning_begins_with_a_checkpoint():
+def test_finetuning_starts_from_a_checkpoint():
     files = ["t5x/examples/t5/t5_1_1/small.gin", "t5x/configs/runs/finetune.gin"]
     flags = ("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5")
     flags += ("TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",)
@@ -340,7 +340,7 @@ def test_finetuning_begins_with_a_checkpoint():
     assert not [text for subject, text in notes if subject == "read, no counterpart"]
 
 
-def test_descriptions_are_our_presets_and_t5x_s_settings():
+def test_descriptions_hold_our_presets_and_t5x_settings():
     flags = ["MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5", "DROPOUT_RATE=0.0"]
     flags += ["TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}"]
     for name, preset in (
@@ -370,7 +370,7 @@ def test_descriptions_are_our_presets_and_t5x_s_settings():
     assert (config.mesh.tensor, config.microbatches, config.init_from) == (1, 1, None)
 
 
-def test_descriptions_say_what_t5x_s_files_say():
+def test_descriptions_match_t5x_files():
     found = importlib.util.find_spec("t5x")
     if not found or not found.submodule_search_locations:
         pytest.skip("T5X is not on the path: its files are not compared with our descriptions")
@@ -385,7 +385,7 @@ def test_descriptions_say_what_t5x_s_files_say():
         assert ours.config == theirs.config, path
 
 
-def test_a_flag_that_cannot_be_read_is_named():
+def test_an_unreadable_flag_is_named():
     with pytest.raises(UserError, match=r"--gin\.TRAIN_STEPS: "):
         recipe_of("ro_t5x_base", "TRAIN_STEPS = 2 * 3")
     with pytest.raises(UserError, match=r"--gin\.TRAIN_STEPS needs a value"):

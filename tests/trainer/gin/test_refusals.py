@@ -1,4 +1,4 @@
-"""Files that cannot be what they say: each is refused by file and line, and nothing is executed."""
+"""Invalid files are refused with file and line, and nothing in them is executed."""
 
 import os
 import pathlib
@@ -136,7 +136,7 @@ def test_a_broken_file_is_refused_by_file_and_line(case, folder, monkeypatch):
     assert {"trap", "my_library"}.isdisjoint(set(sys.modules) - modules)
 
 
-def test_a_setting_of_ours_that_the_files_make_idle(folder):
+def test_files_without_a_model_are_refused(folder):
     with pytest.raises(UserError, match="these files name no model"):
         recipe.load(
             ["t5x/configs/runs/pretrain.gin"],
@@ -150,13 +150,13 @@ def test_a_setting_of_ours_that_the_files_make_idle(folder):
         )
 
 
-def test_a_module_named_like_a_library_s_is_told(folder):
+def test_imported_modules_of_users_are_reported(folder):
     (folder / "run.gin").write_text(GOOD + "import t5x_tasks\n")
     told = [text for subject, text in read(folder).notes if subject == "not imported"]
     assert [text.split()[0] for text in told] == ["trap", "t5x_tasks"]
 
 
-def test_a_module_that_the_command_loads_is_not_told(folder, monkeypatch):
+def test_the_task_module_is_not_reported(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     (folder / "trap.py").write_text("TASKS = ()\n")
     flags = ["--task_module=trap"]
@@ -168,7 +168,7 @@ def test_a_module_that_the_command_loads_is_not_told(folder, monkeypatch):
     sys.modules.pop("trap")
 
 
-def test_a_name_set_twice_in_a_file_is_told(folder):
+def test_a_name_set_twice_in_a_file_is_reported(folder):
     (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
     found = read(folder)
     assert found.config.train_steps == 6

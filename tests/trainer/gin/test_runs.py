@@ -73,7 +73,7 @@ def curve(model_dir):
 
 
 @pytest.mark.slow
-def test_a_run_from_a_gin_file_is_the_run_of_our_flags(text_cache, tmp_path):
+def test_a_run_from_a_gin_file_equals_the_run_from_flags(text_cache, tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "tiny.gin").write_text(RECIPE)
     (tmp_path / "my_tasks.py").write_text("raise SystemExit('executed')")
@@ -112,7 +112,7 @@ def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_what_the_cache_cannot_be_is_refused(text_cache, tmp_path):
+def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path):
     own = next(text_cache.parents[1].glob("vocabulary/*.model"))
     (tmp_path / "tiny.gin").write_text(RECIPE)
     # One with a field more, of a number that no reader knows.
