@@ -15,7 +15,7 @@ DECODER_SEGMENTS = [1, 1, 1, 2, 2, 0]
 
 
 def influence(tiny, batch) -> np.ndarray:
-    """Returns bool [decoder positions, vocabulary]: True if a token's embedding moves the logits."""
+    """Returns bool [decoder positions, vocabulary]: True if a token moves the logits."""
     path = ("token_embedder",) if tiny.has_encoder else ("decoder", "token_embedder")
 
     def logit_mixes(table_VD):
