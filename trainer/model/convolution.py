@@ -97,7 +97,7 @@ class _HeadConvolution(nn.Module):
         return depthwise(x_BLC, jnp.stack(taps).astype(self.shared.dtype), segment_BL)
 
 
-class SeparableConvolution(nn.Module):
+class _SeparableConvolution(nn.Module):
     """A depthwise convolution over `width` positions, then a projection; both with biases.
 
     Maps [B, L, C] to [B, L, features]. Kernel [W, C] holds the current position last.
@@ -161,7 +161,7 @@ class _ConvolutionBranch(nn.Module):
             if rows.input_BL is not None:
                 x_BLC *= (rows.input_BL != 0)[..., None].astype(x_BLC.dtype)
             axes = ("mlp", "embed") if name == "out" else ("embed", "mlp")
-            return SeparableConvolution(width, features, axes, shared, name=name)(x_BLC, segment_BL)
+            return _SeparableConvolution(width, features, axes, shared, name=name)(x_BLC, segment_BL)
 
         left_BLC = nn.relu(convolve(x_BLD, spec.left_width, 2 * width, "left"))
         right_BLC = convolve(x_BLD, spec.right_width, width // 2, "right")
