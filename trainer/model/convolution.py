@@ -161,7 +161,8 @@ class _ConvolutionBranch(nn.Module):
             if rows.input_BL is not None:
                 x_BLC *= (rows.input_BL != 0)[..., None].astype(x_BLC.dtype)
             axes = ("mlp", "embed") if name == "out" else ("embed", "mlp")
-            return _SeparableConvolution(width, features, axes, shared, name=name)(x_BLC, segment_BL)
+            module = _SeparableConvolution(width, features, axes, shared, name=name)
+            return module(x_BLC, segment_BL)
 
         left_BLC = nn.relu(convolve(x_BLD, spec.left_width, 2 * width, "left"))
         right_BLC = convolve(x_BLD, spec.right_width, width // 2, "right")

@@ -112,7 +112,7 @@ class _DenseSynthesizer(nn.Module):
         joined, axes = num_heads * head_dim, ("embed", "joined_kv")
         hidden = shared.dense(joined, axes, initializer, "hidden", bias=True)
         hidden_BLHK = nn.relu(hidden(x_BLD)).reshape(*x_BLD.shape[:2], num_heads, head_dim)
-        # XLA's CPU runtime has no such product of bfloat16 but with heads in front.
+        # XLA's CPU runtime supports this bfloat16 product only with heads as the first axis.
         hidden_HBLK = jnp.moveaxis(hidden_BLHK, 2, 0)
         kernel_HKP = parameter(
             self,
