@@ -1,4 +1,4 @@
-"""The arrays of the reference folder, and one test for each thing found in it."""
+"""The arrays of the reference folder; tests run over what is found in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ARRAY_SETS = ("encdec_untied", "encdec_tied", "lm_untied", "lm_tied")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def what_is_held_against_t5x(compiled_as_users_do: None) -> None:
-    """Is what runs, not what the other tests compile in less time."""
+def compared_as_users_run_it(compiled_as_users_do: None) -> None:
+    """Compiles as users do, with the optimisations that other tests leave out."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class ArraySet:
     _logits: dict[str, np.ndarray] = field(default_factory=dict)
 
     def names(self, prefix: str) -> list[str]:
-        """What follows `prefix` in the names that start with it."""
+        """Returns the names that start with `prefix`, without it."""
         return [name.removeprefix(prefix) for name in self.arrays if name.startswith(prefix)]
 
     def tree(self, prefix: str) -> dict[str, Any]:
-        """The nested dict of the arrays under `prefix`."""
+        """Returns the nested dict of the arrays under `prefix`."""
         tree: dict[str, Any] = {}
         for name in self.names(prefix):
             *parents, leaf = name.split("/")
@@ -83,7 +83,7 @@ class ArraySet:
         return Transformer(model_spec(self.config))
 
     def logits(self, variant: str) -> np.ndarray:
-        """Our logits of a batch, computed once."""
+        """Returns our logits of a batch, computed once."""
         if variant not in self._logits:
             apply = jax.jit(self.model.apply)
             self._logits[variant] = np.asarray(apply({"params": self.params}, self.batch(variant)))
@@ -91,7 +91,7 @@ class ArraySet:
 
 
 class Reference:
-    """A folder of arrays; each file is read when first asked for."""
+    """A folder of arrays, each file read on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -133,7 +133,7 @@ def units(reference: Reference) -> dict[str, np.ndarray]:
     return reference.arrays("units")
 
 
-# What a test that asks for (array_set, this argument) runs over: found in the names of arrays.
+# Values of the arguments of a test that takes `array_set`, read off the names of its arrays.
 _FOUND_IN_NAMES: dict[str, Callable[[ArraySet], list[str]]] = {
     "logits_variant": lambda array_set: array_set.names("logits/"),
     "loss_variant": lambda array_set: array_set.names("loss/"),
@@ -187,7 +187,7 @@ def _skipped(reference: Reference, name: str, arguments: int) -> Any:
 
 @pytest.fixture(scope="session")
 def assert_close() -> Callable[..., None]:
-    """Fails where the largest error exceeds `tolerance` times the largest expected element."""
+    """Fails if the largest error exceeds `tolerance` times the largest expected element."""
 
     def check(actual: Any, expected: Any, tolerance: float, name: str = "") -> None:
         actual, expected = np.asarray(actual), np.asarray(expected)

@@ -65,8 +65,8 @@ def test_masks_have_the_counts_of_t5_s(data):
             assert (mask[1:] & ~mask[:-1]).sum() == spans
 
 
-def test_span_lengths_become_t5_s_masks(data):
-    """The step from the two compositions to the mask, with those of T5's generator."""
+def test_span_lengths_give_the_masks_of_t5(data):
+    """Compares the step from two compositions to the mask, with compositions of T5's generator."""
     masks = ragged(data, "noise_mask/mask")
     checked = 0
     for mask, rolled in zip(masks, data["noise_mask/random_roll"], strict=True):
@@ -83,8 +83,8 @@ def test_span_lengths_become_t5_s_masks(data):
 
 
 @pytest.mark.parametrize("kind", ["regular", "random_prefix"])
-def test_t5_s_other_masks_are_among_ours(data, kind):
-    """Every mask of T5's generator is one that ours draws at some key."""
+def test_other_masks_of_t5_are_among_ours(data, kind):
+    """Every mask of T5's generator is drawn by ours with some key."""
     masks = ragged(data, f"noise_mask_{kind}/mask")
     keys = noise.fold_in(0, np.arange(20_000))
     for mask in masks:
@@ -108,7 +108,7 @@ def test_t5_s_other_masks_are_among_ours(data, kind):
         "nonnoise_span_to_unique_sentinel",
     ],
 )
-def test_sides_are_t5_s_functions(data, settings, name):
+def test_sides_match_the_functions_of_t5(data, settings, name):
     ids = TokenIds(settings["vocab_size"], 100)
     for tokens, mask, expected in zip(
         ragged(data, "span_fns/tokens"),
@@ -121,7 +121,7 @@ def test_sides_are_t5_s_functions(data, settings, name):
         assert ours[0, : count[0]].tolist() == expected.tolist()
 
 
-def test_packed_rows_are_t5_s_joined_documents(data):
+def test_packed_rows_are_the_joined_documents_of_t5(data):
     """reduce_concat_tokens joins documents in their order, sixteen at a time; our rows all."""
     documents = [document for document in ragged(data, "docs/targets") if len(document)]
     rows = packer("concat", 100, "none")
@@ -150,8 +150,8 @@ def test_full_lm_is_t5_s(data):
         assert row[:count].tolist() == target.tolist()
 
 
-def test_a_decoder_s_prefix_lm_is_t5_s(data, monkeypatch):
-    """The features of pack_prefix_lm_decoder_only, split where T5 split."""
+def test_prefix_lm_of_a_decoder_matches_t5(data, monkeypatch):
+    """Compares the features of pack_prefix_lm_decoder_only, split at the positions of T5."""
     stem = "pipeline/pack_prefix_lm_decoder_only/"
     expected = {
         name.split("/")[2]: np.stack(ragged(data, f"{stem}{name.split('/')[2]}"))
@@ -188,7 +188,7 @@ def test_spans_become_sentinels_as_in_t5(data, settings):
 
 
 def chi_square(ours, theirs):
-    """Statistic of two histograms being draws of one law, and its degrees of freedom."""
+    """Returns chi-square for two histograms being draws of one distribution, and its freedom."""
     kept = (ours + theirs) >= 20
     ours = np.append(ours[kept], ours[~kept].sum())
     theirs = np.append(theirs[kept], theirs[~kept].sum())
@@ -203,7 +203,7 @@ def span_lengths(masks):
     return np.bincount(ends[1] - begins[1], minlength=61)[:61]
 
 
-def test_masks_follow_t5_s_law(data):
+def test_masks_have_the_distribution_of_t5(data):
     name = "mask_statistics_568/"
     theirs_by_position = data[f"{name}noise_count_by_position"]
     theirs_by_length = data[f"{name}span_length_histogram_0_to_60"]
@@ -217,7 +217,7 @@ def test_masks_follow_t5_s_law(data):
     share, expected = masks.mean(axis=0), theirs_by_position / 4000
     deviation = np.sqrt(np.maximum(expected * (1 - expected), 1e-4) * (1 / 4000 + 1 / windows))
     assert (np.abs(share - expected) / deviation).max() < 5
-    # Other laws of the same means are told apart.
+    # Other distributions with the same means are detected.
     independent = noise.uniforms(keys, 568) < 85 / 568
     generator = np.random.default_rng(0)
     geometric = [generator.geometric(28 / total, (windows, 28)) for total in (483, 85)]
@@ -232,7 +232,7 @@ def test_masks_follow_t5_s_law(data):
 @pytest.mark.parametrize(
     ("converter", "encoder_decoder"), [("encdec_nopack", True), ("prefixlm_nopack", False)]
 )
-def test_features_are_those_of_seqio_s_converters(data, settings, converter, encoder_decoder):
+def test_features_match_the_converters_of_seqio(data, settings, converter, encoder_decoder):
     expected = {
         name.rsplit("/", 1)[1]: array
         for name, array in data.items()

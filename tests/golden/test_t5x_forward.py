@@ -69,5 +69,5 @@ def test_loss_settings(array_set, loss_setting):
     z_loss = loss - loss_of(array_set, variant, without_z)[0]
     expected_loss, expected_z_loss = array_set.arrays[f"loss_variants/{loss_setting}"]
     np.testing.assert_allclose(loss, expected_loss, rtol=TOLERANCE)
-    # A difference of two losses: exact to what float32 tells of them.
+    # A difference of two losses, exact to float32 rounding of the losses.
     np.testing.assert_allclose(z_loss, expected_z_loss, rtol=0, atol=1e-6 * expected_loss)

@@ -9,12 +9,12 @@ from trainer.config import LossConfig, OptimizerConfig
 from trainer.engine.loss import loss_and_metrics
 from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
 
-# What README.md says the two training runs were made with.
+# Settings of the two training runs in README.md.
 OPTIMIZERS = {
     "train": OptimizerConfig(),
     "train_factored": OptimizerConfig(min_dim_size_to_factor=16),
 }
-# Steps taken to tolerance.
+# Number of steps to tolerance.
 TOLERANCES = {1: 1e-6, 10: 1e-4}
 
 
@@ -29,7 +29,7 @@ def value_and_gradient(array_set, batch):
 
 @pytest.fixture(scope="session")
 def trained(array_set, training):
-    """After each number of steps in TOLERANCES: parameters and optimizer state; and all losses."""
+    """Returns parameters and optimizer state after each number of TOLERANCES, and all losses."""
     batch = array_set.batch("packed" if array_set.names("batch/packed/") else "prefix_packed")
     optimizer = make_optimizer(OPTIMIZERS[training])
     loss_and_gradients = value_and_gradient(array_set, batch)

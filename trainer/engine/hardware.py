@@ -1,11 +1,11 @@
-"""What accelerators can do at most."""
+"""Peak performance of accelerators."""
 
 import re
 
-# JAX's `device_kind`, as a pattern, to dense bfloat16 floating-point operations a second of one
-# device, float32 accumulation; the first that matches. A v2 or v3 device is one of a chip's two
-# cores. Sources: NVIDIA's data sheets of V100, A100, L4, L40S, H100, H200 and B200 (where they
-# give figures with sparsity, half of that); cloud.google.com/tpu/docs, system architecture.
+# Patterns of JAX's `device_kind` and the dense bfloat16 operations per second of one device, with
+# float32 accumulation. The first match counts. A v2 or v3 device is one of a chip's two cores.
+# Sources: NVIDIA's data sheets of V100, A100, L4, L40S, H100, H200 and B200 (half of the figures
+# given with sparsity); cloud.google.com/tpu/docs, system architecture.
 _PEAK_FLOPS = (
     (r"TPU v2", 23e12),
     (r"TPU v3", 61.5e12),
@@ -26,8 +26,10 @@ _PEAK_FLOPS = (
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """The most bfloat16 floating-point operations a second of a device of this kind, dense; None
-    where nobody told us. Whatever the dtype of a run, its utilisation is a share of this."""
+    """Returns the peak dense bfloat16 operations per second of a device, or None if unknown.
+
+    Utilisation is a share of this whatever the dtype of a run.
+    """
     for pattern, flops in _PEAK_FLOPS:
         if re.search(pattern, device_kind):
             return flops

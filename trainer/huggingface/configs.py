@@ -1,7 +1,7 @@
-"""A model's configuration as transformers' config.json, and the way back.
+"""Conversion of model configurations to transformers' config.json and back.
 
-What transformers has no counterpart for is refused with the reason; for the decoder-only families
-"lm" and "primer" there is a modelling file of our own, which a folder can bring along.
+Models without a counterpart in transformers are refused with the reason. For the decoder-only
+families "lm" and "primer" there is a modelling file of our own, which a folder can include.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainer.model.config import ModelConfig
 from trainer.model.facts import TRANSFORMERS
 from trainer.model.spec import NORMS, model_spec
 
-# What modeling_palimpsest.py calls itself.
+# The model_type of modeling_palimpsest.py.
 CUSTOM = "palimpsest"
-# The families that it has.
+# The families that it supports.
 OF_CUSTOM_CODE = ("lm", "primer")
 
 # Our activations by transformers' names.
@@ -46,7 +46,7 @@ _T5_PROJECTIONS = MappingProxyType(
         ("relu", "linear"): "gated-relu",
     }
 )
-# Ours; what a folder says otherwise would be another model.
+# Values of our models; a folder with others holds another model.
 _EPSILON = {"t5": 1e-6, "bert": 1e-12}
 _BUCKETS, _DISTANCE = 32, 128
 _ROTARY_BASE = 10_000.0
@@ -56,34 +56,34 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     """Returns why transformers has no model like this, or None if it has one."""
     if config.family in OF_CUSTOM_CODE and not custom_code:
         return (
-            f"family {config.family} is a decoder alone with T5's relative positions, which "
-            "transformers does not have; --custom_code writes a modelling file for it"
+            f"family {config.family} has no counterpart in transformers; --custom_code writes a "
+            "modelling file for it"
         )
     if config.family == "bert_pre_ln":
-        return "BertForMaskedLM has its norms behind the sublayers, family bert_pre_ln before them"
+        return "BertForMaskedLM has its norms after the sublayers, family bert_pre_ln before them"
     if config.family not in _WRITERS:
         return f"transformers has no model of family {config.family}"
     if config.family == "bert" and config.position not in (None, "absolute"):
-        return f"BertForMaskedLM has learned positions, this model {config.position} ones"
+        return f"BertForMaskedLM has learned positions, this model has {config.position} ones"
     if config.family in ("llama", "bert") and config.emb_dim % config.num_heads:
         return f"emb_dim {config.emb_dim} does not divide by {config.num_heads} heads"
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):
         found = from_config(to_config(config, positions=1), "config.json")
     if not same_model(found, config):
-        # Activations, heads of a size of their own, whatever a family may be given besides.
+        # Activations, sizes of heads, or any other change of the family.
         changed = ", ".join(different_fields(found, config))
-        return f"it has no {config.family} model with {changed or 'these layers'}"
+        return f"transformers has no {config.family} model with {changed or 'these layers'}"
     return None
 
 
 def same_model(one: ModelConfig, other: ModelConfig) -> bool:
-    """Whether two configurations are one function of parameters and batch."""
+    """Returns whether two configurations are the same function of parameters and batch."""
     return model_spec(_inference(one)) == model_spec(_inference(other))
 
 
 def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """The fields in which models differ, as "emb_dim 512" with the value of `other`."""
+    """Returns the fields in which models differ, as "emb_dim 512" with the value of `other`."""
     one, other = _explicit(one), _explicit(other)
     return [
         f"{field.name} {getattr(other, field.name)}"
@@ -103,7 +103,7 @@ def _explicit(config: ModelConfig) -> ModelConfig:
 
 
 def _pieces(config: ModelConfig) -> dict[str, Any]:
-    """What the layers of a decoder consist of, by our names."""
+    """Returns the parts of a decoder's layers, by our names."""
     layer = decoder_layer(config)
     (norm,) = (name for name, norm in NORMS.items() if norm == layer.norm)
     return {
@@ -116,12 +116,17 @@ def _pieces(config: ModelConfig) -> dict[str, Any]:
 
 def _inference(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(
-        config, dropout_rate=0.0, dtype="float32", scan_layers=False, remat="none"
+        config,
+        dropout_rate=0.0,
+        dtype="float32",
+        scan_layers=False,
+        remat="none",
+        attention="einsum",
     )
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """The family's own choices; in BERT, heads that fill the model."""
+    """Returns the model with its family's own parts; in BERT, with heads as wide as the model."""
     fills = config.emb_dim // config.num_heads
     return ModelConfig(
         family=config.family,
@@ -138,11 +143,11 @@ def _plain(config: ModelConfig) -> ModelConfig:
 
 
 def to_config(config: ModelConfig, positions: int, mt5: bool = False) -> dict[str, Any]:
-    """The contents of config.json for a model that `refusal` lets through.
+    """Returns the contents of config.json for a model that `refusal` accepts.
 
     Args:
-      positions: the longest row of training, for models that name one.
-      mt5: whether an untied T5 is called mT5, which it is but for its vocabulary.
+      positions: the longest row of training, for models that record it.
+      mt5: call an untied T5 mT5, from which it differs only in its vocabulary.
     """
     written = _WRITERS[config.family](config, positions)
     if mt5 and not logits_are_tied(config):
@@ -174,7 +179,7 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
         "layer_norm_epsilon": _EPSILON["t5"],
         "dropout_rate": config.dropout_rate,
         "decoder_start_token_id": PAD_ID,
-        # transformers scales tied logits, and takes "tied" for "scaled" where this is not said.
+        # transformers scales tied logits, and without this field reads "tied" as "scaled".
         "scale_decoder_outputs": logits_are_tied(config),
     }
 
@@ -228,7 +233,7 @@ def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
-        # Both heads are there; BertForMaskedLM takes the one it has.
+        # The file has both heads; BertForMaskedLM loads its own.
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
         "hidden_size": config.emb_dim,
@@ -257,10 +262,10 @@ _WRITERS: Mapping[str, Callable[[ModelConfig, int], dict[str, Any]]] = MappingPr
 
 
 def from_config(written: Mapping[str, Any], where: str) -> ModelConfig:
-    """The model of a config.json; dropout is the folder's, all else that is no size our default.
+    """Returns the model of a config.json, with the folder's sizes and dropout and our defaults.
 
     Raises:
-      UserError: it is a model that we do not have; names the field.
+      UserError: we do not support the model; names the field.
     """
     kind = str(written.get("model_type"))
     if kind not in _READERS:
@@ -275,7 +280,7 @@ def from_config(written: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 class _Fields:
-    """The fields of a config.json that are not null; asked for by name."""
+    """The fields of a config.json that are not null."""
 
     def __init__(self, fields: dict[str, Any], where: str):
         self._fields, self._where = fields, where
@@ -289,13 +294,13 @@ class _Fields:
         return self._fields.get(name, default)
 
     def require(self, name: str, expected: Any, default: Any = None) -> None:
-        """Refuses a field that is not as we have it; `default` is transformers', if not ours."""
+        """Refuses a value that is not `expected`; `default` is transformers' if it is another."""
         found = self._fields.get(name, expected if default is None else default)
         if found != expected:
             raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
 
     def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any:
-        """Our word for the value of a field."""
+        """Returns our name of a field's value."""
         found = self._fields.get(name, default)
         for ours, theirs in known.items():
             if theirs == found:
@@ -309,7 +314,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     fields.require("layer_norm_epsilon", _EPSILON["t5"])
     mt5 = fields["model_type"] == "mt5"
     projection = fields.named("feed_forward_proj", _T5_PROJECTIONS, "gated-gelu" if mt5 else "relu")
-    # T5's words for "scaled" and "tied" are one; mT5's logits are neither, whatever it says.
+    # In T5 "scaled" and "tied" are the same; mT5's logits are neither, whatever the file says.
     tied = not mt5 and bool(
         fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
     )
@@ -366,7 +371,7 @@ def _from_llama(fields: _Fields) -> ModelConfig:
 
 
 def _from_custom(fields: _Fields) -> ModelConfig:
-    # Folders of before Primer have none of these: the fields of ModelConfig at None.
+    # Folders written before Primer was added have none of these; ModelConfig's None then stands.
     names = ("mixer", "norm", "norm_placement", "mlp_bias")
     pieces = {name: fields.get(name, None) for name in names}
     family = str(fields.get("family", "lm"))

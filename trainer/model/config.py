@@ -13,7 +13,6 @@ from trainer.model.facts import (
     ENCODER_DECODER,
     FAMILIES,
     FAMILY_NAMES,
-    MIXER_NAMES,
     MIXERS,
     NORM_NAMES,
     NORM_PLACEMENT_NAMES,
@@ -78,7 +77,7 @@ class ModelConfig:
         None,
         "sublayer through which positions exchange information, cross attention excepted; "
         "None: attention",
-        choices=MIXER_NAMES,
+        choices=MIXERS,
     )
     norm: str | None = field(None, "norm of the layers; None: the family's", choices=NORM_NAMES)
     norm_placement: str | None = field(

@@ -1,4 +1,4 @@
-"""Causal depthwise convolutions: each channel by itself, over the positions behind it.
+"""Causal depthwise convolutions: each channel by itself, over the preceding positions.
 
 Dimensions: B batch, L length, C channels, D model, W width.
 """
@@ -20,10 +20,10 @@ from trainer.model.parameters import KERNEL, TABLE, TAP, parameter
 
 @jax.custom_vjp
 def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | None) -> jax.Array:
-    """At position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
+    """Returns at position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
 
-    Shape and dtype are those of `x_BLC`. What stands before the row, or with `segment_BL` in
-    another packed example, counts as 0.
+    Shape and dtype are those of `x_BLC`. Positions before the row count as 0, and with `segment_BL`
+    so do those of other packed examples.
     """
     shifted = _shifted(x_BLC, len(kernel_WC), segment_BL, ahead=False)
     return sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
@@ -32,18 +32,18 @@ def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | No
 def _shifted(
     x_BLC: jax.Array, width: int, segment_BL: jax.Array | None, ahead: bool
 ) -> Iterator[jax.Array]:
-    """For 0 to `width` - 1 steps: at each position what stands so far before it, or after it."""
+    """Yields `x_BLC` shifted by 0 to `width` - 1 positions: later, or earlier with `ahead`."""
     length, margin = x_BLC.shape[1], (0, width - 1) if ahead else (width - 1, 0)
-    # Padded once: XLA's CPU compiler writes every pad to memory, slices it reads in place.
+    # Padded once, since XLA's CPU compiler writes every pad to memory but reads slices in place.
     padded_BPC = jnp.pad(x_BLC, ((0, 0), margin, (0, 0)))
     yield x_BLC
     for steps in range(1, width):
         window = slice(steps, steps + length) if ahead else slice(width - 1 - steps, -steps)
-        there_BLC = padded_BPC[:, window]
+        shifted_BLC = padded_BPC[:, window]
         if segment_BL is not None:
-            segment_there_BL = jnp.pad(segment_BL, ((0, 0), margin))[:, window]
-            there_BLC *= (segment_there_BL == segment_BL)[..., None].astype(x_BLC.dtype)
-        yield there_BLC
+            shifted_segment_BL = jnp.pad(segment_BL, ((0, 0), margin))[:, window]
+            shifted_BLC *= (shifted_segment_BL == segment_BL)[..., None].astype(x_BLC.dtype)
+        yield shifted_BLC
 
 
 def _depthwise_forward(x_BLC, kernel_WC, segment_BL):
@@ -51,8 +51,8 @@ def _depthwise_forward(x_BLC, kernel_WC, segment_BL):
 
 
 def _depthwise_backward(operands, gradient_BLC):
-    # A position had a part in its own output and in those ahead: the same windows of the gradient
-    # give both gradients.
+    # Each input feeds its own output and later ones, so the same shifted gradients give both the
+    # input's and the kernel's gradient.
     x_BLC, kernel_WC, segment_BL = operands
     shifted = list(_shifted(gradient_BLC, len(kernel_WC), segment_BL, ahead=True))
     x_gradient_BLC = sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
@@ -65,10 +65,10 @@ depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 @dataclass(frozen=True)
 class HeadConvolution:
-    """Of projected queries, keys or values: a tap for each head, channel and step back.
+    """A convolution of projected queries, keys or values, with a tap for each channel and step.
 
-    `reset`: packed examples do not see one another; upstream's first two positions of an example
-    see the one before.
+    `reset`: packed examples do not see one another. Upstream, the first two positions of an
+    example see the example before.
 
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1; initial taps from their code.
     """
@@ -81,7 +81,7 @@ class HeadConvolution:
 
 
 class _HeadConvolution(nn.Module):
-    """Each tap is a parameter of its own, as upstream: Adafactor scales by the tensor."""
+    """Each tap is its own parameter, as upstream, since Adafactor scales updates by tensor."""
 
     spec: HeadConvolution
     shared: Shared
@@ -97,7 +97,7 @@ class _HeadConvolution(nn.Module):
         return depthwise(x_BLC, jnp.stack(taps).astype(self.shared.dtype), segment_BL)
 
 
-class SeparableConvolution(nn.Module):
+class _SeparableConvolution(nn.Module):
     """A depthwise convolution over `width` positions, then a projection; both with biases.
 
     Maps [B, L, C] to [B, L, features]. Kernel [W, C] holds the current position last.
@@ -126,10 +126,10 @@ class SeparableConvolution(nn.Module):
 
 @dataclass(frozen=True)
 class ConvolutionBranch:
-    """Where the Evolved Transformer has its convolutions, between two attentions.
+    """The convolutions of the Evolved Transformer, between two attentions.
 
-    A wide and a narrower branch side by side, their sum normalised, and a third convolution. A
-    position whose input id is 0, the first of each example, counts as zeros. `reset` as of
+    A wide and a narrow branch in parallel, the norm of their sum, and a third convolution. A
+    position whose input id is 0, the first of each example, counts as zeros. `reset` is that of
     `HeadConvolution`.
 
     Source: So et al. 2019 (arXiv:1901.11117), figure 3; Mesh TensorFlow for widths and the mask.
@@ -161,7 +161,8 @@ class _ConvolutionBranch(nn.Module):
             if rows.input_BL is not None:
                 x_BLC *= (rows.input_BL != 0)[..., None].astype(x_BLC.dtype)
             axes = ("mlp", "embed") if name == "out" else ("embed", "mlp")
-            return SeparableConvolution(width, features, axes, shared, name=name)(x_BLC, segment_BL)
+            module = _SeparableConvolution(width, features, axes, shared, name=name)
+            return module(x_BLC, segment_BL)
 
         left_BLC = nn.relu(convolve(x_BLD, spec.left_width, 2 * width, "left"))
         right_BLC = convolve(x_BLD, spec.right_width, width // 2, "right")

@@ -1,4 +1,4 @@
-"""What the modules of one model share: settings, parameters, matrix products, dropout.
+"""Settings, matrix products and dropout that the modules of a model share.
 
 Dimensions: B batch, L length, D input features, F output features.
 """
@@ -18,11 +18,12 @@ from trainer.model.parametrisation import Initializer, Parametrisation
 
 @dataclass(frozen=True)
 class Shared:
-    """Settings that hold for a whole model.
+    """Settings of a whole model.
 
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
-    products; parameters are float32 always. `dense_bias`: projections inside layers and heads
-    add a bias. `scan_layers`, `remat` and `attention` are `ModelConfig`'s.
+    products; parameters are always float32. `dense_bias`: projections inside layers and heads add
+    a bias. `broadcast_dropout`: positions of a row share their draw. `scan_layers`, `remat` and
+    `attention` are those of `ModelConfig`.
     """
 
     emb_dim: int
@@ -51,9 +52,9 @@ class Shared:
         return Dense(features, axes, initializer, self.dtype, float32_output, bias, use, name=name)
 
     def dropout(self, broadcast_length: bool = True) -> nn.Dropout:
-        """Dropout; with `broadcast_length` one draw serves every position of a row, as in T5X.
+        """Returns dropout; with `broadcast_length` all positions of a row share a draw, as in T5X.
 
-        A model without `broadcast_dropout` draws for every element, wherever it drops.
+        A model without `broadcast_dropout` always draws for every element.
         """
         broadcast = broadcast_length and self.broadcast_dropout
         return nn.Dropout(self.dropout_rate, broadcast_dims=(-2,) if broadcast else ())
@@ -61,11 +62,11 @@ class Shared:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Two-operand einsum whose sums and result are float32, whatever the operands' dtype.
+    """Returns an einsum of two operands with float32 sums and result, whatever their dtype.
 
-    The backward pass rounds the incoming gradient to the operands' dtype: left in float32 it would
-    turn both products of a bfloat16 model into float32 ones. With float32 operands nothing is
-    rounded. `subscripts` must be explicit ("blhk,bshk->bhls").
+    The backward pass rounds the incoming gradient to the operands' dtype: in float32 it would turn
+    both products of a bfloat16 model into float32 ones. With float32 operands nothing is rounded.
+    `subscripts` must be explicit ("blhk,bshk->bhls").
     """
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
@@ -87,10 +88,10 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 
 
 def sum_leading(x: jax.Array, axes: int) -> jax.Array:
-    """The sum over the first `axes` axes, in float32, of shape `x.shape[axes:]`.
+    """Returns the float32 sum over the first `axes` axes, of shape `x.shape[axes:]`.
 
-    On a CPU a product with ones: XLA's own sum takes 5 to 10 ns an element there where few are
-    left to sum or they are computed on the way, the product 0.5 (docs/LOG.md).
+    On a CPU it is a product with ones, which takes 0.5 ns an element. XLA's own sum takes 5 to
+    10 ns if few elements are summed or the operand is fused into it (docs/LOG.md).
     """
     ones = jnp.ones(x.shape[:axes], x.dtype)
     return jax.lax.platform_dependent(
@@ -101,9 +102,9 @@ def sum_leading(x: jax.Array, axes: int) -> jax.Array:
 
 
 class Dense(nn.Module):
-    """`x @ kernel`, plus a bias with `use_bias`: [B, L, D] to [B, L, F].
+    """`x @ kernel`, plus a bias with `use_bias`: maps [B, L, D] to [B, L, F].
 
-    The kernel is two-dimensional even where F or D is heads times head size: that is the shape
+    The kernel is two-dimensional even if F or D is heads times head size: that is the shape that
     T5X stores and Adafactor factors. `float32_output` keeps the sums of a bfloat16 product.
     """
 

@@ -13,7 +13,7 @@ Initializer = Callable[..., jax.Array]
 
 
 class Parametrisation(Protocol):
-    """The parametrisation slot: one object asked for every initialiser and multiplier."""
+    """The parametrisation slot: the source of every initialiser and multiplier."""
 
     def embedding(self) -> Initializer: ...
     def query(self, head_dim: int) -> Initializer: ...
@@ -50,7 +50,7 @@ class StandardParametrisation:
         return self.attention()
 
     def attention_scale(self, head_dim: int) -> float:
-        """What attention logits are multiplied by."""
+        """Returns the factor of attention logits."""
         return 1.0
 
     def feed_forward(self) -> Initializer:
@@ -66,17 +66,17 @@ class StandardParametrisation:
         return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
     def tied_logits_multiplier(self, emb_dim: int) -> float:
-        """What logits read off an N(0, 1) embedding are multiplied by, to start near unit size."""
+        """Returns the factor of logits tied to an N(0, 1) embedding, which start near unit size."""
         return emb_dim**-0.5
 
 
 @dataclass(frozen=True)
 class PrimerParametrisation(StandardParametrisation):
-    """As T5X's, but for kernels of feed-forward sublayers, routers, experts and convolutions.
+    """T5X's, except for kernels of feed-forward sublayers, routers, experts and convolutions.
 
-    Those are normal, cut at two standard deviations of sqrt(`scale` / fan_in): the cut lowers the
-    actual deviation to 0.88 of that, for which flax's `variance_scaling` would make up. `scale` is
-    1, and 0.1 in models with experts.
+    Those are normal with standard deviation sqrt(`scale` / fan_in), cut at two deviations. The cut
+    lowers the actual deviation to 0.88 of that; flax's `variance_scaling` would correct for it.
+    `scale` is 1, or 0.1 in models with experts.
 
     Source: google-research/primer, `gin/models/*.gin`; Mesh TensorFlow, `layers.dense`.
     """
@@ -96,14 +96,15 @@ class PrimerParametrisation(StandardParametrisation):
 
 @dataclass(frozen=True)
 class BertParametrisation:
-    """BERT's parametrisation: everything N(0, 0.02) cut at two standard deviations.
+    """BERT's parametrisation: all parameters N(0, 0.02), cut at two standard deviations.
 
     Attention logits are scaled by 1 / sqrt(head_dim) at run time. Kernels that end a residual
-    branch start smaller by sqrt(`residual_branches`), the number of branches whose sum a pre-norm
-    stack puts out (twice its layers); 1 leaves them alike.
+    branch start smaller by sqrt(`residual_branches`), the number of branches that a pre-norm stack
+    sums (twice its layers); with 1 they start like the others.
 
     Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and the cut, which
-    as there lowers the actual deviation to 0.0176; Megatron-LM, `scaled_init_method_normal`.
+    lowers the actual deviation to 0.0176 as it does there; Megatron-LM,
+    `scaled_init_method_normal`.
     """
 
     residual_branches: int = 1

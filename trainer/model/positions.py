@@ -1,4 +1,4 @@
-"""Positions: what a stack knows about the order of its tokens.
+"""Position schemes, by which a stack knows the order of its tokens.
 
 Dimensions: B batch (1 where all rows are alike), L query length, S key length, D model, H heads,
 K head size, N = L + S - 1 distances, R relative buckets, P places, C pairs of channels.
@@ -19,10 +19,12 @@ from trainer.model.parameters import TABLE, parameter
 
 
 class Positions(NamedTuple):
-    """What positions do to a stack; None where they do nothing there.
+    """The effects of positions on a stack; None where there is no effect.
 
-    `embedding_BLD` is added to the embeddings, `bias_HLS`, float32, to the logits of every
-    attention, and `angle_BLC`, float32, turns channels of its queries and keys.
+    Attributes:
+      embedding_BLD: added to the embeddings.
+      bias_HLS: float32, added to the logits of every attention.
+      angle_BLC: float32, by which channels of queries and keys are rotated.
     """
 
     embedding_BLD: jax.Array | None = None
@@ -33,7 +35,7 @@ class Positions(NamedTuple):
 class Position(Protocol):
     """The position slot. Its module, called `name`, maps (L, S, position_BL) to `Positions`.
 
-    `position_BL` holds places within packed examples; None stands for 0, 1, ... in every row.
+    `position_BL` holds positions within packed examples; None stands for 0, 1, ... in every row.
     """
 
     @property
@@ -46,9 +48,9 @@ class Position(Protocol):
 class T5RelativePosition:
     """A learned bias for each head and bucket of distances, shared by the layers of a stack.
 
-    Distances are counted along the row, also where examples are packed: within one example that
-    is the same. `bidirectional` keeps half of the buckets for keys after the query; without it
-    all of those fall into the bucket of distance 0.
+    Distances are counted along the row even if examples are packed, since only those within an
+    example matter. `bidirectional` keeps half of the buckets for keys after the query; otherwise
+    all such keys share the bucket of distance 0.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1; T5X `relative_position_bucket`.
     """
@@ -62,15 +64,16 @@ class T5RelativePosition:
         return _T5RelativePosition(self, shared, num_heads, name=name)
 
     def bucket(self, distance: np.ndarray) -> np.ndarray:
-        """Bucket of each `key index - query index`: int32 of the same shape, in [0, num_buckets).
+        """Returns the bucket of each `key index - query index`.
 
-        The nearer half of the buckets (of one direction) hold one distance each; the others grow
-        logarithmically up to `max_distance`, beyond which everything shares the last one.
+        int32 of the same shape, in [0, num_buckets). The first half of the buckets of a direction
+        hold one distance each; the others grow logarithmically up to `max_distance`, beyond which
+        all distances share the last one.
         """
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         behind = np.abs(distance) if self.bidirectional else np.maximum(-distance, 0)
         exact = buckets // 2
-        # Epsilon and float32 as T5X has them: they decide where the logarithm's borders fall.
+        # T5X's epsilon and float32: they decide between which distances buckets change.
         ratio = behind.astype(np.float32) / exact + np.finfo(np.float32).eps
         growth = np.log(ratio) / np.log(self.max_distance / exact) * (buckets - exact)
         distant = np.minimum(exact + growth.astype(np.int32), buckets - 1)
@@ -102,9 +105,9 @@ class _T5RelativePosition(nn.Module):
 
 
 def _spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
-    """[H, N] by distance to [H, L, S] with `out[h, l, s] = x[h, s - l + L - 1]`.
+    """Maps [H, N] by distance to [H, L, S] with `out[h, l, s] = x[h, s - l + L - 1]`.
 
-    Rows of N read off a sequence of period N + 1 start one element earlier each time. So neither
+    Rows of length N cut from a sequence of period N + 1 each start one element earlier. So neither
     the forward nor the backward pass gathers or scatters L * S elements: the gradient is a sum
     over repetitions, which is fast on every device.
     """
@@ -116,7 +119,7 @@ def _spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class LearnedPosition:
-    """A learned vector for each of `max_positions` places, added to the embeddings.
+    """A learned vector for each of `max_positions` positions, added to the embeddings.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2.
     """
@@ -138,7 +141,7 @@ class _LearnedPosition(nn.Module):
     ) -> Positions:
         if position_BL is None and query_length > self.spec.max_positions:
             raise ValueError(
-                f"rows of {query_length} tokens, and the model knows {self.spec.max_positions} "
+                f"rows have {query_length} tokens, but the model has {self.spec.max_positions} "
                 "positions: raise max_positions"
             )
         table_PD = parameter(
@@ -158,11 +161,12 @@ class _LearnedPosition(nn.Module):
 
 @dataclass(frozen=True)
 class RotaryPosition:
-    """The first `channels` of queries and keys turn, pair by pair, by angles that grow with place.
+    """Rotation of the first `channels` of queries and keys by angles proportional to position.
 
-    Channel i is paired with i + channels / 2 and turns by place * base^(-2i / channels).
+    Channels i and i + channels / 2 are a pair, rotated by position * base^(-2i / channels).
 
-    Source: Su et al. 2021 (arXiv:2104.09864), section 3.2; GPT-NeoX for halves and the share.
+    Source: Su et al. 2021 (arXiv:2104.09864), section 3.2; GPT-NeoX for the pairing of halves and
+    the rotation of a part of the channels.
     """
 
     channels: int
@@ -189,12 +193,12 @@ class _RotaryPosition(nn.Module):
 
 
 def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
-    """Channels i and i + C of every head turned by angle i; those from 2C on stay."""
+    """Returns heads with channels i and i + C rotated by angle i, and those from 2C unchanged."""
     pairs = angle_BLC.shape[-1]
     cos_BL1C, sin_BL1C = jnp.cos(angle_BLC)[:, :, None], jnp.sin(angle_BLC)[:, :, None]
     first = x_BLHK[..., :pairs].astype(jnp.float32)
     second = x_BLHK[..., pairs : 2 * pairs].astype(jnp.float32)
-    turned = (first * cos_BL1C - second * sin_BL1C, second * cos_BL1C + first * sin_BL1C)
+    rotated = (first * cos_BL1C - second * sin_BL1C, second * cos_BL1C + first * sin_BL1C)
     return jnp.concatenate(
-        [*(part.astype(x_BLHK.dtype) for part in turned), x_BLHK[..., 2 * pairs :]], axis=-1
+        [*(part.astype(x_BLHK.dtype) for part in rotated), x_BLHK[..., 2 * pairs :]], axis=-1
     )

@@ -21,7 +21,7 @@ from trainer.model.feedforward import Mlp, MlpModule
 from trainer.model.masks import Rows
 from trainer.model.parameters import EXPERT_AXIS
 
-# The collection of variables that routing leaves what it counts in.
+# The collection of variables in which Switch layers leave their `Routing`.
 ROUTING = "routing"
 _SMALLEST_CAPACITY = 4
 
@@ -29,8 +29,10 @@ _SMALLEST_CAPACITY = 4
 class Routing(NamedTuple):
     """Sums over the Switch layers of a model, float32 scalars.
 
-    `auxiliary`: the loss that keeps experts equally busy, as if no position were padding.
-    `dropped` and `routed`: tokens that found their expert full, of all tokens.
+    Attributes:
+      auxiliary: the loss that keeps experts equally busy; it counts padding like tokens.
+      dropped: tokens whose expert was full.
+      routed: all tokens.
     """
 
     auxiliary: jax.Array
@@ -40,15 +42,15 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch:
-    """`num_experts` of `expert`; a router sends each token to the one it finds likeliest.
+    """Several copies of `expert`, and a router that sends each token to the most probable one.
 
-    Tokens are taken in groups, in the order of rows. In a group an expert has room for
-    `capacity(…)` tokens; those that find it full pass by. In training the router sees its inputs
-    times U(1 - `jitter`, 1 + `jitter`).
+    Tokens are divided into groups, in the order of rows. In each group an expert takes up to
+    `capacity(…)` tokens; the output for the rest is 0. In training the router sees its
+    inputs times U(1 - `jitter`, 1 + `jitter`).
 
     Source: Fedus et al. 2021 (arXiv:2101.03961), sections 2.1 and 2.2; Mesh TensorFlow, `moe.py`,
-    for groups, capacity, and padding, which takes no room but counts in the auxiliary loss.
-    Differences: upstream's groups depend on the number of devices, here any mesh makes the same
+    for groups, capacity, and padding, which uses no capacity but counts in the auxiliary loss.
+    Differences: upstream's groups depend on the number of devices; here every mesh makes the same
     update.
     """
 
@@ -68,12 +70,12 @@ class Switch:
         return _Switch(self, shared, name=name)
 
     def group_size(self, tokens: int) -> int:
-        """The largest divisor of `tokens` up to `largest_group`."""
+        """Returns the largest divisor of `tokens` up to `largest_group`."""
         sizes = range(min(self.largest_group, tokens), 0, -1)
         return next(size for size in sizes if tokens % size == 0)
 
     def capacity(self, group: int, training: bool) -> int:
-        """Tokens of a group that an expert has room for."""
+        """Returns how many tokens of a group an expert takes."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
@@ -106,7 +108,7 @@ class _Switch(nn.Module):
         slot_GS = jnp.sum((jnp.cumsum(taken_GSE, axis=1) - 1) * taken_GSE, axis=-1)
         capacity = spec.capacity(group, training=not deterministic)
         kept_GS = token_GS & (slot_GS < capacity)
-        # Of each token its place among those of all experts, of each place its token.
+        # For each token its place among the places of all experts; for each place its token.
         places = spec.num_experts * capacity
         place_GS = expert_GS * capacity + slot_GS.astype(jnp.int32)
         place_GS = jnp.where(kept_GS, place_GS, places)
@@ -114,7 +116,7 @@ class _Switch(nn.Module):
             lambda place_S: jnp.full(places, group).at[place_S].set(jnp.arange(group), mode="drop")
         )(place_GS)
 
-        in_GPD = rearranged(x_GSD, token_GP, place_GS)
+        in_GPD = _rearranged(x_GSD, token_GP, place_GS)
         in_EGCD = in_GPD.reshape(-1, spec.num_experts, capacity, x_GSD.shape[-1]).swapaxes(0, 1)
         experts = nn.vmap(
             MlpModule,
@@ -127,7 +129,7 @@ class _Switch(nn.Module):
         out_EGCD = _at_tokens(_at_experts(experts(in_EGCD, None, deterministic)))
         out_GPD = out_EGCD.swapaxes(0, 1).reshape(in_GPD.shape)
         probability_GS = jnp.sum(probability_GSE * taken_GSE, axis=-1)
-        out_GSD = rearranged(out_GPD, place_GS, token_GP) * probability_GS[..., None].astype(dtype)
+        out_GSD = _rearranged(out_GPD, place_GS, token_GP) * probability_GS[..., None].astype(dtype)
 
         balance_GE = jnp.mean(choice_GSE, axis=1) * jnp.mean(probability_GSE, axis=1)
         tokens, kept = jnp.sum(token_GS), jnp.sum(kept_GS)
@@ -151,12 +153,12 @@ class _Switch(nn.Module):
 
 
 @jax.custom_vjp
-def rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Array:
-    """[G, M, D]: in each group at place m what `x_GND` has at `from_GM`, 0 where that is N or more.
+def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Array:
+    """Returns [G, M, D] with `x_GND[g, from_GM[g, m]]` at (g, m), or 0 if that index is N or more.
 
-    `to_GN` is the inverse: where each of the N went, M or more for nowhere. It makes the gradient a
-    rearrangement too. One-hot products, as upstream has them, take two fifths of the operations of
-    a feed-forward sublayer of 768 x 3072 at groups of 1,024 and capacity 1.25.
+    `to_GN` is the inverse: the place to which each of the N went, M or more for none. With it the
+    gradient is a rearrangement too. Upstream's one-hot products cost two fifths of the operations
+    of a feed-forward sublayer of 768 x 3072 at groups of 1,024 and capacity 1.25.
     """
     del to_GN
     return jax.vmap(lambda x_ND, from_M: x_ND.at[from_M].get(mode="fill", fill_value=0))(
@@ -165,33 +167,33 @@ def rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Ar
 
 
 def _rearranged_forward(x_GND, from_GM, to_GN):
-    return rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
+    return _rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
 
 
 def _rearranged_backward(places, gradient_GMD):
     from_GM, to_GN = places
-    return rearranged(gradient_GMD, to_GN, from_GM), None, None
+    return _rearranged(gradient_GMD, to_GN, from_GM), None, None
 
 
-rearranged.defvjp(_rearranged_forward, _rearranged_backward)
+_rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
 def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
-    """The same, where the groups' rows are."""
+    """Places an array on the devices of the groups' rows."""
     return _placed(x_EGCD, None)
 
 
 def _at_experts(x_EGCD: jax.Array) -> jax.Array:
-    """The same, on the devices of the experts, so that tokens travel and experts do not."""
+    """Places an array on the devices of the experts, so that tokens move and experts do not."""
     (axis,) = nn.logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
     return _placed(x_EGCD, axis)
 
 
 def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
-    """The same, its experts on an axis of the mesh and its groups on what is left to rows.
+    """Places experts on an axis of the mesh, and groups on the axes of rows that are left.
 
-    Axes are read off `flax.linen.logical_axis_rules`; without a mesh nothing is asked for. Left to
-    itself the compiler brings all tokens to every device.
+    Axes are taken from `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without
+    this constraint the compiler copies all tokens to every device.
     """
     (rows,) = nn.logical_to_mesh_axes(("batch",)) or (None,)
     if rows is None:
@@ -202,8 +204,8 @@ def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
 
 
 def routing_of(variables: Mapping[str, Any]) -> Routing:
-    """The sum over layers of what the modules of a model left in ROUTING."""
+    """Returns the sum over layers of the `Routing` that the modules of a model left in ROUTING."""
     each = jax.tree.leaves(variables, is_leaf=lambda node: isinstance(node, Routing))
-    # Layers of a scan are one array.
+    # The layers of a scan are one array.
     sums = [jax.tree.map(jnp.sum, routing) for routing in each]
     return jax.tree.map(lambda *parts: sum(parts), *sums)

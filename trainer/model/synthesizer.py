@@ -1,4 +1,4 @@
-"""Attention whose logits are learned or projected, not products of queries and keys.
+"""Attention with learned or projected logits instead of products of queries and keys.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, P positions.
 """
@@ -21,16 +21,16 @@ from trainer.model.parameters import KERNEL, SOURCE_KERNEL, TABLE, parameter
 def _check_length(length: int, max_positions: int) -> None:
     if length > max_positions:
         raise ValueError(
-            f"rows of {length} tokens, and the Synthesizer knows {max_positions} positions: raise "
+            f"rows have {length} tokens, but the Synthesizer has {max_positions} positions: raise "
             "max_positions"
         )
 
 
 @dataclass(frozen=True)
 class LearnedLogits:
-    """A logit of its own for each head and pair of positions, the same for all inputs.
+    """A learned logit for each head and pair of positions, the same for all inputs.
 
-    Positions are counted within packed examples with `reset`, else along the row, as upstream.
+    With `reset` positions are counted within packed examples, otherwise along the row as upstream.
 
     Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "random".
     """
@@ -49,7 +49,7 @@ class _LearnedLogits(nn.Module):
 
     @nn.compact
     def __call__(self, rows: Rows, source_rows: Rows) -> jax.Array:
-        """float32, broadcastable to [B, H, L, S]."""
+        """Returns logits: float32, broadcastable to [B, H, L, S]."""
         places = self.spec.max_positions
         lengths = [side.segment_BL.shape[1] for side in (rows, source_rows)]
         _check_length(max(lengths), places)
@@ -70,10 +70,10 @@ class _LearnedLogits(nn.Module):
 
 @dataclass(frozen=True)
 class DenseSynthesizer:
-    """Every position projects its own logits, for all that it could look at.
+    """Attention in which each position computes its logits from its own state alone.
 
-    Logits are a projection of the state to heads, activated by ReLU, and again to `max_positions`;
-    positions of keys are counted as by `LearnedLogits`.
+    The state is projected to heads, activated by ReLU, and projected to a logit for each of
+    `max_positions`. Positions of keys are counted as in `LearnedLogits`.
 
     Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "dense".
     """
@@ -112,7 +112,7 @@ class _DenseSynthesizer(nn.Module):
         joined, axes = num_heads * head_dim, ("embed", "joined_kv")
         hidden = shared.dense(joined, axes, initializer, "hidden", bias=True)
         hidden_BLHK = nn.relu(hidden(x_BLD)).reshape(*x_BLD.shape[:2], num_heads, head_dim)
-        # XLA's CPU runtime has no such product of bfloat16 but with heads in front.
+        # XLA's CPU runtime supports this bfloat16 product only with heads as the first axis.
         hidden_HBLK = jnp.moveaxis(hidden_BLHK, 2, 0)
         kernel_HKP = parameter(
             self,

@@ -91,7 +91,7 @@ def test_published_totals_of_llama(size, emb, heads, head_dim, mlp, layers, tota
     assert parameter_count(model_preset(f"llama_{size}")) == total
 
 
-def test_tiny_is_t5xs():
+def test_tiny_is_that_of_t5x():
     # T5X's tiny.gin: 0.52 million parameters in 52 arrays.
     assert parameter_count(model_preset("t5_1_1_tiny")) == t5_parameters(
         32128, 8, 4, 3, 16, 2, mlp_inputs=2, embeddings=2
@@ -173,7 +173,7 @@ def test_both_primers_have_the_same_parameters():
     assert model_preset("small_primer").norm_placement == "primer_alternating"
 
 
-def test_pieces_of_primer_in_t5():
+def test_parts_of_primer_in_t5():
     base = model_preset("t5_1_1_base")
     primer_ez = model_preset("t5_1_1_base_primer_ez")
     # As many kernel elements, and three taps a channel for queries, keys and values.
@@ -194,7 +194,7 @@ def test_pieces_of_primer_in_t5():
         ("tiny_evolved_transformer", {"norm": "rms_norm"}, "None in family evolved_transformer"),
     ],
 )
-def test_pieces_that_do_not_fit_are_refused(preset, changes, message):
+def test_parts_that_do_not_fit_are_refused(preset, changes, message):
     with pytest.raises(ValueError, match=message):
         replace(model_preset(preset), **changes)
 
@@ -263,7 +263,7 @@ def test_flops_of_a_decoder_only_step_by_hand():
     assert flops_per_step(untied, batch, 512, length) == expected
 
 
-def test_flops_of_primers_pieces_beside_the_vanilla_model():
+def test_flops_of_parts_of_primer_beside_the_vanilla_model():
     batch, length = 4, 64
 
     def more(name, changes=(), base="medium_transformer_vanilla"):

@@ -76,7 +76,7 @@ def make_config():
 
 @pytest.fixture
 def batch() -> dict[str, jax.Array]:
-    """One row, in which every input position of either side has an id of its own.
+    """Returns one row, in which every input position of both sides has a different id.
 
     Encoder ids are 1, 2, ...; decoder ids continue from there. The last position of each side is
     padding: it has no input id in the encoder and no target id in the decoder.

@@ -1,4 +1,4 @@
-"""The encoder alone: BERT by its definition, what it sees, that positions matter, that it learns.
+"""Encoder-only models: BERT by its definition, visibility, positions and learning.
 
 Dimensions: B batch, L length, D model, H heads, K head size, V vocabulary.
 """
@@ -29,7 +29,7 @@ PLACES = np.array([[0, 1, 2, 3, 0, 1, 0], [0, 1, 0, 1, 2, 3, 4]])
 
 @pytest.fixture
 def batch():
-    """Two rows of seven, every id once in its row; the first row ends in padding."""
+    """Returns two rows of seven different ids; the first row ends in padding."""
     tokens = np.array([[1, 2, 3, 4, 5, 6, 0], [14, 13, 12, 11, 10, 9, 8]])
     types = np.array([[0, 0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 1]])
     return {"encoder_input_tokens": tokens, "encoder_token_types": types}
@@ -57,7 +57,7 @@ def turned(x_BLHK, channels):
 
 
 def bert_by_definition(params, batch, config):
-    """Both logits in float64, from Devlin et al. 2019 and the formulas of t5-experiments."""
+    """Returns both logits in float64, by Devlin et al. 2019 and the formulas of t5-experiments."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     encoder, pre_norm = params["encoder"], config.family == "bert_pre_ln"
     tokens, types = batch["encoder_input_tokens"], batch["encoder_token_types"]
@@ -112,7 +112,7 @@ def bert_by_definition(params, batch, config):
 
 def check_definition(tiny, batch):
     ours, expected = tiny.apply(batch), bert_by_definition(tiny.params, batch, tiny.config)
-    here = batch["encoder_input_tokens"] > 0  # logits of padding mean nothing
+    here = batch["encoder_input_tokens"] > 0  # logits of padding are meaningless
     for mine, theirs, part in zip(ours, expected, (here, slice(None)), strict=True):
         assert mine.dtype == jnp.float32
         assert mine.shape == theirs.shape
@@ -121,11 +121,11 @@ def check_definition(tiny, batch):
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_definition(make_tiny, batch, family, position):
+def test_the_encoder_matches_its_definition(make_tiny, batch, family, position):
     check_definition(make_tiny(family, head_dim=8, position=position, num_encoder_layers=2), batch)
 
 
-def test_logits_are_the_embedding_s_by_default(make_tiny, batch):
+def test_logits_are_tied_by_default(make_tiny, batch):
     tiny = make_tiny("bert", tied_logits=None)
     assert "logits_dense" not in tiny.params["mlm_head"]
     check_definition(tiny, batch)
@@ -140,7 +140,7 @@ def test_without_types_all_tokens_are_of_the_first(make_tiny, batch):
 
 
 def influence(tiny, batch, row):
-    """bool [L + 1, V]: which tokens move the logits of each position, and those of the row."""
+    """Returns bool [L + 1, V]: True if a token moves the logits of a position, or of the row."""
 
     def mixes(table_VD):
         params = {**tiny.params, "token_embedder": {"embedding": table_VD}}
@@ -158,7 +158,7 @@ def influence(tiny, batch, row):
 def test_every_token_sees_every_token_and_no_padding(make_tiny, batch, family, position):
     tiny = make_tiny(family, head_dim=8, position=position)
     seen = influence(tiny, batch, 0)
-    # The six tokens, and the row itself; what stands on padding means nothing.
+    # The six tokens, and the row itself; logits of padding are meaningless.
     for query in (*range(6), 7):
         np.testing.assert_array_equal(np.flatnonzero(seen[query]), [1, 2, 3, 4, 5, 6])
 
@@ -188,7 +188,7 @@ def test_packed_examples_equal_rows_of_their_own(make_tiny, batch, position):
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_matter(make_tiny, family, position):
-    """Of permuted tokens, a model without positions makes the permuted logits."""
+    """Without positions, permuted tokens give permuted logits."""
     tiny = make_tiny(family, head_dim=8, position=position)
     tokens = np.arange(1, 10)[None]
     order = np.random.default_rng(0).permutation(9)
@@ -200,7 +200,7 @@ def test_positions_matter(make_tiny, family, position):
         here = tiny.model.apply(params, {"encoder_input_tokens": tokens[:, order]})[0]
         return jnp.abs(here - there).max()
 
-    # States and kernels of unit size, so that attention is neither uniform nor settled.
+    # States and kernels of unit size, so that attention is neither uniform nor saturated.
     random = np.random.default_rng(1)
     encoder = jax.tree_util.tree_map_with_path(
         lambda path, leaf: (
@@ -235,13 +235,13 @@ def test_rotary_scores_depend_on_distance_alone():
 
 
 def test_a_row_longer_than_the_positions_is_refused(make_tiny, batch):
-    with pytest.raises(ValueError, match=r"7 tokens, .* 6 positions: raise max_positions"):
+    with pytest.raises(ValueError, match=r"7 tokens, .* has 6 positions: raise max_positions"):
         make_tiny("bert", max_positions=6).apply(batch)
     make_tiny("bert", max_positions=7).apply(batch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_initial_parameters_are_bert_s(make_tiny, family):
+def test_initial_parameters_match_bert(make_tiny, family):
     tiny = make_tiny(family, emb_dim=64, head_dim=32, mlp_dim=128, num_encoder_layers=2)
     params = init_params(tiny.spec, jax.random.PRNGKey(0))
     narrower = 4**0.5 if family == "bert_pre_ln" else 1.0
@@ -285,7 +285,7 @@ def test_dropout_draws_for_every_element(make_tiny, batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_learns_a_small_batch_by_heart(make_tiny, family):
+def test_the_encoder_memorises_a_small_batch(make_tiny, family):
     random = np.random.default_rng(0)
     targets = random.integers(3, 40, (8, 16))
     weights = random.random(targets.shape) < 0.2

@@ -1,4 +1,4 @@
-"""Scans, rematerialisation and the kind of attention change how layers run, not what comes out."""
+"""Scans, rematerialisation and attention kernels change how layers run, not their results."""
 
 from functools import cache
 
@@ -21,7 +21,7 @@ LAYERS = {
     "lm": {"num_decoder_layers": 2},
     "bert": {"num_encoder_layers": 2},
 }
-# Each way of each family that the others do not imply; compiling is what these tests cost.
+# Combinations that do not imply one another: these tests spend their time compiling.
 WAYS = [
     ("t5_1_1", True, "none"),
     ("t5_1_1", True, "dots"),
@@ -34,7 +34,7 @@ WAYS = [
 
 @pytest.fixture(scope="module")
 def packed():
-    """Two rows on each side, of two examples and of one; 0 is padding."""
+    """Returns two rows on each side, one with two examples and padding, one with one example."""
     random = np.random.default_rng(0)
     segments = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
     tokens = {
@@ -78,7 +78,7 @@ def result(make_config, packed):
 
 
 def assert_same(actual, expected):
-    """To 1e-5 of the largest element of each array; BERT's biases of keys have gradient 0."""
+    """Compares to 1e-5 of each array's largest element; BERT's biases of keys have gradient 0."""
     for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + 1e-9)
 
@@ -95,7 +95,7 @@ def test_losses_and_gradients_are_those_of_the_plain_model(result, family, scann
     ("family", "changes"),
     [("t5_1_1", {}), ("lm", {}), ("bert", {"position": "relative"})],
 )
-def test_jaxs_attention_comes_to_the_same(result, family, changes):
+def test_attention_of_jax_gives_the_same_results(result, family, changes):
     # BERT's biases of keys have gradient 0, up to rounding.
     expected = result(family, False, "none", **changes)
     actual = result(family, False, "none", attention="dot_product", **changes)
@@ -105,14 +105,14 @@ def test_jaxs_attention_comes_to_the_same(result, family, changes):
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_remat_drops_the_same_units_again(result, scanned):
+def test_remat_repeats_dropout(result, scanned):
     expected = result("lm", scanned, "none", 0.3)
     assert abs(expected[0] - result("lm", False, "none")[0]) > 1e-3
     assert_same(result("lm", scanned, "full", 0.3), expected)
 
 
 def test_each_layer_of_a_scan_drops_units_of_its_own(make_config):
-    # Every layer adds its bias alone, so that a unit counts the layers that kept it.
+    # Every layer adds only its bias, so that a unit counts the layers that kept it.
     spec = model_spec(
         make_config("bert_pre_ln", num_encoder_layers=2, scan_layers=True, dropout_rate=0.5)
     )
@@ -137,7 +137,7 @@ def test_each_layer_of_a_scan_drops_units_of_its_own(make_config):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_initial_parameters_are_the_plain_model_s_stacked(make_config, family):
+def test_initial_parameters_are_those_of_the_plain_model_stacked(make_config, family):
     plain = model_spec(make_config(family, **LAYERS[family]))
     scanned = model_spec(make_config(family, **LAYERS[family], scan_layers=True, remat="full"))
     key = jax.random.key(3)
@@ -154,7 +154,7 @@ def test_stacking_and_unstacking_are_exact_inverses(make_config, family):
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
-def test_stacked_names_shapes_and_axes_are_t5x_s(make_config):
+def test_stacked_names_shapes_and_axes_match_t5x(make_config):
     spec = model_spec(make_config("t5_1_1", **LAYERS["t5_1_1"], scan_layers=True))
     shapes = jax.eval_shape(lambda key: init_params(spec, key), jax.random.key(0))
     axes = logical_axes(spec)

@@ -65,7 +65,7 @@ def _registered():
     del specs._MIXERS["average"], facts._MIXERS["average"]
 
 
-# ---- What the package makes of it. --------------------------------------------------------------
+# ---- Its behaviour in the package. --------------------------------------------------------------
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_dropout_is_a_function_of_its_key(dropping, batch):
 
 def test_dropout_is_off_when_deterministic(dropping, make_tiny, batch):
     without = make_tiny("lm", dropout_rate=0.0)
-    # Without a rate no key is needed either.
+    # With a rate of 0 no key is needed.
     expected = without.apply(batch, dropping.params, deterministic=False)
     np.testing.assert_array_equal(dropping.apply(batch), expected)
 

@@ -1,4 +1,4 @@
-"""Every tiny Primer preset: what positions see, packed rows, initial parameters, training."""
+"""Every tiny Primer preset: visibility, packed rows, initial parameters, training."""
 
 import dataclasses
 import types
@@ -16,7 +16,7 @@ from trainer.model.transformer import RoutedLogits, build_model, init_params, ru
 from trainer.pretrain import build_config
 
 L, V = 6, 40
-# Those made of pieces that others here have too.
+# Models whose parts all occur in others here.
 ALIKE = [f"tiny_transformer_{name}" for name in ("gelu", "swish", "squared_relu", "mdha")]
 ALIKE += ["tiny_transformer_reglu", "tiny_transformer_swiglu", "tiny_switch_transformer"]
 ALIKE += ["tiny_synthesizer_squared_relu", "tiny_transformer_plusplus", "tiny_primer_as_released"]
@@ -57,7 +57,7 @@ def small(name):
             changed = decoder | {"token_embedder": {"embedding": table_VD}}
             output = run_model(model, {"decoder": changed}, batch)
             logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
-            # A random mix, since the sum of logits might be blind to something.
+            # A random mix, since some effects might cancel in the sum of logits.
             return logits_BLV[0] @ jax.random.normal(jax.random.key(1), (V,)), logits_BLV[0]
 
         table_VD = params["decoder"]["token_embedder"]["embedding"]
@@ -78,7 +78,7 @@ def row(inputs, segments):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_position_sees_what_stands_before_it_in_its_example(name):
+def test_a_position_sees_those_before_it_in_its_example(name):
     _, params, run = small(name)
     inputs = [11, 12, 13, 14, 15, 16]
     influence_LVD = np.asarray(run(params, row(inputs, SEGMENTS))[1])
@@ -91,7 +91,7 @@ def test_a_position_sees_what_stands_before_it_in_its_example(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_packed_rows_equal_rows_of_their_own(name):
     _, params, run = small(name)
-    # No more tokens than one expert has room for.
+    # No more tokens than the capacity of one expert.
     first, second = [0, 12], [0, 15]
     packed = run(params, row(first + second, [1, 1, 2, 2]))[0]
     alone = [run(params, row(example, [1, 1]))[0] for example in (first, second)]
@@ -120,7 +120,7 @@ def test_upstream_lets_packed_examples_see_one_another(name):
         for param in PRESETS
     ],
 )
-def test_bfloat16_learns_what_it_sees_again(name):
+def test_a_bfloat16_model_learns_a_repeated_batch(name):
     flags = [
         *("--model.dtype=bfloat16", f"--model.vocab_size={V}", "--model.num_decoder_layers=1"),
         *("--batch_size=4", "--optimizer.schedule=constant", "--optimizer.learning_rate=0.05"),
@@ -142,7 +142,7 @@ def test_bfloat16_learns_what_it_sees_again(name):
 
 
 def test_initial_parameters():
-    """Means and deviations of every kind of tensor, by the specification of the released code."""
+    """Compares the spread of every kind of tensor with the specification of the released code."""
     config = dataclasses.replace(
         model_preset("mini_switch_primer"), vocab_size=512, num_decoder_layers=2
     )
@@ -163,7 +163,7 @@ def test_initial_parameters():
         (routed["experts"]["wi"]["kernel"], cut * (0.1 / d) ** 0.5),
         (routed["experts"]["wo"]["kernel"], cut * (0.1 / ff) ** 0.5),
     ):
-        # Four times what chance moves a deviation by.
+        # Four standard errors of a standard deviation.
         tolerance = 4 / (2 * tensor.size) ** 0.5
         assert abs(float(jnp.std(tensor)) / deviation - 1) < tolerance
     experts = routed["experts"]["wi"]["kernel"]

@@ -1,4 +1,4 @@
-"""Each piece of Primer and its rivals against formulas written in NumPy, in float64."""
+"""Each part of Primer and its rivals, compared with formulas written in NumPy in float64."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def states(seed=0):
 
 
 def run(spec, *arguments, name="it", changed=(), **keywords):
-    """(parameters by path as float64, what the piece puts out), with random parameters."""
+    """Returns (parameters by path as float64, output) with random parameters."""
     module = spec.build(SHARED, name)
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments))["params"]
     random = np.random.default_rng(7)
@@ -75,7 +75,7 @@ def heads(z):
 
 
 def mixed(logits, values, out):
-    """Softmax over what is visible, by definition."""
+    """Returns the softmax over visible positions, by definition."""
     result = np.zeros((B, L, H * K))
     for row in range(B):
         for at in range(L):
@@ -164,7 +164,7 @@ def test_taps_of_one_and_zeros_are_plain_attention():
     agree(output[TOKEN], mixed(products(q, k), v, p["out/kernel"]))
 
 
-def test_taps_begin_as_upstreams():
+def test_taps_start_as_upstream():
     module = HeadConvolution().build(SHARED, "it")
     params = module.init(jax.random.key(0), states(), ROWS)["params"]
     taps = [np.asarray(params[f"tap_{step}"].value) for step in range(3)]
@@ -199,7 +199,7 @@ def test_rows_longer_than_a_synthesizer_knows_are_refused():
         DenseSynthesizer(H, K, L - 1),
         DotProductAttention(H, K, learned_logits=LearnedLogits(L - 1)),
     ):
-        with pytest.raises(ValueError, match=f"rows of {L} tokens, and the Synthesizer knows 7"):
+        with pytest.raises(ValueError, match=f"rows have {L} tokens, but the Synthesizer has 7"):
             attend(spec)
 
 
@@ -265,7 +265,7 @@ def switch(spec, training=False, x=None):
 
 
 def switch_by_definition(p, x, spec, capacity):
-    """(output, auxiliary loss, dropped) of rows of which each is a group, in NumPy."""
+    """Returns (output, auxiliary loss, dropped) in NumPy; each row is a group."""
     x = np.where(TOKEN[..., None], x, 0.0)
     logits = x @ p["router/kernel"]
     probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -297,9 +297,9 @@ def test_switch_layer():
     assert (int(routing.dropped), int(routing.routed)) == (dropped, TOKEN.sum())
 
 
-def test_experts_that_are_full_let_tokens_pass():
+def test_tokens_of_full_experts_are_dropped():
     spec = Switch(EXPERT, 3, evaluation_capacity_factor=0.1, largest_group=L)
-    # States that the router cannot tell apart all go to one expert.
+    # Proportional states all go to one expert.
     x = np.ones((B, L, D), np.float32) * np.linspace(1, 2, L, dtype=np.float32)[:, None]
     p, output, routing = switch(spec, x=x)
     expected, _, dropped = switch_by_definition(p, x.astype(np.float64), spec, 4)
@@ -325,7 +325,7 @@ def test_capacity_of_switch_layers():
     assert spec.capacity(64, training=True) == 4
 
 
-def test_routers_jitter_in_training_alone():
+def test_routers_jitter_only_in_training():
     spec = dataclasses.replace(Switch(EXPERT, 3, largest_group=L), jitter=0.5)
     _, calm, _ = switch(spec)
     _, again, _ = switch(spec)

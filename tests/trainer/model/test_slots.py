@@ -158,7 +158,7 @@ def test_facts_about_families_are_those_of_their_specs(make_config, name):
     ("family", "position"),
     [("t5_1_1", "relative"), ("lm", "relative"), ("llama", "rotary"), ("bert", "absolute")],
 )
-def test_a_family_s_own_positions_may_be_named(make_config, family, position):
+def test_the_default_positions_of_a_family_may_be_named(make_config, family, position):
     assert model_spec(make_config(family, position=position)) == model_spec(make_config(family))
 
 

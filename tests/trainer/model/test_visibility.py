@@ -15,7 +15,7 @@ DECODER_SEGMENTS = [1, 1, 1, 2, 2, 0]
 
 
 def influence(tiny, batch) -> np.ndarray:
-    """bool [decoder positions, vocabulary]: does that token's embedding move those logits?"""
+    """Returns bool [decoder positions, vocabulary]: True if a token moves the logits."""
     path = ("token_embedder",) if tiny.has_encoder else ("decoder", "token_embedder")
 
     def logit_mixes(table_VD):
@@ -25,7 +25,7 @@ def influence(tiny, batch) -> np.ndarray:
             node = node[name]
         node["embedding"] = table_VD
         logits_LV = tiny.model.apply({"params": params}, batch)[0]
-        # A random mix, since the sum of logits might be blind to something.
+        # A random mix, since some effects might cancel in the sum of logits.
         mix_V = jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
         return logits_LV @ mix_V
 
@@ -37,7 +37,7 @@ def influence(tiny, batch) -> np.ndarray:
 
 
 def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:
-    """Compares with visibility written out pair by pair; rows of padding mean nothing."""
+    """Compares with visibility written out pair by pair; rows of padding are meaningless."""
     seen = influence(tiny, batch)
     for query, query_segment in enumerate(decoder_segments):
         if query_segment == 0:
