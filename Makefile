@@ -50,7 +50,7 @@ demo-at:
 	    --vocabulary=$(AT)/vocabulary --cache_dir=$(AT)/cache --row_tokens=141
 	$(BIN)/python -m trainer.pretrain --preset=t5_1_1_mini --task=python_docs_span_corruption \
 	    --cache_dir=$(AT)/cache --model_dir=$(AT)/model $(DEMO_FLAGS)
-	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --checkpoints=all
+	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --steps=all
 	$(BIN)/python -m trainer.report --model_dir=$(AT)/model
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results

@@ -9,6 +9,7 @@
 import argparse
 import sys
 
+from tasks import registry
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 from trainer.config import Config, fields
@@ -26,6 +27,7 @@ def build_config(
     Raises:
       UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
     """
+    _import_task_module(overrides)
     config = Config(preset=preset, model=model_preset(preset))
     origins = {
         path: f"preset {preset}" for path, _ in fields.leaves(config) if path.startswith("model.")
@@ -52,8 +54,17 @@ def build_from_gin(
     """
     from trainer.gin import recipe
 
+    _import_task_module(overrides)
     config, origins, notes = recipe.load(gin_files, search_paths, flags, preset, overrides)
     return fields.override(config, origins, overrides), origins, notes
+
+
+def _import_task_module(overrides: list[str]) -> None:
+    """Imports --task_module, which may register values that other flags name, such as mixers."""
+    for flag, after in zip(overrides, [*overrides[1:], ""], strict=True):
+        name, equals, value = flag.partition("=")
+        if name == "--task_module":
+            registry.load(value if equals else after)
 
 
 def main(argv: list[str]) -> int:

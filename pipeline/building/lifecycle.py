@@ -133,7 +133,7 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
     existing = check(folder, plan, extend)
     if existing and plan.difference(existing):
         invalidate(folder, plan)
-    text = as_json(dataclasses.asdict(plan))
+    text = files.json_bytes(dataclasses.asdict(plan))
     if not _holds(files.join(folder, PLAN), text):
         files.write_bytes(files.join(folder, PLAN), text)
     copy = files.join(folder, VOCABULARY)
@@ -255,20 +255,20 @@ def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
     """Returns names and contents of the files that complete a cache, in the order of writing."""
     splits = manifest.splits
     return {
-        **{f"info.{split}.json": as_json(_seqio_info(len(splits[split]))) for split in splits},
-        **{f"stats.{split}.json": as_json(_seqio_stats(splits[split])) for split in splits},
-        MANIFEST: as_json(dataclasses.asdict(manifest)),
+        **{
+            f"info.{split}.json": files.json_bytes(_seqio_info(len(splits[split])))
+            for split in splits
+        },
+        **{
+            f"stats.{split}.json": files.json_bytes(_seqio_stats(splits[split])) for split in splits
+        },
+        MANIFEST: files.json_bytes(dataclasses.asdict(manifest)),
         COMPLETED: b"tfrecord",
     }
 
 
 def _holds(path: str, data: bytes) -> bool:
     return files.exists(path) and files.read_bytes(path) == data
-
-
-def as_json(value: object) -> bytes:
-    """Returns the bytes that files.write_json writes."""
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
 def _software() -> dict[str, str]:
@@ -286,7 +286,9 @@ def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
     except UserError:
         return manifest
     kept = dataclasses.replace(manifest, software=existing.software)
-    same = as_json(dataclasses.asdict(existing)) == as_json(dataclasses.asdict(kept))
+    same = files.json_bytes(dataclasses.asdict(existing)) == files.json_bytes(
+        dataclasses.asdict(kept)
+    )
     return kept if same else manifest
 
 

@@ -88,7 +88,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
     if counts != plan.shards:
         faults.append(Fault(MANIFEST, f"it has {counts} shards, not {plan.shards}", FINISH))
     wanted = lifecycle.closing_files(manifest)
-    for name, data in {**wanted, PLAN: lifecycle.as_json(dataclasses.asdict(plan))}.items():
+    for name, data in {**wanted, PLAN: files.json_bytes(dataclasses.asdict(plan))}.items():
         if name not in names:
             faults.append(Fault(name, "missing", FINISH))
         elif files.read_bytes(files.join(folder, name)) != data:

@@ -8,7 +8,7 @@ No heavy import: `python -m trainer.pretrain --help` reads this module.
 import dataclasses
 import re
 
-from tasks import mixture
+from tasks import mixture, registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
@@ -459,6 +459,8 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
             f"{model_dir} holds no run (there is no {CONFIG_FILE}): train one with trainer.pretrain"
         )
     value = files.read_json(path)
+    if value["config"].get("task_module"):  # may register values that the configuration names
+        registry.load(value["config"]["task_module"])
     return fields.from_dict(Config, value["config"], path), value["origins"]
 
 

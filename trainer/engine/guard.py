@@ -73,9 +73,7 @@ def checked(
     guard, step = before.guard, before.step  # type: ignore[attr-defined]
     mean_loss = loss[0] / jnp.maximum(loss[1], 1e-30)
     # Norms of the gradients, which the step computes anyway: no gradient is read a second time.
-    bad = first_nonfinite(
-        {"gradients": jax.tree.map(optax.global_norm, gradients), "loss": loss[0]}
-    )
+    bad = first_nonfinite({"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]})
     spike = jnp.asarray(False)
     if config.spike_factor is not None:
         spike = (step >= _MEMORY_STEPS) & (mean_loss > config.spike_factor * guard.mean_loss)

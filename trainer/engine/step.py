@@ -80,7 +80,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
             **metrics,
-            "gradient_norm": (optax.global_norm(gradients), jnp.ones((), jnp.float32)),
+            "gradient_norm": (optax.tree.norm(gradients), jnp.ones((), jnp.float32)),
             **{
                 name: (jnp.count_nonzero(batch[feature]), batch[feature].size)
                 for name, feature in FILLING.items()

@@ -12,42 +12,12 @@ from tasks.objectives import Lengths, Objective
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
+from tests.extending import example
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
 # All that a user writes: one file.
-MODULE = '''
-import dataclasses
-
-from tasks.objectives import Lengths, Objective, with_eos
-from tasks.task import TaskSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Continuation(Objective):
-    """The first `given` tokens of a window are the inputs, the others the targets."""
-
-    given: int = 24
-    features = ("inputs", "targets")
-    codes_text = True
-    appends_eos = True
-
-    def window_tokens(self, lengths):
-        return self.given + lengths.targets - 1
-
-    def sentinels(self, lengths):
-        return 0
-
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
-        inputs_W = lengths_W.clip(max=self.given)
-        return {
-            "inputs": with_eos(tokens_WN[:, : self.given], inputs_W),
-            "targets": with_eos(tokens_WN[:, self.given :], lengths_W - inputs_W),
-        }
-
-
-TASKS = (TaskSpec("my_continuation", "python_docs", Continuation(), Lengths(32, 16)),)
-'''
+MODULE = example("An objective")
 NAME = "my_continuation"
 
 

@@ -14,46 +14,11 @@ import sys
 
 import pytest
 
+from tests.extending import example
+
 ROOT = pathlib.Path(__file__).parents[3]
 REGISTRY = "tasks/reading/formats/registry.py"
-FASTA = '''
-"""FASTA: records of one line ">id" and any number of lines of sequence."""
-
-from collections.abc import Iterable, Iterator
-
-from tasks.reading import batches, opening
-from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
-from tasks.reading.long_documents import Document
-
-
-class Fasta:
-    has_columns = False
-
-    def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        with opening.open_file(file.path, file.bytes, file.etag) as handle:
-            if handle.read(1) not in (b">", b""):
-                raise ValueError("a FASTA file begins with >")
-        return [FileRange(0, None, file.bytes)] if file.bytes else []
-
-    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
-        with opening.open_file(piece.path, piece.file_bytes, piece.etag) as handle:
-            records = _records(handle)
-            yield from batches.collect(records, batch_documents, corpus.max_document_bytes)
-
-
-def _records(lines: Iterable[bytes]) -> Iterator[Document]:
-    name, sequence = "", []
-    for line in lines:
-        if line.startswith(b">"):
-            if name:
-                yield name, b"".join(sequence), None, 0
-            name, sequence = line[1:].strip().decode(), []
-        else:
-            sequence.append(line.strip())
-    if name:
-        yield name, b"".join(sequence), None, 0
-'''
+FASTA = example("A corpus format")
 LINES = {
     "from tasks.reading.formats.fasta import Fasta\n": "from tasks.reading.formats.format import",
     '    "fasta": Fasta(),\n': "}\n",

@@ -1,67 +1,41 @@
 """A mixer defined outside of the package: its own code and one registration, nothing else."""
 
-from dataclasses import dataclass, replace
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from tasks.terminal.command_line import UserError
+from tests.extending import example
 from trainer.config.presets import model_preset
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.huggingface import configs, names
 from trainer.model import facts
 from trainer.model import spec as specs
-from trainer.model.dense import Shared
-from trainer.model.facts import MixerFacts
-from trainer.model.mixers import View
-from trainer.model.parameters import KERNEL, TABLE, TAP, parameter
 from trainer.model.spec import model_spec, register_mixer
 from trainer.model.transformer import build_model, decayed, init_params
 from trainer.pretrain import build_config
-from trainer.t5x.write import unknown_to_t5x
+from trainer.t5x import write
 
-# ---- The file a user writes. --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AverageMixer:
-    """Each position gets the mean of the positions it sees, gated and projected."""
-
-    num_heads: int = 1
-    products_per_pair: int = 0
-    facts = MixerFacts(positions=("absolute",))
-
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _AverageMixer(shared, name=name)
-
-
-class _AverageMixer(nn.Module):
-    shared: Shared
-
-    @nn.compact
-    def __call__(
-        self, x_BLD: jax.Array, source_BSD: jax.Array, view: View, deterministic: bool
-    ) -> jax.Array:
-        width = x_BLD.shape[-1]
-        ones, normal = nn.initializers.ones, nn.initializers.normal(0.1)
-        gate_D = parameter(self, TAP, "gate", ones, ("embed",), (width,))
-        shift_D = parameter(self, TABLE, "shift", ones, ("embed",), (width,))
-        matrix_DD = parameter(self, KERNEL, "matrix", normal, ("embed", "mlp"), (width, width))
-        seen_BLS = view.mask_BLS.astype(x_BLD.dtype)
-        share_BLS = seen_BLS / jnp.maximum(seen_BLS.sum(-1, keepdims=True), 1)
-        mean_BLD = jnp.einsum("bls,bsd->bld", share_BLS, source_BSD)
-        return (mean_BLD * gate_D.astype(x_BLD.dtype) + shift_D) @ matrix_DD
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _registered():
-    register_mixer("average", lambda config: AverageMixer(), AverageMixer.facts)
-    yield
+def mixer():
+    module = types.ModuleType("average_mixer")
+    sys.modules[module.__name__] = module  # where dataclasses look up types
+    exec(example("A mixer"), vars(module))
+    yield module.AverageMixer
+    del sys.modules[module.__name__]
     del specs._MIXERS["average"], facts._MIXERS["average"]
 
 
@@ -91,6 +65,27 @@ def test_it_trains():
         total, weight = state.metrics["loss"]
         losses.append(float(total / weight))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_task_module_registers_it(tmp_path):
+    (tmp_path / "my_mixer.py").write_text(example("A mixer"))
+    (tmp_path / "run").mkdir()
+    flags = ["--model.mixer=average", "--model.position=absolute", "--task_module=my_mixer"]
+    save = f"""
+from trainer import config, pretrain
+built, origins = pretrain.build_config("lm_tiny", {[*flags, "--model_dir=run"]})
+config.save_config(built, origins)
+"""
+    load = "from trainer import config; print(config.load_config('run')[0].model.mixer)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True,
+            capture_output=True, text=True,
+        ).stdout
+        for code in (save, load)
+    ]  # fmt: skip
+    assert shown == ["", "average\n"]
 
 
 def test_it_runs_in_a_scan(config):
@@ -138,12 +133,12 @@ def test_its_export_is_refused_in_one_line(config):
     assert "mixer average" in configs.refusal(config, custom_code=True)
     with pytest.raises(UserError, match=r"^transformers has no counterpart for mixer average$"):
         names.tensor_names(config)
-    assert any("--model.mixer=average" in problem for problem in unknown_to_t5x(config))
+    assert any("--model.mixer=average" in problem for problem in write.unsupported(config))
 
 
-def test_a_name_is_given_once():
+def test_a_name_is_given_once(mixer):
     with pytest.raises(ValueError, match="there is a mixer called 'average' already"):
-        register_mixer("average", lambda config: AverageMixer(), AverageMixer.facts)
+        register_mixer("average", lambda config: mixer(), mixer.facts)
 
 
 def test_packed_examples_do_not_see_one_another(config):

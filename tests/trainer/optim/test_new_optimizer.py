@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.extending import example
 from trainer.config.optimizer import OPTIMIZERS, Optimizer
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.pretrain import build_config
 
 # The optimizer's own file: gradient descent with momentum.
-TOY = """
-import optax
-
-
-def direction(config, stacked):
-    return [optax.trace(config.value("momentum"))]
-"""
+TOY = example("An optimizer")
 B, L, V = 8, 16, 128
 FLAGS = (
     "--optimizer.name=toy",
