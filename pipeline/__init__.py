@@ -1,1 +1,1 @@
-"""From a corpus to a cache: Beam jobs that tokenize and pack. Never imports trainer or JAX."""
+"""Beam jobs that tokenize and pack a corpus into a cache. Never imports trainer or JAX."""

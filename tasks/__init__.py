@@ -1,4 +1,4 @@
-"""What pipeline and trainer share: corpora, vocabulary, tasks, noise, and the format of a cache.
+"""Everything that pipeline and trainer share: corpora, vocabulary, tasks, noise, the cache format.
 
 Nothing here imports Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
 """

@@ -146,10 +146,6 @@ def _check_flags(config: Config) -> None:
     for name in ("task", "model_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
-    for name in ("train_steps", "batch_size", "microbatches", *_IMPLIED_BY_TOKENS):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name}={value}: must be at least 1")
     if config.profiled and files.is_remote(config.model_dir):
         raise UserError("--profile_steps needs a local --model_dir")
 

@@ -51,7 +51,7 @@ _SUPPORTED = (
     *("optimizer.maximum_parameter_scale", "optimizer.beta1", "optimizer.epsilon"),
     *("optimizer.decay_rate", "optimizer.step_offset", "optimizer.clipping_threshold"),
     *("optimizer.min_dim_size_to_factor", "loss.", "checkpoint.every_steps", "checkpoint.keep"),
-    *("evaluation.", "metrics.every_steps", "mesh.data", "mesh.tensor", "mesh.num_partitions"),
+    *("evaluation.", "metrics.every_steps", "mesh.data", "mesh.tensor"),
 )
 _REASONS = {
     "on_nan": "T5X makes every update",

@@ -112,7 +112,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """How words are counted: by this process, or by Beam if there are `beam_arguments`.
+    """Settings of the counting of words: by this process, or by Beam if there are `beam_arguments`.
 
     It does not affect the vocabulary.
     """

@@ -8,7 +8,7 @@ REQUIRED = dataclasses.MISSING
 
 
 class Rule(NamedTuple):
-    """What a value must be.
+    """A condition on the value of a field.
 
     `words` completes "it must be …", as in "0 or more"; `holds` tells whether a value complies.
     """

@@ -1,4 +1,4 @@
-"""From T5X's key, `init_params` draws T5X's initial parameters.
+"""`init_params` draws T5X's initial parameters from T5X's key.
 
 Held against the arrays kept in this folder only: which key made which model is known of those.
 """

@@ -59,13 +59,13 @@ def store(cache):
 class Pod:
     """Hosts that make one run, each with a way of its own to the one bucket."""
 
-    def __init__(self, store, steps, hosts=HOSTS, **server):
+    def __init__(self, store, steps, hosts=HOSTS, **options):
         self.store = store
-        self.doors = [GcsServer(store, **server) for _ in range(hosts)]
+        self.servers = [GcsServer(store, **options) for _ in range(hosts)]
         port = free_port()
         self.processes = []
-        for index, door in enumerate(self.doors):
-            door.__enter__()
+        for index, server in enumerate(self.servers):
+            server.__enter__()
             flags = [
                 f"--processes.coordinator=localhost:{port}",
                 f"--processes.count={hosts}",
@@ -77,7 +77,7 @@ class Pod:
                 subprocess.Popen(
                     pretrain(CACHE, MODEL, *given, *(flags if hosts > 1 else [])),
                     cwd=ROOT,
-                    env=os.environ | door.environment(),
+                    env=os.environ | server.environment(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -94,8 +94,8 @@ class Pod:
     def end(self):
         """Returns (exit codes, what was said on stderr) when all have ended."""
         said = [process.communicate(timeout=300)[1] for process in self.processes]
-        for door in self.doors:
-            door.__exit__()
+        for server in self.servers:
+            server.__exit__()
         return [process.returncode for process in self.processes], said
 
 
@@ -116,7 +116,7 @@ def together(cache, tmp_path_factory):
     pod = Pod(store, STEPS)
     codes, said = pod.end()
     assert codes == [0] * HOSTS, said
-    return model(store, tmp_path_factory.mktemp("together")), pod.doors
+    return model(store, tmp_path_factory.mktemp("together")), pod.servers
 
 
 def test_four_hosts_make_the_run_of_one(store, together, tmp_path):

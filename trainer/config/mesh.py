@@ -1,4 +1,4 @@
-"""How devices divide the work: the mesh and the rules for arrays. Plain data, no JAX."""
+"""The mesh of devices and the rules that divide arrays among them. Plain data, no JAX."""
 
 from __future__ import annotations
 

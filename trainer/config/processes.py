@@ -1,4 +1,4 @@
-"""How the processes of a run find one another: plain data, no JAX."""
+"""Settings by which the processes of a run find one another. Plain data, no JAX."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _COORDINATOR = Rule(
 
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
-    """How the processes of a run find one another.
+    """Settings by which the processes of a run find one another.
 
     Raises:
       Rejected: at construction, if a value is invalid.

@@ -102,7 +102,7 @@ class LengthsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MixingConfig:
-    """How a run mixes tasks; `tasks.mixture` explains rates.
+    """Settings of the mixture of tasks; `tasks.mixture` explains rates.
 
     No task repeats a window because its rate changes.
     """
@@ -129,7 +129,7 @@ class MixingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """How the cache is read.
+    """Settings of reading the cache.
 
     Raises:
       Rejected: at construction, if a value is invalid.
@@ -175,7 +175,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When checkpoints are saved, and which are kept. The last update is always saved.
+    """Settings of saving and keeping checkpoints. The last update is always saved.
 
     Raises:
       Rejected: at construction, if a value is invalid.

@@ -102,7 +102,7 @@ def _restore_mode(reading: m.Reading, found: Value) -> None:
     if found.value not in ("specific", "latest"):
         raise UserError(
             f"{found.origin}: mode = {m.shown(found.value)} must be 'specific' or 'latest': to "
-            "evaluate all checkpoints of a folder, use trainer.evaluate --checkpoints=all"
+            "evaluate all checkpoints of a folder, use trainer.evaluate --steps=all"
         )
 
 

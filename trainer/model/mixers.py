@@ -39,7 +39,7 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 class View(NamedTuple):
-    """What the positions of a sublayer may see.
+    """The masks, positions and rows that a sublayer reads.
 
     Attributes:
       mask_BLS: bool, True where a query may look at a key; broadcastable to [B, L, S].

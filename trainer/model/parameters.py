@@ -20,7 +20,7 @@ POSITION, SOURCE, ROW = "position", "source", "row"
 
 
 class Use(NamedTuple):
-    """What a model does with a parameter.
+    """The use of a parameter in the model.
 
     Attributes:
       multiplied_per: what each element is multiplied once for: POSITION, SOURCE (a position that

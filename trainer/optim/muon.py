@@ -14,8 +14,9 @@ import optax
 from optax import contrib
 
 from trainer.config.optimizer import OptimizerConfig
+from trainer.model.paths import path_name
 from trainer.optim import adam
-from trainer.optim.stacked import StackAxes, path_name
+from trainer.optim.stacked import StackAxes
 
 Tree = Any
 

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, speed, profile, start-up text, software versions."""
+"""Reports of a run: metrics, speed, profile, start-up text, software versions."""

@@ -320,7 +320,7 @@ def test_only_tensors_with_two_large_dimensions_are_factored():
 
 
 def test_experts_are_kept_apart_by_factoring_only():
-    """Of three axes, none of a stack, the two largest are factored, as in optax."""
+    """The two largest of three axes that stack no layers are factored, as in optax."""
     params = {"kernel": jnp.ones((4, 16, 24))}
     gradient = {"kernel": jnp.asarray(RNG.normal(size=(4, 16, 24)), jnp.float32)}
     config = OptimizerConfig(min_dim_size_to_factor=16, learning_rate=0.1, schedule="constant")
