@@ -81,8 +81,9 @@ class Reports:
     def evaluation(self, step: int, split: str, result: dict[str, float]) -> None:
         """Writes and prints the evaluation of a split after `step`."""
         self._writer.write(step, split, result)
+        training = f"{self.note.split('  ')[0]}, " if self.note else ""
         print(
-            f"step {step}: {self.note.split('  ')[0]}, {split} loss {result['loss']:.3f} "
+            f"step {step}: {training}{split} loss {result['loss']:.3f} "
             f"(unigram {result['unigram_entropy']:.3f})",
             flush=True,
         )
