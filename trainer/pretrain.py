@@ -7,6 +7,7 @@
 """
 
 import argparse
+import itertools
 import sys
 
 from tasks import registry
@@ -61,7 +62,7 @@ def build_from_gin(
 
 def _import_task_module(overrides: list[str]) -> None:
     """Imports --task_module, which may register values that other flags name, such as mixers."""
-    for flag, after in zip(overrides, [*overrides[1:], ""], strict=True):
+    for flag, after in itertools.pairwise([*overrides, ""]):
         name, equals, value = flag.partition("=")
         if name == "--task_module":
             registry.load(value if equals else after)
