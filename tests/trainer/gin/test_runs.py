@@ -121,7 +121,7 @@ def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path):
     flags = ("--gin_file=tiny.gin", "--gin.MODEL_DIR='model'", "--print_config")
     flags += (f"--cache_dir={text_cache.parent}",)
     for model, says in (
-        ("other.model", "is another vocabulary"),
+        ("other.model", "differs from the vocabulary of"),
         ("no.model", "no such file"),
         ("text.model", "is not a SentencePiece model"),
     ):
