@@ -62,7 +62,7 @@ def command_line() -> Parser:
     add("--shard_bytes", type=positive, default=128 << 10, help="approximate corpus bytes a shard")
     add("--kills", type=int, default=100, help="number of SIGKILLs")
     add("--others", type=int, default=5, help="number of injections of each other fault")
-    add("--workers", type=_range, default=(1, 4), help="worker processes per build: N or MIN-MAX")
+    add("--workers", type=_range, default="1-4", help="worker processes per build: N or MIN-MAX")
     add(
         "--pools",
         type=int,

@@ -56,7 +56,7 @@ def samples(
     if not count:
         raise UserError(f"{folder} has no window of {width:,} tokens in {split}")
     if isinstance(indices, int):
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(seed % 2**64)
         indices = sorted(generator.choice(count, min(indices, count), replace=False).tolist())
     made = []
     for index in indices:

@@ -58,6 +58,8 @@ def load(module: str) -> types.ModuleType:
     Raises:
       UserError: it cannot be imported.
     """
+    if not module:
+        raise UserError("--task_module is empty: give the name of a Python module")
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(module)

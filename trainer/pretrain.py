@@ -64,12 +64,12 @@ def _import_task_module(overrides: list[str]) -> None:
     """Imports --task_module, which may register values that other flags name, such as mixers."""
     for flag, after in itertools.pairwise([*overrides, ""]):
         name, equals, value = flag.partition("=")
-        if name == "--task_module":
+        if name.replace("-", "_") == "__task_module":
             registry.load(value if equals else after)
 
 
 def main(argv: list[str]) -> int:
-    arguments, others = _parser().parse_known_args(argv)
+    arguments, others = _parser().parse_known_args(_with_values(argv))
     config, origins = _configured(arguments, others)
 
     from trainer.setup import prepare
@@ -93,6 +93,21 @@ def main(argv: list[str]) -> int:
         from trainer.loop import train
 
         return train(run, origins)
+
+
+def _with_values(argv: list[str]) -> list[str]:
+    """Returns the flags, --help and --print_config with the value that they stand for alone.
+
+    argparse would read a following flag with a space, such as --optimizer.schedule='a * b', as
+    their value.
+    """
+    given = list(argv)
+    for index, (flag, after) in enumerate(itertools.pairwise([*argv, "--"])):
+        if flag in ("--help", "-h") and after.startswith("-"):
+            return ["--help"]
+        if flag == "--print_config" and after.startswith("-"):
+            given[index] = "--print_config=values"
+    return given
 
 
 def _parser() -> Parser:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.terminal.fields import Rule, above, at_least, check, field, require
 
 
 class Bounds(NamedTuple):
@@ -26,6 +27,11 @@ class Bounds(NamedTuple):
     tokens: int
     spans: int
     tokens_and_spans: int
+
+
+# If all tokens were in spans, no window would fill the inputs.
+_SHARE = Rule("between 0 and 1", lambda value: 0 < value < 1)
+_SHARE_OR_ALL = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 class Mask(Protocol):
@@ -48,9 +54,12 @@ class Mask(Protocol):
 class RandomSpans:
     """Spans of random lengths; see `noise.span_mask` and, for their number, `noise.span_counts`."""
 
-    noise_density: float = 0.15
-    mean_noise_span_length: float = 3.0
+    noise_density: float = field(0.15, "share of noise", rule=_SHARE)
+    mean_noise_span_length: float = field(3.0, "mean tokens of a span", rule=above(0))
     certain = True
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def draw(self, keys_W, lengths_W, width):
         return noise.span_mask(
@@ -67,10 +76,14 @@ class RandomSpans:
 class RegularSpans:
     """Spans of equal length at equal distance; see `noise.regular_mask`."""
 
-    noise_density: float = 0.15
-    shortest: int = 3
-    longest: int = 3
+    noise_density: float = field(0.15, "share of noise", rule=_SHARE)
+    shortest: int = field(3, "fewest tokens of a span", rule=at_least(1))
+    longest: int = field(3, "most tokens of a span", rule=at_least(1))
     certain = True
+
+    def __post_init__(self) -> None:
+        check(self)
+        require(self.longest >= self.shortest, "longest", self.longest, "at least shortest")
 
     def draw(self, keys_W, lengths_W, width):
         return noise.regular_mask(
@@ -101,8 +114,11 @@ _DEVIATIONS = 3
 class IidTokens:
     """Independent tokens; see `noise.iid_mask`."""
 
-    noise_density: float = 0.15
+    noise_density: float = field(0.15, "share of noise", rule=_SHARE_OR_ALL)
     certain = False
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def draw(self, keys_W, lengths_W, width):
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)

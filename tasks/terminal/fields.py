@@ -64,14 +64,6 @@ class Rejected(ValueError):
         self.value, self.rule = value, rule
 
 
-class Idle(Rejected):
-    """A field was set that has no effect in this configuration.
-
-    Stored configurations may hold such fields from before they were refused; a reader of one sets
-    them back to their defaults.
-    """
-
-
 def require(holds: bool, field: str, value: object, rule: str) -> None:
     """Raises `Rejected` unless `holds`."""
     if not holds:

@@ -3,11 +3,11 @@
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
+from trainer.config.resuming import RESUMABLE_CHANGES, config_changes
 from trainer.config.run import (
     BEST_METRICS,
     CONFIG_FILE,
     NORMALIZERS,
-    RESUMABLE_CHANGES,
     CheckpointConfig,
     Config,
     DataConfig,
@@ -17,7 +17,6 @@ from trainer.config.run import (
     MetricsConfig,
     MixingConfig,
     VocabularyConfig,
-    config_changes,
     load_config,
     save_config,
 )

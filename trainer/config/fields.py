@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import Idle, Rejected
+from tasks.terminal.fields import Rejected
 
 
 class RejectedField(UserError):
@@ -25,6 +25,9 @@ class RejectedField(UserError):
         shown = "" if value is None else f"={as_flag(value)}"
         super().__init__(f"--{path}{shown}: it must be {rule}")
         self.path, self.value, self.rule = path, value, rule
+
+
+_NONE = ("None", "none", "null")
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -125,7 +128,7 @@ def parse_value(text: str, declared: Any) -> Any:
     """
     choices = typing.get_args(declared)
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        if text in ("None", "none", "null"):
+        if text in _NONE:
             return None
         return parse_value(text, next(kind for kind in choices if kind is not type(None)))
     if typing.get_origin(declared) is tuple:
@@ -160,6 +163,8 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
             if not pending:
                 raise UserError(f"--{name} needs a value")
             text = pending.pop(0)
+        if name != path and text in _NONE:  # a former name that is not set
+            continue
         if path in typed and typed[path][0] != name:
             raise UserError(f"--{typed[path][0]} and --{name} are the same: set one of them")
         declared = field_type(config, path)
@@ -201,8 +206,7 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
 def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
-    Former names of fields are accepted. Fields without effect, which older versions stored, are
-    set back to their defaults.
+    Former names of fields are accepted.
 
     Args:
       kind: the dataclass.
@@ -234,16 +238,13 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item
-    while True:
-        try:
-            return kind(**known)
-        except Idle as error:
-            del known[error.field]
-        except Rejected as error:
-            message = f"{path}{error.field} is {error.value!r}; it must be {error.rule}"
-            raise UserError(f"{source} is of another version: {message}") from error
-        except ValueError as error:
-            raise UserError(f"{source} is of another version: {error}") from error
+    try:
+        return kind(**known)
+    except Rejected as error:
+        message = f"{path}{error.field} is {error.value!r}; it must be {error.rule}"
+        raise UserError(f"{source} is of another version: {message}") from error
+    except ValueError as error:
+        raise UserError(f"{source} is of another version: {error}") from error
 
 
 def as_flag(value: object) -> str:
@@ -281,5 +282,8 @@ def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> 
         except ValueError as error:
             kind = getattr(declared, "__name__", declared)
             raise UserError(f"--{flag}={setting}: not a value of type {kind}") from error
-        value = replace(value, path, parsed)
+        try:
+            value = replace(value, path, parsed)
+        except RejectedField as error:
+            raise UserError(f"--{flag}={setting}: it must be {error.rule}") from error
     return value

@@ -1,16 +1,19 @@
-"""Settings that would have no effect next to the others, refused when a user types them.
+"""Settings that have no effect next to the others, refused when a user types them.
 
-Only the command checks this, and only values that were typed: a stored configuration stays
-readable, and presets and gin files may set what their model or task does not use.
+Only the command refuses them, and only values that were typed: a stored configuration stays
+readable, and presets and gin files may set what their model or task does not use. Resuming ignores
+them (`resuming.config_changes`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import fields
 from trainer.config.run import Config
+from trainer.model.config import ModelConfig
 
 
 class _Idle(NamedTuple):
@@ -38,35 +41,42 @@ _RULES = (
         "with --checkpoint.keep=None every checkpoint is kept",
     ),
     _Idle(
-        ("evaluation.batch_size", "evaluation.batches"),
-        lambda config: not config.evaluation.every_steps,
-        "with --evaluation.every_steps=0 training never evaluates",
-    ),
-    _Idle(
         ("processes.timeout_seconds",),
         lambda config: config.processes.coordinator is None,
         "it goes with a --processes.coordinator",
     ),
+    _Idle(
+        ("model.max_positions",),
+        lambda config: not config.model.counts_positions,
+        "it goes with --model.position=absolute or a Synthesizer",
+    ),
+    _Idle(
+        ("model.switch_every",),
+        lambda config: not config.model.num_experts,
+        "it goes with --model.num_experts",
+    ),
+    _Idle(
+        ("model.mlp_bias",),
+        lambda config: config.model.num_experts > 0 and config.model.switch_every == 1,
+        "all layers have experts, whose projections have no bias",
+    ),
 )
 
 
-def idle(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (field path, why it has no effect) of the fields that differ from their defaults."""
-    values = dict(fields.leaves(config))
-    defaults = dict(fields.leaves(Config(config.preset, config.model)))
-    for rule in _RULES:
-        if rule.condition(config):
-            for path in rule.paths:
-                if values[path] != defaults[path]:
-                    yield path, rule.why
+def unread_fields(config: Config) -> dict[str, str]:
+    """Returns field path -> reason, for the fields that have no effect in this configuration."""
+    return {path: rule.why for rule in _RULES if rule.condition(config) for path in rule.paths}
 
 
 def refuse_idle(config: Config, origins: Mapping[str, str]) -> None:
-    """Refuses fields that were set on the command line and have no effect.
+    """Refuses fields that were set on the command line, differ from the default, and are not read.
 
     Raises:
       UserError: names the flag and the reason.
     """
-    for path, why in idle(config):
-        if origins.get(path) == "command line":
+    values = dict(fields.leaves(config))
+    defaults = dict(fields.leaves(Config(config.preset, config.model)))
+    defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}
+    for path, why in unread_fields(config).items():
+        if origins.get(path) == "command line" and values[path] != defaults[path]:
             raise UserError(f"--{path} has no effect: {why}")

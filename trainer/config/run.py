@@ -8,7 +8,7 @@ No heavy import: `python -m trainer.pretrain --help` reads this module.
 import dataclasses
 import re
 
-from tasks import mixture, registry
+from tasks import registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
@@ -327,7 +327,9 @@ class Config:
         rule=at_least(1),
     )
     seed: int = field(
-        0, "seed of initial parameters, dropout, the order of windows and their noise"
+        0,
+        "seed of initial parameters, dropout, the order of windows and their noise",
+        rule=Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63),
     )
     engine: str = field(
         "palimpsest",
@@ -390,7 +392,7 @@ class Config:
             self.init_from_state or self.init_from is not None,
             "Config.init_from_state",
             self.init_from_state,
-            "true without init_from",
+            "true without --init_from",
         )
         require(
             not self.checkpoint.best_metric or self.evaluation.every_steps > 0,
@@ -408,37 +410,6 @@ class Config:
 def _updates(text: str) -> range:
     found = re.fullmatch(r"(\d+):(\d+)", text)
     return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
-
-
-# Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
-# change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.
-# `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
-# skipped stay skipped. Another mesh, number of microbatches or attention changes only the order of
-# summation.
-RESUMABLE_CHANGES = (
-    "preset",
-    "cache_dir",
-    "model_dir",
-    "task_module",
-    "train_steps",
-    "on_nan",
-    "spike_factor",
-    "profile_steps",
-    "mixing.schedule",
-    "vocabulary.",
-    "data.local_",
-    "data.threads",
-    "data.prefetch",
-    "checkpoint.",
-    "evaluation.",
-    "metrics.",
-    "mesh.",
-    "microbatches",
-    "model.attention",
-    "model.remat",
-    "tokens_per_microbatch_per_replica",
-    "processes.",
-)
 
 
 def save_config(config: Config, origins: dict[str, str]) -> None:
@@ -462,23 +433,3 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     if value["config"].get("task_module"):  # may register values that the configuration names
         registry.load(value["config"]["task_module"])
     return fields.from_dict(Config, value["config"], path), value["origins"]
-
-
-def config_changes(before: Config, now: Config, step: int) -> list[str]:
-    """Returns one message per field that differs and determines the parameters up to `step`."""
-    old = dict(fields.leaves(before))
-    found = [
-        f"{path} was {old.get(path)}, is {value}"
-        for path, value in fields.leaves(now)
-        if old.get(path) != value and not path.startswith(RESUMABLE_CHANGES)
-    ]
-    schedules = [
-        [entry for entry in mixture.parse_schedule(config.mixing.schedule) if entry[0] < step]
-        for config in (before, now)
-    ]
-    if schedules[0] != schedules[1]:
-        found.append(
-            f"mixing.schedule was {before.mixing.schedule!r}, is {now.mixing.schedule!r}, "
-            f"different before update {step}"
-        )
-    return found

@@ -11,6 +11,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
+from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
@@ -188,7 +189,8 @@ class CachedData:
             return GlobalOrder(len(windows), seed)
         if reading.shuffle == "none":
             return CacheOrder()
-        if 2 * reading.block_bytes > reading.local_bytes:
+        copied = files.is_remote(self._config.cache_dir)
+        if copied and 2 * reading.block_bytes > reading.local_bytes:
             raise UserError(
                 f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
                 f"time, and --data.local_bytes is {reading.local_bytes}"

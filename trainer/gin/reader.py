@@ -131,8 +131,11 @@ class _Reader:
         if real in [each for _, each in above]:
             circle = " -> ".join([*(each for each, _ in above), name])
             raise UserError(f"{named_at}: files include one another in a circle: {circle}")
-        with open(path) as lines:
-            self._statements(lines, name, (*above, (name, real)))
+        try:
+            with open(path, encoding="utf-8") as lines:
+                self._statements(lines, name, (*above, (name, real)))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{named_at}: {path} is not UTF-8: {error}") from error
 
     def flag(self, flag: str) -> None:
         name, equals, text = flag.partition("=")

@@ -176,7 +176,7 @@ def _warn_of_vocabulary(reading: Reading) -> None:
             return
         try:
             last = TokenIds(0, 0, files.read_bytes(found.value)).pieces[-1]
-        except (IndexError, KeyError, UnicodeDecodeError) as error:
+        except (IndexError, KeyError, ValueError) as error:
             raise UserError(
                 f"{found.origin}: {found.value} is not a SentencePiece model"
             ) from error

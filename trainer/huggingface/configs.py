@@ -54,7 +54,7 @@ _ROTARY_BASE = 10_000.0
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     """Returns why transformers has no model like this, or None if it has one."""
-    if config.family in OF_CUSTOM_CODE and not custom_code:
+    if config.family in OF_CUSTOM_CODE and not custom_code and refusal(config, True) is None:
         return (
             f"family {config.family} has no counterpart in transformers; --custom_code writes a "
             "modelling file for it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.terminal.fields import REQUIRED, Idle, field, one_of, require
+from tasks.terminal.fields import REQUIRED, field, one_of, require
 from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
@@ -153,7 +153,6 @@ class ModelConfig:
         self._check_position()
         self._check_attention()
         self._check_scan()
-        self._refuse_idle()
 
     def _require(self, holds: bool, name: str, rule: str) -> None:
         require(holds, name, getattr(self, name), rule)
@@ -224,22 +223,3 @@ class ModelConfig:
         alike = self.family_facts.alike and (not self.num_experts or self.switch_every == 1)
         rule = "False where layers differ: a scan runs equal ones"
         self._require(alike or not self.scan_layers, "scan_layers", rule)
-
-    def _refuse_idle(self) -> None:
-        """Refuses a field that changes nothing in this model."""
-        default = type(self)
-        for name, read, reason in (
-            (
-                "max_positions",
-                self.counts_positions,
-                "without absolute positions and a Synthesizer",
-            ),
-            ("switch_every", self.num_experts > 0, "without num_experts"),
-            (
-                "mlp_bias",
-                not self.num_experts or self.switch_every > 1,
-                "where all layers have experts, whose projections have none",
-            ),
-        ):
-            if not read and getattr(self, name) != getattr(default, name):
-                raise Idle(name, getattr(self, name), f"{getattr(default, name)} {reason}")

@@ -336,3 +336,15 @@ def test_families():
     with pytest.raises(UserError, match=r"c4_ul2") as error:
         registry.get("c4_ul")
     assert "rlm" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.0, 2.0, float("nan"), float("inf")])
+def test_a_density_that_leaves_no_inputs_is_rejected(value):
+    with pytest.raises(ValueError, match=r"noise_density is .*; it must be between 0 and 1"):
+        span_corruption(value)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_span_without_tokens_is_rejected(value):
+    with pytest.raises(ValueError, match=r"mean_noise_span_length is .*; it must be above 0"):
+        span_corruption(0.15, value)

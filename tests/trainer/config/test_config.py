@@ -1,5 +1,6 @@
 """Typed configuration: overrides, origins, and what may change between resumes."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -23,7 +24,7 @@ from trainer.config.optimizer import (
     recipe,
 )
 from trainer.config.presets import MODEL_PRESETS
-from trainer.pretrain import build_config
+from trainer.pretrain import build_config, main
 from trainer.setup import batch_of_tokens, prepare
 
 
@@ -254,7 +255,10 @@ def test_a_batch_has_one_token_or_more():
         (["--checkpoint.keep=-1"], "--checkpoint.keep=-1: it must be 1 or more"),
         (["--mesh.num_partitions=0"], "--mesh.num_partitions=0: it must be above 0, or -1"),
         (["--optimizer.beta1", "1"], "--optimizer.beta1=1: it must be in [0, 1)"),
-        (["--init_from_state=false"], "--init_from_state=false: it must be true without init_from"),
+        (
+            ["--init_from_state=false"],
+            "--init_from_state=false: it must be true without --init_from",
+        ),
         (
             ["--loss.normalizer=num_real_target_tokens", "--loss.normalizing_constant=2"],
             "--loss.normalizing_constant=2: it must be unset unless normalizer is 'sum', and it is "
@@ -287,6 +291,7 @@ def test_a_former_name_sets_the_renamed_field():
     config, origins = build("--mesh.num_partitions=2")
     assert config.mesh.tensor == 2
     assert origins["mesh.tensor"] == "command line"
+    assert build("--mesh.num_partitions=None")[0].mesh.tensor == 1
     with pytest.raises(UserError, match=r"--mesh\.tensor and --mesh\.num_part.* are the same"):
         build("--mesh.tensor=2", "--mesh.num_partitions=2")
 
@@ -318,8 +323,9 @@ def test_a_stored_value_that_is_rejected_is_named_by_file_and_path(tmp_path):
         ("--data.local_dir=x", ["--cache_dir=/caches"], "--cache_dir is local"),
         ("--data.local_bytes=7", ["--cache_dir=/caches"], "--cache_dir is local"),
         ("--checkpoint.keep_every_steps=7", ["--checkpoint.keep=None"], "every checkpoint is kept"),
-        ("--evaluation.batch_size=7", ["--evaluation.every_steps=0"], "never evaluates"),
-        ("--evaluation.batches=7", ["--evaluation.every_steps=0"], "never evaluates"),
+        ("--model.max_positions=600", [], "it goes with --model.position=absolute or a Synth"),
+        ("--model.switch_every=2", [], "it goes with --model.num_experts"),
+        ("--model.mlp_bias=true", ["--model.num_experts=2", "--model.switch_every=1"], "no bias"),
         ("--processes.timeout_seconds=7", [], "it goes with a --processes.coordinator"),
     ],
 )
@@ -339,12 +345,29 @@ def test_a_flag_without_effect_is_refused(flag, others, why):
 
 
 @pytest.mark.parametrize(
+    ("flag", "others"),
+    [
+        ("--data.block_bytes=7", ["--data.shuffle=block"]),
+        ("--model.max_positions=600", ["--model.position=absolute"]),
+        ("--model.switch_every=2", ["--model.num_experts=2"]),
+    ],
+)
+def test_only_a_field_with_an_effect_must_stay_on_resume(flag, others):
+    assert config_changes(build()[0], build(flag)[0], 1) == []
+    assert len(config_changes(build(*others)[0], build(flag, *others)[0], 1)) == 1
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ["--data.block_bytes=7", "--data.shuffle=block"],
         ["--data.local_dir=x", "--cache_dir=gs://bucket/caches"],
         ["--checkpoint.keep_every_steps=7"],
         ["--evaluation.batch_size=7"],
+        # trainer.evaluate reads it.
+        ["--evaluation.batches=7", "--evaluation.every_steps=0"],
+        ["--model.max_positions=600", "--model.position=absolute"],
+        ["--model.mlp_bias=true", "--model.num_experts=2"],
         ["--processes.timeout_seconds=7", "--processes.coordinator=auto"],
     ],
 )
@@ -362,3 +385,19 @@ def test_a_recipe_from_python_has_its_loss():
     config = fields.replace_all(build()[0], recipe("primer"))
     assert config.optimizer == OPTIMIZER_PRESETS["primer"]
     assert config.loss.normalizer == "num_total_target_tokens"
+
+
+@pytest.mark.parametrize(
+    "flag", ["--task-module=no_such_module", "--task_module=", "--task_module"]
+)
+def test_a_task_module_that_cannot_be_imported_is_one_line(flag):
+    with pytest.raises(UserError, match="--task_module"):
+        build(flag)
+
+
+@pytest.mark.parametrize("flag", ["--print_config", "--help"])
+def test_a_flag_with_a_space_is_not_the_value_of_the_one_before(flag, capsys):
+    schedule = "--optimizer.schedule=constant * linear_warmup"
+    with contextlib.suppress(SystemExit):
+        main(["--preset=t5_1_1_small", flag, schedule])
+    assert "optimizer.schedule" in capsys.readouterr().out

@@ -208,7 +208,7 @@ def prefix_run(text_cache, tmp_path_factory):
 
 
 def test_a_model_unknown_to_transformers_is_rejected(prefix_run, tmp_path):
-    with pytest.raises(UserError, match="has no counterpart in transformers; --custom_code writes a modelling file"):
+    with pytest.raises(UserError, match="has no counterpart in transformers; --custom_code writes"):
         export.export(prefix_run, f"{tmp_path}/lm")
 
 

@@ -1,6 +1,6 @@
 """The data of a model: specs, masks, positions, and the values that a configuration refuses."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.terminal.fields import Idle
-from trainer.config.fields import from_dict
 from trainer.model import facts
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
@@ -166,29 +164,6 @@ def test_rotation_of_heads(make_config):
     assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
     both = model_spec(make_config("t5_1_1", position="rotary"))
     assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
-
-
-IDLE = [
-    ("t5_1_1", {"max_positions": 600}),
-    ("bert", {"position": "rotary", "head_dim": 8, "max_positions": 600}),
-    ("lm", {"switch_every": 2}),
-    ("lm", {"num_experts": 2, "switch_every": 1, "mlp_bias": True}),
-]
-
-
-@pytest.mark.parametrize(("family", "changes"), IDLE)
-def test_a_field_without_effect_is_refused(make_config, family, changes):
-    name = [*changes][-1]
-    with pytest.raises(Idle, match=rf"^{name} is .*; it must be (512|4|None) w"):
-        make_config(family, **changes)
-
-
-@pytest.mark.parametrize(("family", "changes"), IDLE)
-def test_a_stored_configuration_may_have_fields_without_effect(make_config, family, changes):
-    name = [*changes][-1]
-    rest = {key: value for key, value in changes.items() if key != name}
-    expected = make_config(family, **rest)
-    assert from_dict(ModelConfig, {**asdict(expected), **changes}, "config.json") == expected
 
 
 def test_max_positions_has_an_effect_with_a_table_or_a_synthesizer(make_config):
