@@ -137,8 +137,8 @@ def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_pa
     assert not np.array_equal(expected[:8], everywhere)
     with pytest.raises(UserError, match=r"--data\.block_bytes"):
         run_of(text_cache, SPANS, "--data.shuffle=block", "--data.block_bytes=10").data.batches()
-    with pytest.raises(UserError, match="two blocks of"):
-        run_of(text_cache, SPANS, "--data.shuffle=block", "--data.local_bytes=10").data.batches()
+    # Nothing of a local cache is copied.
+    run_of(text_cache, SPANS, "--data.shuffle=block", "--data.local_bytes=10").data.batches()
     with pytest.raises(UserError, match="'block', 'global'"):
         run_of(text_cache, SPANS, "--data.shuffle=blocks")
 
@@ -156,6 +156,9 @@ def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
     for _ in range(3):
         here, there = next(local), next(far)
         assert all(np.array_equal(here[name], there[name]) for name in here)
+    flags = ("--data.shuffle=block", "--data.local_bytes=1000000000")
+    with pytest.raises(UserError, match="two blocks of"):
+        run_of("memory://remote_cache", SPANS, *flags).data.batches()
 
 
 def test_a_block_is_prefetched_once(text_cache, monkeypatch):

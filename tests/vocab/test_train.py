@@ -163,6 +163,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
     assert measured.pieces == 697
 
 
+@pytest.mark.slow
 def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path):
     """Counts with two processes; the first run is killed once it has written some counts."""
     command = [sys.executable, "-m", "vocab.train", f"--corpus={corpus}", f"--output={tmp_path}"]

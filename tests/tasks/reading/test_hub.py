@@ -97,6 +97,7 @@ def test_faults_of_every_kind_do_not_change_what_is_read(with_hub, folder, seed)
     assert len({fault for _, _, fault in server.seen} - {""}) > 4
 
 
+@pytest.mark.slow
 def test_a_build_over_a_bad_network_has_the_same_bytes(with_hub, folder, tmp_path):
     documents = stdlib_docs.documents()
     names = list(documents)[:1200]

@@ -152,6 +152,7 @@ def result(model_dir, step=20):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)], lines
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_result(text_cache, tmp_path, capsys):
     good, stopped = tmp_path / "good", tmp_path / "stopped"
     assert train(*run_of(text_cache, good, ())) == 0

@@ -168,6 +168,7 @@ def test_sigterm_to_one_stops_both_after_the_same_step(text_cache, tmp_path):
     assert len(set(saved)) == 1
 
 
+@pytest.mark.slow
 def test_after_one_is_killed_both_resume_to_the_same_bits(text_cache, together, tmp_path):
     model_dir = tmp_path / "model"
     endless = start_endless(text_cache, model_dir)
