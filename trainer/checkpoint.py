@@ -50,6 +50,10 @@ class Checkpoints:
       model_dir: local or remote folder.
       policy: which checkpoints to keep; None keeps all.
       writable: False to only read.
+
+    Attributes:
+      evaluated: False if the checkpoint of `check_resumable` was saved by a run that had to stop
+        before it had evaluated this step.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Checkpoints:
         self._model_dir = model_dir
         self._policy = policy or CheckpointConfig(keep=None)
         self._best: _Best | None = None
+        self.evaluated = True
         # For every error that it raises, Orbax also logs a traceback from another thread.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         if files.is_remote(model_dir):
@@ -115,10 +120,16 @@ class Checkpoints:
             for number, step in enumerate(steps)
         ]
 
-    def save(self, step: int, state: TrainState, run: Run) -> None:
+    def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
         """Starts to write a checkpoint; returns as soon as the state may be changed.
 
         Earlier checkpoints stay intact whatever happens.
+
+        Args:
+          step: number of updates made.
+          state: the state after them.
+          run: the run.
+          evaluated: False if the evaluation of this step is due and has not been made.
 
         Raises:
           UserError: the disk does not have enough free space.
@@ -130,6 +141,7 @@ class Checkpoints:
             "cache_fingerprints": run.data.fingerprints,
             "vocabulary_sha256": vocabulary_sha256(run.data),
             "best": self._best and self._best._asdict(),
+            "evaluated": evaluated,
         }
         with self._naming_full_disk():
             self._manager.save(
@@ -188,6 +200,7 @@ class Checkpoints:
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
                 "use the same settings or another --model_dir"
             )
+        self.evaluated = stored.get("evaluated", True)
         best = stored.get("best")
         if best and best["metric"] == self._policy.best_metric:
             self._best = _Best(**best)

@@ -57,9 +57,11 @@ def main(argv: list[str]) -> None:
     steps = chosen_steps(arguments.steps, checkpoints.steps(), arguments.model_dir)
     program = Program(run)
     evaluator = Evaluator(run, arguments.split, program.evaluation_step, program.mesh)
-    results = {}
+    results: dict[int, Results] = {}
     for step in steps:
-        results[step] = evaluator(checkpoints.restore(step, program.abstract_state()).params)
+        found = evaluator(checkpoints.restore(step, program.abstract_state()).params)
+        assert found is not None
+        results[step] = found
     checkpoints.close()
     files.write_json(
         arguments.output or files.join(arguments.model_dir, EVALUATION_FILE),

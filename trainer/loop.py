@@ -43,11 +43,12 @@ def train(run: Run, origins: dict[str, str]) -> int:
     config, last = run.config, run.config.train_steps
     checkpoints = Checkpoints(config.model_dir, config.checkpoint)
     beginning = resume_or_start(run, checkpoints)
-    if beginning.step >= last:
+    evaluated = checkpoints.evaluated or not config.evaluation.every_steps
+    if beginning.step >= last and evaluated:
         print(f"training is finished: checkpoint of step {beginning.step} in {config.model_dir}")
         checkpoints.close()
         return 0
-    writer = MetricsWriter(config, beginning.step, processes.is_first())
+    writer = MetricsWriter(config, beginning.step, processes.is_first(), evaluated)
     if processes.is_first():
         save_config(config, origins)
         save_software(config.model_dir)
@@ -67,34 +68,49 @@ def train(run: Run, origins: dict[str, str]) -> int:
         Profile(config) as profile,
         progress.shown("training", last, beginning.step) as bar,
     ):
-        for step in range(beginning.step + 1, last + 1):
+        step = begun = beginning.step
+        stopping = False
+        if evaluator and not evaluated:
+            # SIGTERM ended the run when it had saved this step and not evaluated it.
+            results = evaluator(state.params, stop.asked)
+            if results is None:
+                stopping = True
+            else:
+                reports.evaluations(step, results)
+                checkpoints.improved(step, results["validation"])
+                evaluated = True
+        for step in () if stopping else range(begun + 1, last + 1):
             profile.before(step)
             batch = put_batch(next(batches), program.mesh, config.batch_size)
             state = program.train_step(state, batch)
             profile.after(step, state)
             state = reports.after(step, state)
-            stopping = stop.after(step)
+            stopping = stop.asked()
             evaluating = due(step, config.evaluation.every_steps, last)
             saving = stopping or step == last or due(step, config.checkpoint.every_steps, last)
             if evaluating or saving:
                 reports.settle(step, state)
+            evaluated = True
             if evaluator and evaluating:
-                results = evaluator(state.params)
-                for split, result in results.items():
-                    reports.evaluation(step, split, result)
-                saving |= checkpoints.improved(step, results["validation"])
+                # An evaluation may take longer than the time between SIGTERM and SIGKILL.
+                results = None if stopping else evaluator(state.params, stop.asked)
+                if results is None:
+                    evaluated, stopping, saving = False, True, True
+                else:
+                    reports.evaluations(step, results)
+                    saving |= checkpoints.improved(step, results["validation"])
                 reports.speed.restart(step)
             if saving:
                 with reports.speed.blocking():
                     # First the metrics: a checkpoint says that those of its steps are written.
                     writer.flush()
-                    checkpoints.save(step, state, run)
+                    checkpoints.save(step, state, run, evaluated)
             bar.update(step, reports.note)
             if stopping:
                 break
     checkpoints.close()
     writer.close()
-    if stopping and step < last:
+    if stopping and (step < last or not evaluated):
         print(f"SIGTERM: saved step {step}; run the same command to resume", file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
@@ -109,10 +125,12 @@ class _StopRequest:
     def __init__(self) -> None:
         self._received = False
         self._alone = jax.process_count() == 1
+        self._times = 0
 
-    def after(self, step: int) -> bool:
-        """Returns whether the run stops after `step`; every process must ask at every step."""
-        return processes.stop_agreed(step, self._received)
+    def asked(self) -> bool:
+        """Returns whether the run stops now; all processes must ask at the same points."""
+        self._times += 1
+        return processes.stop_agreed(self._times, self._received)
 
     def __enter__(self) -> _StopRequest:
         if self._alone:

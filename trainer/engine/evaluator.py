@@ -45,12 +45,18 @@ class Evaluator:
         self._sets = run.data.evaluation(split, batch_size)
         self._batches = run.config.evaluation.batches
 
-    def __call__(self, params: Any) -> dict[str, dict[str, float]]:
+    def __call__(
+        self, params: Any, stopping: Callable[[], bool] = lambda: False
+    ) -> dict[str, dict[str, float]] | None:
         """Evaluates `params` on the same rows, with the same noise, at every call.
+
+        Args:
+          params: parameters of the model.
+          stopping: asked after every batch; once it returns True, the evaluation is abandoned.
 
         Returns:
           Metrics by split: over all rows under the split's name and, for a mixture, over each
-          task's rows under SPLIT/TASK.
+          task's rows under SPLIT/TASK. None if the evaluation was abandoned.
 
           Always: `loss` and `unigram_entropy` in nats per target token, `perplexity`, `accuracy`
           and `tokens`. `unigram_entropy` is the loss of a model that knows only how often each
@@ -70,7 +76,12 @@ class Evaluator:
           Unknown tokens (`<unk>`) are coded as such, so compare vocabularies with unknown tokens
           by their unknown rate too. Other objectives do not code text and lack both metrics.
         """
-        by_task = {rows.name: self._sums(params, rows) for rows in self._sets}
+        by_task: dict[str, _Sums] = {}
+        for rows in self._sets:
+            sums = self._sums(params, rows, stopping)
+            if sums is None:
+                return None
+            by_task[rows.name] = sums
         overall = _Sums(np.zeros(self._vocab_size, np.int64), text_bytes=0.0, word_count=0)
         for sums in by_task.values():
             overall.add(sums)
@@ -79,7 +90,7 @@ class Evaluator:
             results |= {f"{self._split}/{name}": sums.result() for name, sums in by_task.items()}
         return results
 
-    def _sums(self, params: Any, rows: EvaluationSet) -> _Sums:
+    def _sums(self, params: Any, rows: EvaluationSet, stopping: Callable[[], bool]) -> _Sums | None:
         text = self._texts.get(rows.name)
         sums = _Sums(np.zeros(self._vocab_size, np.int64), words=text.words if text else None)
         # Metrics are read one batch late, so that the device always has work.
@@ -91,6 +102,8 @@ class Evaluator:
                 ready, pending = pending, self._step(params, put_batch(batch, self._mesh))
                 sums.add_metrics(ready)
                 bar.update(number + 1)
+                if stopping():
+                    return None
         sums.add_metrics(pending)
         if text:
             sums.text_bytes = text.bytes_of(sums)

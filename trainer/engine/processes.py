@@ -42,23 +42,24 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def stop_agreed(step: int, received: bool) -> bool:
-    """Returns whether the run stops after `step`; the answer is the same in all processes.
+def stop_agreed(times: int, received: bool) -> bool:
+    """Returns whether the run stops now; the answer is the same in all processes.
 
-    Every process must call this after every step.
+    Every process must call this at the same points: after every step, and between the batches of
+    an evaluation.
 
     Args:
-      step: number of updates made.
+      times: number of calls, this one included.
       received: whether this process received SIGTERM. Used in single-process runs only: with
-        several processes, JAX handles the signal in each of them and makes all stop after the same
-        step, so none may install a handler of its own.
+        several processes, JAX handles the signal in each of them and makes all stop at the same
+        call, so none may install a handler of its own.
     """
     import jax
     from jax.experimental import multihost_utils
 
     if jax.process_count() == 1:
         return received
-    return multihost_utils.reached_preemption_sync_point(step)
+    return multihost_utils.reached_preemption_sync_point(times)
 
 
 @contextlib.contextmanager

@@ -26,12 +26,15 @@ class MetricsWriter:
       config: read for `model_dir` and `metrics`.
       resume_step: lines of later steps, left by a killed run, are removed.
       writing: False to do nothing, as in all processes but one.
+      evaluated: False to also remove the evaluation of `resume_step`, which will be made again.
 
     Raises:
       UserError: Weights & Biases is configured but does not start.
     """
 
-    def __init__(self, config: Config, resume_step: int, writing: bool = True):
+    def __init__(
+        self, config: Config, resume_step: int, writing: bool = True, evaluated: bool = True
+    ):
         model_dir = config.model_dir
         self._writing = writing
         self._wandb: Any = None
@@ -43,7 +46,12 @@ class MetricsWriter:
         self._mirror = Mirror(model_dir) if files.is_remote(model_dir) else None
         folder = self._mirror.folder if self._mirror else files.local_path(model_dir)
         self._path = files.join(folder, METRICS_FILE)
-        kept = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
+        kept = [
+            line
+            for line in read_metrics(model_dir)
+            if line["step"] < resume_step
+            or (line["step"] == resume_step and (evaluated or line["split"] == "train"))
+        ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         files.write_bytes(self._path, text.encode())
         self._board_folder = (

@@ -78,15 +78,16 @@ class Reports:
         self._report_pending(state)
         self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)
 
-    def evaluation(self, step: int, split: str, result: dict[str, float]) -> None:
-        """Writes and prints the evaluation of a split after `step`."""
-        self._writer.write(step, split, result)
+    def evaluations(self, step: int, results: dict[str, dict[str, float]]) -> None:
+        """Writes and prints the evaluation after `step`, split by split."""
         training = f"{self.note.split('  ')[0]}, " if self.note else ""
-        print(
-            f"step {step}: {training}{split} loss {result['loss']:.3f} "
-            f"(unigram {result['unigram_entropy']:.3f})",
-            flush=True,
-        )
+        for split, result in results.items():
+            self._writer.write(step, split, result)
+            print(
+                f"step {step}: {training}{split} loss {result['loss']:.3f} "
+                f"(unigram {result['unigram_entropy']:.3f})",
+                flush=True,
+            )
 
     def _report_pending(self, state: TrainState) -> None:
         pending, self._pending = self._pending, None
