@@ -7,7 +7,8 @@
 The step is the trainer's, on full rows of random tokens. A round is `--steps` steps, dispatched one
 after the other as in a run; a sample is the time of a round divided by its steps. More steps per
 round hide more of the dispatch overhead on an accelerator. Any field of the configuration is a
-flag.
+flag. `--deterministic=false` lets XLA use kernels on GPUs whose results differ from run to run; the
+ratio of two commands, with it and without, is the cost of reproducible bits.
 
 With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only example, Adafactor,
 the same shapes and dtypes) in a separate process, alternating with ours round by round. Its
@@ -44,6 +45,7 @@ from tasks.objectives import Lengths
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
 from trainer.data.features import converter
+from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.hardware import peak_flops
 from trainer.engine.loss import model_loss
@@ -104,6 +106,7 @@ def main(argv: list[str]) -> None:
             *overrides,
         ],
     )
+    determinism.set_flags(config.deterministic)
     # Compilation is measured, so no compiled program of an earlier run may be reused.
     jax.config.update("jax_enable_compilation_cache", False)
     features = converter(config.model, Lengths(arguments.inputs, arguments.targets))
@@ -141,6 +144,7 @@ def main(argv: list[str]) -> None:
         * config.model.scan_layers,
     )
     show("device", f"{devices} x {kind} ({jax.devices()[0].platform}), {os.cpu_count()} CPU cores")
+    show("bits", determinism.promise())
     show("step", _statistics(samples["ours"]) + f"; {arguments.rounds} x {arguments.steps} steps")
     show("tokens", f"{positions / step:,.0f} positions/s of encoder and decoder")
     show("MFU", f"{flops / devices / step / peak:.1%} of {peak / 1e12:,.2f} TFLOP/s, {origin}")

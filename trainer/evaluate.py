@@ -46,6 +46,10 @@ def main(argv: list[str]) -> None:
         if value is not None:
             config = fields.replace(config, path, value)
 
+    from trainer.engine import determinism
+
+    determinism.set_flags(config.deterministic)
+
     from trainer.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.evaluator import Evaluator
     from trainer.engine.program import Program

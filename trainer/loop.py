@@ -51,11 +51,11 @@ def train(run: Run, origins: dict[str, str]) -> int:
     writer = MetricsWriter(config, beginning.step, processes.is_first(), evaluated)
     if processes.is_first():
         save_config(config, origins)
-        save_software(config.model_dir)
+        changes = save_software(config.model_dir)
 
     program = Program(run)
     if processes.is_first():
-        print(startup_text(run, program, beginning), flush=True)
+        print(startup_text(run, program, beginning, changes), flush=True)
     state = beginning.state(program)
     batches = run.data.training(beginning.step, *program.host_part)
     evaluator = None

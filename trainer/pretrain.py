@@ -80,8 +80,9 @@ def main(argv: list[str]) -> int:
         print(fields.describe(config, origins, words=arguments.print_config == "words"))
         return 0
 
-    from trainer.engine import processes
+    from trainer.engine import determinism, processes
 
+    determinism.set_flags(config.deterministic)
     with processes.joined(config.processes):
         run = prepare(config, origins)
 

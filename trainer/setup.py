@@ -67,6 +67,7 @@ def on_this_machine(config: Config) -> Config:
     """Returns the configuration of a run for this process alone.
 
     The run's mesh is kept if the local devices can form it; otherwise all devices divide the rows.
+    cuDNN's attention is kept on GPUs only: parameters do not depend on it.
     """
     import jax
 
@@ -75,6 +76,8 @@ def on_this_machine(config: Config) -> Config:
         config.mesh.sizes(jax.device_count())
     except UserError:
         config = dataclasses.replace(config, mesh=MeshConfig(), microbatches=1)
+    if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
+        config = fields.replace(config, "model.attention", "einsum")
     return config
 
 

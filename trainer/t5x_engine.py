@@ -43,7 +43,7 @@ _MISSING = (
 # this project reads. Every other field must have its default.
 _SUPPORTED = (
     *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
-    *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from"),
+    *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from", "deterministic"),
     *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup_steps"),
     *("optimizer.decay_factor", "optimizer.steps_per_decay", "optimizer.steps_per_cycle"),
     *("optimizer.minimum_learning_rate", "optimizer.clip_norm", "optimizer.weight_decay"),
@@ -190,6 +190,8 @@ def unsupported(config: Config) -> list[str]:
         )
         if value != without
     ]
+    if model.attention != "einsum":
+        problems.append(f"--model.attention={model.attention}: T5X has its own attention")
     if optimizer.name != "adafactor":
         problems.append(f"--optimizer.name={optimizer.name}: this engine supports adafactor only")
     problems += [

@@ -1,6 +1,7 @@
 """SIGTERM during an evaluation: the step is saved, and the next start makes the evaluation."""
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from tests.trainer.engine.test_processes import free_port
 from tests.trainer.test_commands import ROOT, assert_same_state, command, curve, run, state
+from trainer.engine.determinism import cores
 from trainer.loop import EXIT_PREEMPTED
 
 # The evaluation after update 3 has about a hundred batches of one row.
@@ -68,9 +70,13 @@ def test_the_evaluation_is_made_after_the_resume(text_cache, undisturbed, tmp_pa
     assert process.returncode == EXIT_PREEMPTED, errors
     assert f"SIGTERM: saved step {step}" in errors
     assert step not in evaluations(model_dir)
+    software = model_dir / "software.json"
+    software.write_text(re.sub('"cores": [0-9]+', '"cores": 999', software.read_text()))
 
     made = run(pretrain(text_cache, model_dir))
     assert made.returncode == 0, made.stderr
+    assert f"changed       since the last start: cores was 999, is {cores()}" in made.stdout
+    assert f"with identical results on {cores()} core(s)" in made.stdout
     assert evaluations(model_dir) == [3, 6, 7]
     assert curve(model_dir) == curve(undisturbed)
     if step < STEPS:

@@ -8,8 +8,8 @@ from trainer.config.run import Config
 # Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
 # change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.
 # `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
-# skipped stay skipped. Another mesh, number of microbatches or attention changes only the order of
-# summation.
+# skipped stay skipped. Another mesh, number of microbatches, attention or choice of deterministic
+# kernels changes only the order of summation.
 RESUMABLE_CHANGES = (
     "preset",
     "cache_dir",
@@ -18,6 +18,7 @@ RESUMABLE_CHANGES = (
     "train_steps",
     "on_nan",
     "spike_factor",
+    "deterministic",
     "profile_steps",
     "mixing.schedule",
     "vocabulary.",

@@ -353,6 +353,11 @@ class Config:
         "count it",
         choices=_ON_NAN,
     )
+    deterministic: bool = field(
+        True,
+        "on GPUs, use only kernels that compute the same bits in every run, which are slower; "
+        "CPUs and TPUs always do",
+    )
     spike_factor: float | None = field(
         None,
         "treat a loss above this multiple of the mean loss of about the last hundred updates as "

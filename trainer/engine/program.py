@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tasks.terminal.command_line import UserError
 from trainer.config.mesh import check_dimensions
 from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import (
@@ -40,11 +41,16 @@ class Program:
       evaluation_step: see `make_evaluation_step`.
 
     Raises:
-      UserError: the mesh does not fit the devices, or model or batch do not divide over the mesh.
+      UserError: the devices do not have the model's attention, the mesh does not fit them, or
+        model or batch do not divide over the mesh.
     """
 
     def __init__(self, run: Run):
         config = run.config
+        if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
+            raise UserError(
+                "--model.attention=cudnn needs an NVIDIA GPU: use einsum or dot_product here"
+            )
         _enable_compilation_cache()
         sizes = config.mesh.sizes(jax.device_count())
         check_dimensions(

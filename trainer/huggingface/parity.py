@@ -66,7 +66,7 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
 
 
 def our_logits(config: ModelConfig, params: Any) -> Compute:
-    """Returns our model, computing in float32 whatever its dtype in training."""
+    """Returns our model, computing in float32 whatever its dtype and attention in training."""
     import dataclasses
 
     import jax
@@ -74,7 +74,8 @@ def our_logits(config: ModelConfig, params: Any) -> Compute:
     from trainer.model.spec import model_spec
     from trainer.model.transformer import build_model
 
-    model = build_model(model_spec(dataclasses.replace(config, dtype="float32")))
+    plain = dataclasses.replace(config, dtype="float32", attention="einsum")
+    model = build_model(model_spec(plain))
 
     @jax.jit
     def apply(params: Any, batch: Batch) -> Any:

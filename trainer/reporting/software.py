@@ -1,22 +1,60 @@
-"""The versions of the software that a run uses, kept beside it."""
+"""The software and hardware of a run, kept beside it: what its bits depend on besides its data."""
 
 import os
 import platform
 import subprocess
 from importlib.metadata import version
+from typing import Any
 
 from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.engine import determinism
 
 _SOFTWARE_FILE = "software.json"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "palimpsest")
+# The packages whose versions may change the results of a run.
+_COMPUTING = ("jax", "jaxlib", "flax", "optax", "palimpsest")
 
 
-def save_software(model_dir: str) -> None:
-    """Writes the project's commit and the versions of its dependencies into `model_dir`."""
-    versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
-    files.write_json(
-        files.join(model_dir, _SOFTWARE_FILE), {"commit": _commit(), "versions": versions}
+def save_software(model_dir: str) -> list[str]:
+    """Writes the project's commit, the versions of its dependencies and the hardware.
+
+    Returns:
+      A message for each difference from the last start in `model_dir` that may change results.
+    """
+    path = files.join(model_dir, _SOFTWARE_FILE)
+    before = _read(path)
+    now: dict[str, Any] = {
+        "commit": _commit(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in _PACKAGES},
+        },
+        "hardware": determinism.hardware(),
+    }
+    files.write_json(path, now)
+    changes = _changes(before.get("hardware", {}), now["hardware"])
+    old, new = (
+        {name: found[name] for name in _COMPUTING if name in found}
+        for found in (before.get("versions", {}), now["versions"])
     )
+    return changes + _changes(old, new)
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Returns what the last start wrote; {} if there is nothing or it is damaged."""
+    try:
+        return files.read_json(path) if files.exists(path) else {}
+    except UserError:
+        return {}
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} was {before[name]}, is {value}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
 
 
 def _commit() -> str | None:

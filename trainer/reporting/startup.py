@@ -2,13 +2,17 @@
 
 from trainer.beginning import Beginning
 from trainer.config import CheckpointConfig, Config
+from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.setup import Run
 
 
-def startup_text(run: Run, program: Program, beginning: Beginning) -> str:
-    """Returns a line each on data, model, mesh and what the run will do."""
+def startup_text(run: Run, program: Program, beginning: Beginning, changes: list[str]) -> str:
+    """Returns a line each on data, model, mesh and what the run will do.
+
+    `changes` are those of hardware and software since the last start.
+    """
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
     flops = flops_per_step(config.model, config.batch_size, *lengths)
@@ -24,10 +28,18 @@ def startup_text(run: Run, program: Program, beginning: Beginning) -> str:
             "this run",
             f"{beginning.describe()}, up to step {config.train_steps}; "
             f"{_checkpoint_policy(config.checkpoint)}; after an interruption, the same command "
-            "resumes from the newest checkpoint with identical results",
+            f"resumes from the newest checkpoint, {determinism.promise()}",
         ),
         ("", _bad_update_policy(config)),
     ]
+    if changes and beginning.step:
+        lines.append(
+            (
+                "changed",
+                f"since the last start: {'; '.join(changes)}; results may differ by rounding from "
+                "those of an uninterrupted run",
+            )
+        )
     return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
 
 

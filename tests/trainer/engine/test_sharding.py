@@ -383,3 +383,12 @@ def test_processes_that_share_rows_make_the_same_rows(processes, parts):
 
 if __name__ == "__main__":
     main(sys.argv[1])
+
+
+def test_cudnn_without_a_gpu_is_refused():
+    config, _ = build_config(
+        "t5_1_1_tiny",
+        ["--model.attention=cudnn", "--model.dtype=bfloat16", "--model.dropout_rate=0"],
+    )
+    with pytest.raises(UserError, match="attention=cudnn needs an NVIDIA GPU"):
+        Program(types.SimpleNamespace(config=config))

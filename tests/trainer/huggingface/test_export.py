@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import export
+from trainer import evaluate, export, export_t5x
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.engine.program import Program
@@ -265,3 +265,30 @@ def test_llama_is_exported_only_without_prefixes(text_cache, tmp_path):
     step, found, _ = export.export(llama, f"{tmp_path}/llama")
     assert (step, found.rows) == (2, 16)
     assert found.difference <= parity.TOLERANCE
+
+
+@pytest.mark.parametrize("attention", ["dot_product", "cudnn"])
+def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attention, capsys):
+    """Its parameters do not depend on the implementation of attention, so any machine will do."""
+    folder = Path(save_run(text_cache, tmp_path / "run", "t5_1_1_tiny", "--lengths.inputs=64"))
+    # cuDNN cannot run here, so the run is made without it.
+    written = json.loads((folder / "config.json").read_text())
+    written["config"]["model"] |= {"attention": attention, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(written))
+
+    assert export.main([f"--model_dir={folder}", f"--output={tmp_path}/hf"]) == 0
+    t5x = [f"--model_dir={folder}", f"--output={tmp_path}/t5x"]
+    assert export_t5x.main(t5x) == 0
+    evaluate.main([f"--model_dir={folder}"])
+    assert "perplexity" in capsys.readouterr().out
+
+    # And the way back.
+    config, _ = build_config(
+        "t5_1_1_tiny",
+        [
+            "--model.vocab_size=768",
+            f"--model.attention={attention}",
+            *("--model.dtype=bfloat16", "--model.dropout_rate=0"),
+        ],
+    )
+    assert load(str(tmp_path / "hf"), config.model).keys() >= {"encoder", "decoder"}

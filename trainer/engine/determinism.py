@@ -1,0 +1,120 @@
+"""Equal bits from equal runs: XLA's flag on GPUs, and what holds on each platform."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+# Excludes kernels whose results change from run to run (scatter by atomics, some GEMMs and fused
+# attentions) and chooses kernels without measuring them, as the fastest may be another one next
+# time. Source: openxla/xla, `docs/determinism.md` and `GetConfigAssignerOptions`.
+GPU_FLAG = "--xla_gpu_deterministic_ops"
+# Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
+_GPU_FLAGS = (GPU_FLAG, "--xla_gpu_exclude_nondeterministic_ops")
+# Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
+_GPUS = ("gpu", "cuda", "rocm")
+
+
+def set_flags(deterministic: bool) -> None:
+    """Sets XLA_FLAGS for a run; must be called before JAX looks for devices."""
+    flags = xla_flags(os.environ, _plugins(), deterministic)
+    if flags:
+        os.environ["XLA_FLAGS"] = flags
+
+
+def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:
+    """Returns XLA_FLAGS for a run.
+
+    GPU_FLAG is added to those of the environment if the run is to be deterministic and JAX may
+    find GPUs, unless the environment decides it already.
+
+    Args:
+      environment: environment variables.
+      plugins: names of JAX's installed plugins.
+      deterministic: the run's `--deterministic`.
+    """
+    flags = environment.get("XLA_FLAGS", "")
+    platforms = environment.get("JAX_PLATFORMS", "")
+    possible = any(gpu in name for name in plugins for gpu in _GPUS)
+    allowed = not platforms or any(gpu in platforms for gpu in _GPUS)
+    if not (deterministic and possible and allowed) or any(name in flags for name in _GPU_FLAGS):
+        return flags
+    return f"{flags} {GPU_FLAG}=true".lstrip()
+
+
+def promise() -> str:
+    """Returns when a resumed run equals one that was never stopped, for the line at the start."""
+    return said(hardware())
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """Returns what `promise` says on `hardware`."""
+    if found["platform"] == "cpu":
+        return f"with identical results on {found['cores']} core(s) of the same kind of CPU"
+    if found["platform"] == "gpu" and not found["deterministic"]:
+        return "with results that differ by rounding: GPU kernels are not deterministic"
+    return f"with identical results on {found['devices']} device(s) of the same kind"
+
+
+def hardware() -> dict[str, Any]:
+    """Returns what the bits of a run depend on, besides its configuration and software."""
+    import jax
+
+    device = jax.devices()[0]
+    found: dict[str, Any] = {
+        "platform": device.platform,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+    }
+    if device.platform == "cpu":
+        return {**found, "cpu": _cpu(), "cores": cores()}
+    found["device_kind"] = device.device_kind
+    if device.platform == "gpu":
+        found["deterministic"] = are_deterministic(os.environ.get("XLA_FLAGS", ""))
+    return found
+
+
+def cores() -> int:
+    """Returns the number of CPU cores that XLA divides its work among.
+
+    Source: openxla/xla, `DefaultThreadPoolSize` and `MaxParallelism`.
+    """
+    if os.environ.get("NPROC", "").isdigit():
+        return int(os.environ["NPROC"])
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def are_deterministic(flags: str) -> bool:
+    """Returns whether these XLA_FLAGS make programs on GPUs deterministic."""
+    values = dict(flag.partition("=")[::2] for flag in flags.split())
+    return any(values.get(name, "false").lower() in ("", "true", "1") for name in _GPU_FLAGS)
+
+
+def _plugins() -> list[str]:
+    """Returns the names of JAX's plugins, found in the two ways in which JAX finds them."""
+    found = [entry.value for entry in entry_points(group="jax_plugins")]
+    try:
+        import jax_plugins
+    except ImportError:
+        return found
+    return [*found, *(module.name for module in pkgutil.iter_modules(jax_plugins.__path__))]
+
+
+def _cpu() -> str:
+    """Returns the name of the CPU."""
+    import platform
+
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
