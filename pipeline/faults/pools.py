@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pipeline.faults.harness import Fault, Trial
 from pipeline.faults.local import KILLS_PER_TRIAL
 from pipeline.faults.process_group import ModuleGroup
+from pipeline.job_service import LOCALHOST
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 
 _START_SECONDS = 120
@@ -28,20 +29,26 @@ _POOL_SHARE, _SERVICE_SHARE = 0.15, 0.1
 class Cluster:
     """A job service and `pools` pools of workers, which run until the `with` block ends.
 
+    Args:
+      pools: number of pools.
+      folder: folder for their logs.
+      host: address of this machine at which the job service listens.
+
     Attributes:
       flags: the flags that send a build to this cluster.
     """
 
-    def __init__(self, pools: int, folder: pathlib.Path):
+    def __init__(self, pools: int, folder: pathlib.Path, host: str = LOCALHOST):
         ports = _free_ports(pools + 1)
-        self._service = f"pipeline.job_service --port={ports[0]}"
+        self._host = host
+        self._service = f"pipeline.job_service --host={host} --port={ports[0]}"
         self._pools = [f"pipeline.worker_pool --port={port}" for port in ports[1:]]
         self._folder = folder
         self._running: dict[str, ModuleGroup] = {}
         addresses = ",".join(f"localhost:{port}" for port in ports[1:])
         self.flags = (
             "--runner=PortableRunner",
-            f"--job_endpoint=localhost:{ports[0]}",
+            f"--job_endpoint={host}:{ports[0]}",
             "--environment_type=EXTERNAL",
             f"--environment_config={addresses}",
         )
@@ -67,7 +74,7 @@ class Cluster:
         end = time.monotonic() + _START_SECONDS
         for name, process in self._running.items():
             port = int(name.rpartition("=")[2])
-            while not _answers(port):
+            while not _answers(self._host if name == self._service else LOCALHOST, port):
                 if not process.running or time.monotonic() > end:
                     raise UserError(f"python -m {name} does not start: {process.log_tail(300)}")
                 time.sleep(0.2)
@@ -133,9 +140,9 @@ class Cluster:
         trial.rebuild_and_audit()
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     with socket.socket() as client:
-        return client.connect_ex(("localhost", port)) == 0
+        return client.connect_ex((host, port)) == 0
 
 
 def _free_ports(count: int) -> list[int]:

@@ -74,6 +74,11 @@ class _PoolWorker(worker_handlers.ExternalWorkerHandler):
     """A worker in one of several pools, whose addresses are separated by commas."""
 
     control_conn: _Connection
+    # The address of this machine that workers connect to; None for the name that it has by itself.
+    host: str | None = None
+
+    def host_from_worker(self) -> str:
+        return self.host or super().host_from_worker()
 
     def start_worker(self) -> None:
         """Starts the worker in the next pool that answers."""
@@ -146,10 +151,24 @@ class _Job(local_job_service.BeamJob):
         return runner.run_via_runner_api(self._pipeline_proto, options)
 
 
-def create() -> local_job_service.LocalJobServicer:
-    """Installs the classes above in Beam, in this process; returns the job service."""
+class _Service(local_job_service.LocalJobServicer):
+    """The job service at an address of this machine, which it also gives to builds for staging."""
+
+    def __init__(self, host: str):
+        super().__init__(beam_job_type=_Job)
+        self._host = host
+
+    def get_service_address(self) -> str:
+        return self._host
+
+
+def create(host: str) -> local_job_service.LocalJobServicer:
+    """Installs the classes above in Beam, in this process; returns the job service at `host`."""
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    _PoolWorker.host = None if host == "localhost" else host
     setattr(worker_handlers, "ControlConnection", _Connection)  # noqa: B010
     worker_handlers.WorkerHandler.register_environment(
         common_urns.environments.EXTERNAL.urn, beam_runner_api_pb2.ExternalPayload
     )(_PoolWorker)
-    return local_job_service.LocalJobServicer(beam_job_type=_Job)
+    return _Service(host)

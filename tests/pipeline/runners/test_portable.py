@@ -62,7 +62,46 @@ def test_a_worker_for_every_pool():
 
 def test_ports():
     assert job_service.command_line().parse_args([]).port == 8099
+    assert job_service.command_line().parse_args([]).host == "localhost"
     assert worker_pool.command_line().parse_args(["--port=7"]).port == 7
+
+
+@pytest.fixture
+def address():
+    """The address of this machine in a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        try:
+            client.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine is in no network")
+        found = client.getsockname()[0]
+    if found.startswith("127."):
+        pytest.skip("this machine is in no network")
+    return found
+
+
+def test_a_job_service_at_an_address_of_the_network(build, cache, checksums, tmp_path, address):
+    with Cluster(1, tmp_path, host=address) as cluster:
+        (endpoint,) = [flag for flag in cluster.flags if flag.startswith("--job_endpoint=")]
+        host, _, port = endpoint.partition("=")[2].rpartition(":")
+        assert host == address
+        with socket.socket() as client:
+            assert client.connect_ex(("localhost", int(port))) != 0
+        assert checksums(build(tmp_path / "cache", *cluster.flags)) == checksums(cache)
+        log = (tmp_path / f"pipeline.job_service-{port}.log").read_text()
+        assert f"accepting jobs on {address}:{port}" in log
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("0.0.0.0", "--host=0.0.0.0 is no address that builds and workers can connect to"),
+        ("203.0.113.7", "cannot listen on 203.0.113.7:8099: --host must be this machine's"),
+    ],
+)
+def test_a_host_that_is_not_this_machine(host, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        job_service.main([f"--host={host}"])
 
 
 @pytest.mark.slow
