@@ -12,6 +12,7 @@ from tasks.terminal.table import table
 
 # By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
 Results = dict[str, dict[str, float]]
+_CHECKPOINTS = "checkpoints"
 
 
 def main(argv: list[str]) -> None:
@@ -24,7 +25,11 @@ def main(argv: list[str]) -> None:
         help="checkpoints to evaluate: all, latest, or steps separated by commas",
     )
     add("--split", default="validation", help="split of the cache to evaluate on")
-    add("--output", help="JSON file to write the metrics to; without it, MODEL_DIR/evaluation.json")
+    add(
+        "--output",
+        help="JSON file to write the metrics to; without it, they are added to "
+        "MODEL_DIR/evaluation.json",
+    )
     add("--cache_dir", help="folder that holds the caches, if it has moved since training")
     add(
         "--batch_size",
@@ -61,24 +66,50 @@ def main(argv: list[str]) -> None:
     steps = chosen_steps(arguments.steps, checkpoints.steps(), arguments.model_dir)
     program = Program(run)
     evaluator = Evaluator(run, arguments.split, program.evaluation_step, program.mesh)
+    output = arguments.output or files.join(arguments.model_dir, EVALUATION_FILE)
+    # Read first: if it is damaged, the user should not wait for the evaluation to be told.
+    before = {} if arguments.output or not files.exists(output) else files.read_json(output)
     results: dict[int, Results] = {}
     for step in steps:
         found = evaluator(checkpoints.restore(step, program.abstract_state()).params)
         assert found is not None
         results[step] = found
     checkpoints.close()
-    files.write_json(
-        arguments.output or files.join(arguments.model_dir, EVALUATION_FILE),
-        {"checkpoints": {str(step): result for step, result in results.items()}},
-    )
+    kept = before.get(_CHECKPOINTS, {})
+    files.write_json(output, {_CHECKPOINTS: merged(kept, results, arguments.split)})
     print(_table(results))
 
 
+def merged(
+    before: dict[str, Results], results: dict[int, Results], split: str
+) -> dict[str, Results]:
+    """Returns evaluations by step, ascending: `results`, and those before of other rows.
+
+    Args:
+      before: earlier evaluations.
+      results: new ones, which replace those of the same step and split.
+      split: the split that was evaluated.
+    """
+    rows = dict(before)
+    for step, result in results.items():
+        others = {
+            name: values
+            for name, values in rows.get(str(step), {}).items()
+            if name.partition("/")[0] != split
+        }
+        rows[str(step)] = {**others, **result}
+    return {step: rows[step] for step in sorted(rows, key=int)}
+
+
 def _table(results: dict[int, Results]) -> str:
-    """Returns a table with a row per checkpoint and, for a mixture, per checkpoint and task."""
+    """Returns a table with a row per checkpoint and, for a mixture, per checkpoint and task.
+
+    Columns that say nothing new are left out: the split if it is validation, for instance.
+    """
     rows = [
         {
             "step": step,
+            "split": split.partition("/")[0],
             "task": split.partition("/")[2] or "all",
             "loss": f"{result['loss']:.4f}",
             "perplexity": f"{result['perplexity']:.2f}",
@@ -89,8 +120,7 @@ def _table(results: dict[int, Results]) -> str:
         for step, by_split in results.items()
         for split, result in by_split.items()
     ]
-    # Columns that say the same in every row are left out.
-    unused = {"task": "all", "bits/byte": "-"}
+    unused = {"split": "validation", "task": "all", "bits/byte": "-"}
     header = [name for name in rows[0] if any(row[name] != unused.get(name) for row in rows)]
     return table(header, [[row[name] for name in header] for row in rows])
 

@@ -79,7 +79,7 @@ def summary(config: Config, lines: list[_Line]) -> str:
         ("validation loss", f"{result['loss']:.3f} nats per token"),
         ("perplexity", f"{result['perplexity']:.1f}"),
         ("token accuracy", f"{result['accuracy']:.1%}"),
-        ("unigram entropy", f"{entropy:.3f} nats, {entropy - result['loss']:.3f} above the loss"),
+        ("unigram entropy", f"{entropy:.3f} nats, {_distance(entropy - result['loss'])} the loss"),
     ]
     if "bits_per_byte" in result:
         rows.append(("bits per byte", f"{result['bits_per_byte']:.4f} of the validation text"))
@@ -95,6 +95,11 @@ def summary(config: Config, lines: list[_Line]) -> str:
     if blocked := _blocked(lines):
         rows.append(("checkpoints", blocked))
     return table(("run", f"{config.preset} on {config.task}"), rows)
+
+
+def _distance(difference: float) -> str:
+    """Returns a difference in words, as in "0.250 above"."""
+    return f"{abs(difference):.3f} {'above' if difference >= 0 else 'below'}"
 
 
 def _blocked(lines: list[_Line]) -> str:

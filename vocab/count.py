@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "counts-"
+# The names of our files. A folder may hold others that begin in the same way.
+_OURS = re.compile(PREFIX + r"([0-9a-f]{16})-\d{6,}\.parquet")
 
 # Each file is divided into this many parts by the hash of the word, so that one part of every file
 # can be added up at a time.
@@ -42,7 +45,7 @@ class Job:
 
     Attributes:
       folder: where the files of counts are written.
-      key: a hash of everything the counts depend on; part of the file names.
+      key: a hash of everything the counts depend on, 16 hex digits; part of the file names.
       corpus: the corpus to count.
       splitter: how text is split into words.
       batch_bytes: bytes of text that a worker counts in memory before it writes the counts.
@@ -114,7 +117,8 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
 def clean(folder: str, key: str = "") -> None:
     """Deletes the files of counts in `folder`, except those with `key`."""
     for name in files.list_names(folder):
-        if name.startswith(PREFIX) and not (key and name.startswith(f"{PREFIX}{key}-")):
+        ours = _OURS.fullmatch(name)
+        if ours and ours[1] != key:
             files.remove(files.join(folder, name))
 
 

@@ -2,7 +2,8 @@
 
 A node is one int64: bits 32-62 hold the offset of its children, bits 8-31 its value plus one (0 for
 none), bits 0-7 the byte that leads to it. The child of a node by byte b is at index offset ^ b, if
-the node there carries b. As no two nodes have the same offset, one load suffices to check.
+the node there carries b. As no two nodes have the same offset, one load suffices to check. A node
+without children has offset 0, so byte 0 leads from it to the root, which carries 0xFF.
 
 Source: the layout of Darts-clone (https://github.com/s-yata/darts-clone), with 64-bit nodes.
 """
@@ -14,6 +15,7 @@ import numpy as np
 from pipeline.tokenizer.compiled import compiled
 
 _BLOCK = 256
+_NO_BYTE = 0xFF  # never occurs in UTF-8
 
 
 def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
@@ -33,6 +35,7 @@ def _build(data, ends, values):  # pragma: no cover - compiled
     # Breadth first over ranges of the sorted keys: [low, high) share their first `depth` bytes.
     size = 2 * _BLOCK
     units = np.zeros(size, np.int64)
+    units[0] = _NO_BYTE
     used = np.zeros(size, np.bool_)  # a node is stored or reserved here
     taken = np.zeros(size, np.bool_)  # some node has this offset
     used[0] = True
@@ -108,5 +111,5 @@ def _build(data, ends, values):  # pragma: no cover - compiled
     out = units[: (last // _BLOCK + 1) * _BLOCK].copy()
     for node in range(len(out)):
         if not used[node]:
-            out[node] = -1  # its label, 0xFF, never occurs in UTF-8
+            out[node] = -1  # carries _NO_BYTE
     return out

@@ -145,6 +145,8 @@ def test_a_finished_run_is_left_alone(text_cache, finished):
 
 
 def test_every_checkpoint_is_evaluated(finished):
+    others = {"5": {"validation": {"loss": 9.0}}, "60": {"train": {"loss": 8.0}}}
+    (finished / "evaluation.json").write_text(json.dumps({"checkpoints": others}))
     result = run(
         command(
             "trainer.evaluate", f"--model_dir={finished}", "--checkpoints=30,60", "--batch_size=16"
@@ -156,6 +158,12 @@ def test_every_checkpoint_is_evaluated(finished):
         line["step"]: line["metrics"]
         for line in read_metrics(str(finished))
         if line["split"] == "validation"
+    }
+    # Evaluations of other checkpoints and splits are kept.
+    assert {step: list(rows) for step, rows in written.items()} == {
+        "5": ["validation"],
+        "30": ["validation"],
+        "60": ["train", "validation"],
     }
     for step in (30, 60):
         # Another batch size changes the order of float32 sums.

@@ -29,10 +29,13 @@ def corpus(tmp_path_factory):
     return str(path)
 
 
+KEY = "0123456789abcdef"
+
+
 def job(corpus, folder, piece_bytes=1 << 16, batch_bytes=1 << 20):
     found = sources.resolve(sources.parse(f"json:{corpus}?validation=0"), piece_bytes)
     splitter = words.Splitter(words.normaliser("nmt_nfkc", False, ()), (), False)
-    return count.Job(str(folder), "key", found, splitter, batch_bytes)
+    return count.Job(str(folder), KEY, found, splitter, batch_bytes)
 
 
 def counted(job, limit_bytes=10**9, limit_words=10**9):
@@ -172,10 +175,18 @@ def test_finished_pieces_are_reused(corpus, tmp_path, capsys):
         f"reusing the counts of {len(paths) - 1} of {len(paths)} pieces" in capsys.readouterr().out
     )
     assert [path.stat().st_mtime_ns for path in [paths[0], *paths[2:]]] == before
-    count.clean(str(tmp_path), "key")
+    count.clean(str(tmp_path), KEY)
     assert sorted(tmp_path.iterdir()) == paths
-    count.clean(str(tmp_path), "other")
+    count.clean(str(tmp_path), "f" * 16)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_a_user_are_left_alone(tmp_path):
+    theirs = ["counts-2023.csv", "counts-x-000001.parquet", f"counts-{KEY}-000001.parquet.bak"]
+    for name in (*theirs, f"counts-{KEY}-000001.parquet"):
+        (tmp_path / name).touch()
+    count.clean(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(theirs)
 
 
 def test_reading_the_files_in_several_passes_gives_the_same_counts(corpus, tmp_path):

@@ -150,14 +150,12 @@ def _revision(corpus: dict[str, Any]) -> str:
 
 
 def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
-    """Returns this checkpoint's metrics from trainer.evaluate, or else from the run itself."""
+    """Returns this checkpoint's metrics: of each split, trainer.evaluate's or else the run's."""
+    lines = [line for line in read_metrics(model_dir) if line["step"] == step]
+    found = {line["split"]: line["metrics"] for line in lines if line["split"] != "train"}
     path = files.join(model_dir, EVALUATION_FILE)
-    found: dict[str, dict[str, float]] = {}
     if files.exists(path):
-        found = files.read_json(path)["checkpoints"].get(str(step), {})
-    if not found:
-        lines = [line for line in read_metrics(model_dir) if line["step"] == step]
-        found = {line["split"]: line["metrics"] for line in lines if line["split"] != "train"}
+        found |= files.read_json(path)["checkpoints"].get(str(step), {})
     return [
         (f"{split} {name}", f"{value:,.4f}".rstrip("0").rstrip("."))
         for split, result in found.items()

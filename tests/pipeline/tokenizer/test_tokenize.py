@@ -324,3 +324,35 @@ def test_a_machine_without_a_cache_for_compiled_code():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "256\n", done.stderr
+
+
+def test_a_nul_does_not_lead_from_a_leaf_of_the_trie_back_to_its_root():
+    made = trie.build([(b"a", 0), (b"bc", 1)])
+    text = np.frombuffer(b"a\0bc", np.uint8)
+    assert kernels.longest_key(made, text, 0, 4) == (1, 0)
+    assert kernels.longest_key(made, text, 1, 4) == (0, -1)
+    assert kernels.longest_key(trie.build([]), text, 1, 4) == (0, -1)
+
+
+def test_a_nul_between_two_characters_in_one_segment(models):
+    """A segment holds a NUL where the hashed set of pairs errs on both of its sides."""
+    characters = [chr(point) for point in range(0x4E00, 0x5E00)]
+
+    def add(proto):
+        known = {piece.piece for piece in proto.pieces}
+        for character in characters:
+            if character not in known:
+                proto.pieces.add(piece=character, score=-9.0)
+
+    fast, processor = both(changed(models["unigram"], add))
+    pairs = fast.pieces.pairs
+
+    def hit(left, right):
+        word, bit = kernels.pair_bit(np.int64(left), np.int64(right), len(pairs))
+        return bool(pairs[word] >> bit & np.uint64(1))
+
+    before = [character for character in characters if hit(ord(character), 0)][:10]
+    after = [character for character in characters if hit(0, ord(character))][:10]
+    assert before
+    assert after
+    assert_equal(fast, processor, [f"{a}\0{b}" for a in before for b in after])

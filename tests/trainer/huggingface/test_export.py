@@ -15,7 +15,7 @@ from trainer import evaluate, export, export_t5x
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.engine.program import Program
-from trainer.huggingface import load, model_config, names, parity
+from trainer.huggingface import card, load, model_config, names, parity
 from trainer.pretrain import build_config
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
@@ -292,3 +292,12 @@ def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attentio
         ],
     )
     assert load(str(tmp_path / "hf"), config.model).keys() >= {"encoder", "decoder"}
+
+
+def test_the_card_has_the_run_s_own_evaluation_beside_those_of_other_splits(tmp_path):
+    run = {"step": 2, "split": "validation", "metrics": {"loss": 6.25}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(run) + "\n")
+    later = {"checkpoints": {"2": {"train": {"loss": 5.5}}, "1": {"validation": {"loss": 9.0}}}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(later))
+    rows = card._evaluation(str(tmp_path), 2)
+    assert rows == [("validation loss", "6.25"), ("train loss", "5.5")]

@@ -1,0 +1,31 @@
+"""The table of trainer.evaluate, and how evaluations of one run are kept together."""
+
+from trainer import evaluate
+
+ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
+
+
+def test_a_new_evaluation_replaces_that_of_the_same_step_and_split():
+    before = {
+        "9": {
+            "validation": {"loss": 1.0},
+            "validation/gone": {"loss": 2.0},
+            "train": {"loss": 3.0},
+        },
+        "10": {"validation": {"loss": 4.0}},
+    }
+    merged = evaluate.merged(before, {9: {"validation": {"loss": 5.0}}}, "validation")
+    assert list(merged) == ["9", "10"]
+    assert merged == {
+        "9": {"train": {"loss": 3.0}, "validation": {"loss": 5.0}},
+        "10": {"validation": {"loss": 4.0}},
+    }
+    merged = evaluate.merged(merged, {10: {"train": {"loss": 6.0}}}, "train")
+    assert merged["10"] == {"validation": {"loss": 4.0}, "train": {"loss": 6.0}}
+
+
+def test_another_split_is_named_in_the_table():
+    assert "split" not in evaluate._table({5: {"validation": ROW}})
+    header, row = evaluate._table({5: {"train": ROW}}).splitlines()
+    assert header.split()[:2] == ["step", "split"]
+    assert row.split()[:2] == ["5", "train"]
