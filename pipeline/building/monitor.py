@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from pipeline.building.graph import EMPTY, Assignment
 from pipeline.building.write import finished
-from pipeline.runners.beam_job import interrupt
+from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal import progress
