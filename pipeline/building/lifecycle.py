@@ -215,25 +215,33 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
     """Returns the receipt of every shard of the plan, by (split, number); None if not finished.
 
-    `check`: whether to check the files against the receipts, as in `write.finished`.
+    One listing tells which receipts exist and how large the files are.
+
+    `check`: whether to compare checksums too, as in `write.finished`.
     """
-    keys = [(split, index) for split, count in plan.shards.items() for index in range(count)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(
-            zip(
-                keys,
-                pool.map(lambda key: finished(folder, plan, key[0], key[1], check), keys),
-                strict=True,
-            )
-        )
+    sizes = files.list_sizes(folder)
+    keys = _keys(plan)
+    with ThreadPoolExecutor(files.threads(folder)) as pool:
+        found = pool.map(lambda key: finished(folder, plan, *key, sizes, check), keys)
+        return dict(zip(keys, found, strict=True))
+
+
+def _keys(plan: Plan) -> list[ShardKey]:
+    return [(split, index) for split, count in plan.shards.items() for index in range(count)]
 
 
 def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
     """Deletes the files that mark the cache as finished, and the receipts of the shards `keys`."""
     files.remove(files.join(folder, COMPLETED))
     files.remove(files.join(folder, MANIFEST))
-    for split, index in keys:
-        files.remove(files.join(folder, shard_file(split, "receipt", index, plan.shards[split])))
+    receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
+    if not receipts:
+        return
+    for split in plan.shards:
+        receipts_there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
+        with ThreadPoolExecutor(files.threads(folder)) as pool:
+            # Reading the results raises what a thread raised.
+            list(pool.map(lambda name: files.remove(files.join(folder, name)), receipts_there))
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
@@ -268,7 +276,10 @@ def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
 
 
 def _holds(path: str, data: bytes) -> bool:
-    return files.exists(path) and files.read_bytes(path) == data
+    try:
+        return files.read_bytes(path) == data
+    except FileNotFoundError:
+        return False
 
 
 def _software() -> dict[str, str]:

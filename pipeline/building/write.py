@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ from pipeline.building.rows import framed, text_tokens
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     ROW_INDEX,
+    SHARD_KINDS,
     FileEntry,
     Plan,
     Shard,
@@ -207,7 +209,9 @@ def read_receipt(path: str) -> Shard | None:
         return None
 
 
-def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True) -> Shard | None:
+def finished(
+    folder: str, plan: Plan, split: str, index: int, sizes: Mapping[str, int], hashes: bool = False
+) -> Shard | None:
     """Returns the shard's receipt, or None if the shard is missing, truncated or damaged.
 
     Args:
@@ -215,27 +219,28 @@ def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True
       plan: plan of the cache.
       split: split of the shard.
       index: number of the shard in its split.
-      check: whether to check the files against the receipt: their sizes and, for a local cache,
-        their checksums. Object stores keep checksums of their own, and hashing a remote cache
-        means downloading it.
+      sizes: sizes of the files in the folder, as `files.list_sizes` returns them.
+      hashes: whether to compare the checksums of a local cache as well. Object stores keep
+        checksums of their own, and hashing a remote cache means downloading it.
     """
-    kinds = ("tfrecord", "rows", "documents", "quarantine", "receipt")
-    names = {kind: shard_file(split, kind, index, plan.shards[split]) for kind in kinds}
+    names = {kind: shard_file(split, kind, index, plan.shards[split]) for kind in SHARD_KINDS}
+    if names["receipt"] not in sizes:
+        return None
     shard = read_receipt(files.join(folder, names["receipt"]))
     if shard is None:
         return None
-    expected = {names[kind] for kind in kinds[:3]}
+    expected = {names[kind] for kind in ("tfrecord", "rows", "documents")}
     if shard.dropped:
         expected.add(names["quarantine"])
     if set(shard.files) != expected:
         return None
-    for name, entry in shard.files.items() if check else ():
-        path = files.join(folder, name)
-        try:
-            if files.size(path) != entry.bytes:
+    for name, entry in shard.files.items():
+        if sizes.get(name) != entry.bytes:
+            return None
+        if hashes and not files.is_remote(folder):
+            try:
+                if files.sha256(files.join(folder, name)) != entry.sha256:
+                    return None
+            except FileNotFoundError:
                 return None
-        except FileNotFoundError:
-            return None
-        if not files.is_remote(folder) and files.sha256(path) != entry.sha256:
-            return None
     return shard
