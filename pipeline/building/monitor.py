@@ -98,7 +98,9 @@ class Monitor:
             self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
         keys = [key for assignment in done for key in assignment.shards]
         with ThreadPoolExecutor(files.threads(self._folder)) as pool:
-            found = pool.map(lambda key: finished(self._folder, self._plan, *key, sizes), keys)
+            found = pool.map(
+                lambda key: finished(self._folder, self._plan, key[0], key[1], sizes), keys
+            )
             self.shards += [shard for shard in found if shard]
 
 

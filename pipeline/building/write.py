@@ -20,11 +20,11 @@ from pipeline.building.rows import framed, text_tokens
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     ROW_INDEX,
-    SHARD_KINDS,
     FileEntry,
     Plan,
     Shard,
     shard_file,
+    shard_files,
     shard_from_dict,
 )
 from tasks.cache.pack import Documents, Rows, packer
@@ -205,7 +205,7 @@ def read_receipt(path: str) -> Shard | None:
     """Returns the shard that a receipt describes, or None if the receipt is missing or damaged."""
     try:
         return shard_from_dict(files.read_json(path))
-    except (FileNotFoundError, UserError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, UserError):
         return None
 
 
@@ -223,16 +223,12 @@ def finished(
       hashes: whether to compare the checksums of a local cache as well. Object stores keep
         checksums of their own, and hashing a remote cache means downloading it.
     """
-    names = {kind: shard_file(split, kind, index, plan.shards[split]) for kind in SHARD_KINDS}
-    if names["receipt"] not in sizes:
+    count = plan.shards[split]
+    receipt = shard_file(split, "receipt", index, count)
+    if receipt not in sizes:
         return None
-    shard = read_receipt(files.join(folder, names["receipt"]))
-    if shard is None:
-        return None
-    expected = {names[kind] for kind in ("tfrecord", "rows", "documents")}
-    if shard.dropped:
-        expected.add(names["quarantine"])
-    if set(shard.files) != expected:
+    shard = read_receipt(files.join(folder, receipt))
+    if shard is None or set(shard.files) != shard_files(split, index, count, bool(shard.dropped)):
         return None
     for name, entry in shard.files.items():
         if sizes.get(name) != entry.bytes:
