@@ -78,7 +78,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     shards = []
     for number in range(count):
         entries = {}
-        for kind in ("tfrecord", "rows"):
+        for kind in ("tfrecord", "rows", "documents"):
             name = shard_file("train", kind, number, count)
             if number:
                 os.link(folder / shard_file("train", kind, 0, count), folder / name)

@@ -7,13 +7,15 @@ corpus, the vocabulary and the packing, not on the workers, the runner or interr
 flags are Beam's own (--runner=DataflowRunner --project=... and so on).
 """
 
-from pipeline.building.options import Options
+from pipeline.runners.interruption import interruptible
 from tasks.terminal.command_line import Parser, run
-from tasks.terminal.dataclass_flags import add_flags
 
 
 def command_line() -> Parser:
     """Returns the parser of the command's own flags."""
+    from pipeline.building.options import Options
+    from tasks.terminal.dataclass_flags import add_flags
+
     parser = Parser(prog="python -m pipeline.build", description=__doc__.splitlines()[0])
     add_flags(parser, Options)
     return parser
@@ -21,15 +23,17 @@ def command_line() -> Parser:
 
 def main(argv: list[str]) -> None:
     """Parses the flags and builds; raises as `pipeline.building.engine.build` does."""
-    parser = command_line()
-    known, rest = parser.parse_known_args(argv)
+    with interruptible():
+        parser = command_line()
+        known, rest = parser.parse_known_args(argv)
 
-    from pipeline.building import engine
-    from pipeline.runners import beam_options
+        from pipeline.building import engine
+        from pipeline.building.options import Options
+        from pipeline.runners import beam_options
 
-    options = Options(**vars(known))
-    arguments = beam_options.arguments(parser, rest, options.runner, options.workers)
-    engine.build(options, arguments)
+        options = Options(**vars(known))
+        arguments = beam_options.arguments(parser, rest, options.runner, options.workers)
+        engine.build(options, arguments)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ corpus nor a token for it is needed. Each worker holds one shard's index and lin
 at a time, so memory does not grow with the cache. Remote files are read once and not stored.
 """
 
+import os
+
 from pipeline.verification.cache import verify
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
@@ -16,7 +18,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="python -m pipeline.verify", description=__doc__.splitlines()[0])
     parser.add_argument("--cache", required=True, help="folder of the cache: CACHE_DIR/TASK")
     parser.add_argument(
-        "--workers", type=positive, default=1, help="worker processes on this machine"
+        "--workers", type=positive, default=os.cpu_count(), help="worker processes on this machine"
     )
     flags = parser.parse_args(argv)
     splits, faults = verify(flags.cache, flags.workers)

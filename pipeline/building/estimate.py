@@ -230,7 +230,8 @@ def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
     shards = tuple((split, number) for split in piece.splits)
     graph.build_piece(job, graph.Assignment(piece, shards))
     seconds = time.monotonic() - begin
-    found = {split: finished(job.folder, job.plan, split, number, False) for split in piece.splits}
+    sizes = files.list_sizes(job.folder)
+    found = {split: finished(job.folder, job.plan, split, number, sizes) for split in piece.splits}
     there = {split: shard for split, shard in found.items() if shard}
     for shard in there.values():
         for name in shard.files:

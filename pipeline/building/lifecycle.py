@@ -2,6 +2,7 @@
 
 Files are written in this order:
 
+.plan-…     empty; its name is the plan's fingerprint, so a damaged plan.json is noticed
 plan.json   everything that the bytes of the cache depend on
 shards      in any order, each followed by a receipt with its checksums
 info, stats, manifest.json, COMPLETED   in this order, when all shards are finished; the trainer
@@ -27,6 +28,7 @@ from pipeline.building.write import finished, read_receipt
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
+    PLAN_MARK,
     SHARD_KINDS,
     CacheManifest,
     Plan,
@@ -81,23 +83,30 @@ def claim(folder: str) -> Iterator[None]:
 
 
 def planned(folder: str) -> Plan | None:
-    """Returns the plan of the cache in `folder`, or None if there is no cache.
+    """Returns the plan of the cache in `folder`, or None if there is none, or none that is sound.
 
     The plan is read from plan.json or, if that is missing or damaged, from the manifest.
-
-    Raises:
-      UserError: plan.json cannot be read, and there is no manifest.
     """
-    path = files.join(folder, PLAN)
+    marks = _marks(folder)
     try:
-        return plan_from_dict(files.read_json(path))
-    except FileNotFoundError:
-        finished = files.exists(files.join(folder, MANIFEST))
-        return CacheManifest.load(folder).plan if finished else None
+        plan = plan_from_dict(files.read_json(files.join(folder, PLAN)))
+        if not marks or plan.fingerprint in marks:
+            return plan
+    except (FileNotFoundError, UserError):
+        pass
+    try:
+        return CacheManifest.load(folder, check=False).plan
     except UserError:
-        if not files.exists(files.join(folder, MANIFEST)):
-            raise
-        return CacheManifest.load(folder).plan
+        return None
+
+
+def _marks(folder: str) -> set[str]:
+    """Returns the fingerprints of the plans that the folder's shards were built with.
+
+    They are the names of empty files, so that a damaged plan.json can be told from a sound one.
+    There are two while an extension begins, and none in caches of earlier versions.
+    """
+    return {name.removeprefix(PLAN_MARK) for name in files.list_sizes(folder, PLAN_MARK)}
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
@@ -109,17 +118,50 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(dataclasses.asdict(plan))))
     if existing is None:
-        others = [name for name in files.list_names(folder) if not name.startswith(".")]
-        if others:
-            raise UserError(
-                f"{folder} holds {others[0]} but no {PLAN}, so it is not a cache of Palimpsest's: "
-                "choose another --cache_dir"
-            )
-    elif ours.difference(existing):
+        return _recovered(folder, ours)
+    if ours.difference(existing):
         if _manifest_has(folder, ours):
             return ours
         _check_extends(folder, existing, ours, extend)
     return existing
+
+
+def _recovered(folder: str, ours: Plan) -> Plan | None:
+    """Returns our plan if a cache without a sound plan.json was built with it; None if it is new.
+
+    Raises:
+      UserError: the folder holds finished shards of another plan or of one that nobody can tell,
+        or other files.
+    """
+    names = files.list_names(folder)
+    others = [name for name in names if not name.startswith(".")]
+    marks = _marks(folder)
+    if not others:
+        return None
+    if PLAN not in names and not marks:
+        raise UserError(
+            f"{folder} holds {others[0]} but no {PLAN}, so it is not a cache of Palimpsest's: "
+            "choose another --cache_dir"
+        )
+    if ours.fingerprint in marks:
+        return ours
+    if not any(".receipt-" in name for name in names):
+        return None  # nothing is finished, so nothing can be lost or mixed
+    path = files.join(folder, PLAN)
+    if marks:
+        raise UserError(
+            f"{path} is damaged, and the cache was built with another plan than these flags and "
+            "this corpus make: use those that it was built with, or choose another --cache_dir"
+        )
+    try:
+        plan_from_dict(files.read_json(path))
+        reason = "its content was changed"
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path} is ").partition(";")[0]
+    raise UserError(
+        f"{path} cannot be used ({reason}), and no other file tells what was built: restore it "
+        "from a copy, or choose another --cache_dir"
+    )
 
 
 def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None:
@@ -135,7 +177,11 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
         invalidate(folder, plan)
     text = files.json_bytes(dataclasses.asdict(plan))
     if not _holds(files.join(folder, PLAN), text):
+        # Until the new plan is written, the marks of both are there.
+        files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
         files.write_bytes(files.join(folder, PLAN), text)
+    for other in _marks(folder) - {plan.fingerprint}:
+        files.remove(files.join(folder, PLAN_MARK + other))
     copy = files.join(folder, VOCABULARY)
     if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
         files.write_bytes(copy, vocabulary.model)
@@ -144,7 +190,7 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
 def _manifest_has(folder: str, plan: Plan) -> bool:
     """Returns whether the manifest holds this plan; a plan.json that differs is then damaged."""
     try:
-        return not plan.difference(CacheManifest.load(folder).plan)
+        return not plan.difference(CacheManifest.load(folder, check=False).plan)
     except UserError:
         return False
 
@@ -215,25 +261,33 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
     """Returns the receipt of every shard of the plan, by (split, number); None if not finished.
 
-    `check`: whether to check the files against the receipts, as in `write.finished`.
+    One listing tells which receipts exist and how large the files are.
+
+    `check`: whether to compare checksums too, as in `write.finished`.
     """
-    keys = [(split, index) for split, count in plan.shards.items() for index in range(count)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(
-            zip(
-                keys,
-                pool.map(lambda key: finished(folder, plan, key[0], key[1], check), keys),
-                strict=True,
-            )
-        )
+    sizes = files.list_sizes(folder)
+    keys = _keys(plan)
+    with ThreadPoolExecutor(files.threads(folder)) as pool:
+        found = pool.map(lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
+        return dict(zip(keys, found, strict=True))
+
+
+def _keys(plan: Plan) -> list[ShardKey]:
+    return [(split, index) for split, count in plan.shards.items() for index in range(count)]
 
 
 def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
     """Deletes the files that mark the cache as finished, and the receipts of the shards `keys`."""
     files.remove(files.join(folder, COMPLETED))
     files.remove(files.join(folder, MANIFEST))
-    for split, index in keys:
-        files.remove(files.join(folder, shard_file(split, "receipt", index, plan.shards[split])))
+    receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
+    if not receipts:
+        return
+    for split in plan.shards:
+        receipts_there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
+        with ThreadPoolExecutor(files.threads(folder)) as pool:
+            # Reading the results raises what a thread raised.
+            list(pool.map(lambda name: files.remove(files.join(folder, name)), receipts_there))
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
@@ -268,7 +322,10 @@ def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
 
 
 def _holds(path: str, data: bytes) -> bool:
-    return files.exists(path) and files.read_bytes(path) == data
+    try:
+        return files.read_bytes(path) == data
+    except FileNotFoundError:
+        return False
 
 
 def _software() -> dict[str, str]:
@@ -313,6 +370,6 @@ def _seqio_stats(shards: Iterable[Shard]) -> dict[str, int]:
     shards = list(shards)
     return {
         "examples": sum(shard.rows for shard in shards),
-        "targets_max_tokens": max(shard.longest_row for shard in shards),
+        "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),
         "targets_tokens": sum(shard.text_tokens for shard in shards),
     }

@@ -4,12 +4,14 @@ This works for every runner, whichever machines its workers are on.
 """
 
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.building.graph import EMPTY, Assignment
 from pipeline.building.write import finished
-from pipeline.runners.beam_job import interrupt
+from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal import progress
@@ -70,45 +72,36 @@ class Monitor:
         return f"{rate / 1e6:.1f} MB/s  {left_out:,} quarantined"
 
     def look(self) -> None:
-        """Reads new receipts and the sizes of partly written files."""
-        names = set(files.list_names(self._folder))
-        partial = {
-            name.removeprefix(files.PARTIAL).partition("-")[2]: name
-            for name in names
-            if name.startswith(files.PARTIAL)
-        }
-        waiting, writing = [], 0
-        for assignment in self._waiting:
-            if names.issuperset(self._names(assignment, "receipt")):
-                self._count(assignment)
-            else:
-                waiting.append(assignment)
-                rows = self._names(assignment, "tfrecord")
-                writing += sum(self._size(partial[name]) for name in rows if name in partial)
-        self._waiting = waiting
+        """Lists the folder once: for new receipts, which are read, and for files in progress."""
+        sizes = files.list_sizes(self._folder)
+        done = [each for each in self._waiting if sizes.keys() >= self._names(each, "receipt")]
+        self._read(done, sizes)
+        over = set(done)
+        self._waiting = [each for each in self._waiting if each not in over]
+        rows = re.compile(rf"{re.escape(files.PARTIAL)}.*\.tfrecord-")
+        writing = sum(size for name, size in sizes.items() if rows.match(name))
         ratio = self._seen / self._written if self._written else _TEXT_PER_ROW_BYTE
         left = self.total - self._finished
         self.done = max(self.done, self._finished + min(writing * ratio, 0.99 * left))
 
-    def _names(self, assignment: Assignment, kind: str) -> list[str]:
-        return [
+    def _names(self, assignment: Assignment, kind: str) -> set[str]:
+        return {
             shard_file(split, kind, index, self._plan.shards[split])
             for split, index in assignment.shards
-        ]
+        }
 
-    def _count(self, assignment: Assignment) -> None:
-        self._finished += assignment.piece.bytes
-        self._seen += assignment.piece.bytes
-        self._written += sum(self._size(name) for name in self._names(assignment, "tfrecord"))
-        for split, index in assignment.shards:
-            shard = finished(self._folder, self._plan, split, index, check=False)
-            self.shards += [shard] if shard else []
-
-    def _size(self, name: str) -> int:
-        try:
-            return files.size(files.join(self._folder, name))
-        except FileNotFoundError:  # renamed since it was listed
-            return 0
+    def _read(self, done: list[Assignment], sizes: Mapping[str, int]) -> None:
+        """Counts finished pieces, and reads their receipts."""
+        for assignment in done:
+            self._finished += assignment.piece.bytes
+            self._seen += assignment.piece.bytes
+            self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
+        keys = [key for assignment in done for key in assignment.shards]
+        with ThreadPoolExecutor(files.threads(self._folder)) as pool:
+            found = pool.map(
+                lambda key: finished(self._folder, self._plan, key[0], key[1], sizes), keys
+            )
+            self.shards += [shard for shard in found if shard]
 
 
 @contextlib.contextmanager
@@ -118,12 +111,9 @@ def monitored(
     """Shows progress while the block runs; interrupts it, as Ctrl-C does, once it is hopeless."""
     with progress.shown("building", monitor.total, monitor.before, "B") as bar:
 
-        def show() -> None:
+        def look() -> bool:
             monitor.look()
             bar.update(monitor.done, monitor.note)
-
-        def look() -> bool:
-            show()
             stop = hopeless(monitor)
             if stop:
                 interrupt()
@@ -131,4 +121,6 @@ def monitored(
 
         with polling(look, remote):
             yield
-        show()
+        # Without another look: the receipts are read once more when all are there.
+        monitor.done = monitor.total
+        bar.update(monitor.done, monitor.note)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from tasks.cache.manifest import (
     Plan,
     Shard,
     shard_file,
+    shard_files,
     shard_from_dict,
 )
 from tasks.cache.pack import Documents, Rows, packer
@@ -203,11 +205,13 @@ def read_receipt(path: str) -> Shard | None:
     """Returns the shard that a receipt describes, or None if the receipt is missing or damaged."""
     try:
         return shard_from_dict(files.read_json(path))
-    except (FileNotFoundError, UserError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, UserError):
         return None
 
 
-def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True) -> Shard | None:
+def finished(
+    folder: str, plan: Plan, split: str, index: int, sizes: Mapping[str, int], hashes: bool = False
+) -> Shard | None:
     """Returns the shard's receipt, or None if the shard is missing, truncated or damaged.
 
     Args:
@@ -215,27 +219,24 @@ def finished(folder: str, plan: Plan, split: str, index: int, check: bool = True
       plan: plan of the cache.
       split: split of the shard.
       index: number of the shard in its split.
-      check: whether to check the files against the receipt: their sizes and, for a local cache,
-        their checksums. Object stores keep checksums of their own, and hashing a remote cache
-        means downloading it.
+      sizes: sizes of the files in the folder, as `files.list_sizes` returns them.
+      hashes: whether to compare the checksums of a local cache as well. Object stores keep
+        checksums of their own, and hashing a remote cache means downloading it.
     """
-    kinds = ("tfrecord", "rows", "documents", "quarantine", "receipt")
-    names = {kind: shard_file(split, kind, index, plan.shards[split]) for kind in kinds}
-    shard = read_receipt(files.join(folder, names["receipt"]))
-    if shard is None:
+    count = plan.shards[split]
+    receipt = shard_file(split, "receipt", index, count)
+    if receipt not in sizes:
         return None
-    expected = {names[kind] for kind in kinds[:3]}
-    if shard.dropped:
-        expected.add(names["quarantine"])
-    if set(shard.files) != expected:
+    shard = read_receipt(files.join(folder, receipt))
+    if shard is None or set(shard.files) != shard_files(split, index, count, bool(shard.dropped)):
         return None
-    for name, entry in shard.files.items() if check else ():
-        path = files.join(folder, name)
-        try:
-            if files.size(path) != entry.bytes:
+    for name, entry in shard.files.items():
+        if sizes.get(name) != entry.bytes:
+            return None
+        if hashes and not files.is_remote(folder):
+            try:
+                if files.sha256(files.join(folder, name)) != entry.sha256:
+                    return None
+            except FileNotFoundError:
                 return None
-        except FileNotFoundError:
-            return None
-        if not files.is_remote(folder) and files.sha256(path) != entry.sha256:
-            return None
     return shard

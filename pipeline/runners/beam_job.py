@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import pickle
-import signal
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.runners import beam_options
+from pipeline.runners.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
 from tasks.terminal.command_line import UserError
 
 _FAILURE = "the job stopped: "
@@ -80,14 +80,21 @@ def run(
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    from pipeline.runners import local_workers
+
     service = _service(arguments)
     quiet = contextlib.nullcontext() if verbose else _quiet()
     with contextlib.ExitStack() as stack:
         if service:
             arguments = stack.enter_context(service.prepared(arguments, folder))
         stack.enter_context(quiet)
-        stack.enter_context(_interruptible())
-        deaths = stack.enter_context(_worker_deaths())
+        interruption = stack.enter_context(interruptible())
+        workers = local_workers.create(interrupt)
+        interruption.stops.append(workers.kill)
+        stack.callback(interruption.stops.remove, workers.kill)
+        stack.callback(workers.kill)
+        if service:
+            interruption.seconds = SERVICE_LIMIT_SECONDS
         try:
             try:
                 pipeline = beam.Pipeline(options=PipelineOptions(arguments))
@@ -104,12 +111,12 @@ def run(
             _wait(result, service, arguments)
             return _sums(result)
         except BaseException as error:
-            if deaths:
+            if workers.deaths:
                 raise UserError(
-                    f"a worker process died ({deaths[0]}): if memory ran out, use fewer --workers; "
-                    "finished work is kept, run the same command to resume"
+                    f"a worker process died {workers.deaths[0]}: if memory ran out, use fewer "
+                    "--workers; finished work is kept, run the same command to resume"
                 ) from error
-            if "KeyboardInterrupt" in str(error):  # raised inside a worker in this process
+            if interruption.happened:
                 raise KeyboardInterrupt from error
             _raise_failure(error)
             if service and (explained := service.explain(error, arguments)):
@@ -166,59 +173,23 @@ def _raise_failure(error: BaseException) -> None:
     raise UserError(value["message"]) from error
 
 
-def interrupt() -> None:
-    """Stops `run` from another thread, as Ctrl-C does; also wakes a waiting main thread."""
-    main = threading.main_thread().ident
-    if main is not None:
-        signal.pthread_kill(main, signal.SIGINT)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Enables SIGINT for the block, as shells make processes started with `&` ignore it."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def _worker_deaths() -> Iterator[list[str]]:
-    """Interrupts the block when a worker process is killed; Beam would wait for it forever."""
-    deaths: list[str] = []
-    usual = threading.excepthook
-
-    def hook(failed: threading.ExceptHookArgs) -> None:
-        if "Worker subprocess exited" in str(failed.exc_value):
-            deaths.append(str(failed.exc_value))
-            interrupt()
-        else:  # an error of Beam's threads, printed where _quiet can suppress it
-            traceback.print_exception(failed.exc_value, file=sys.__stderr__)
-
-    threading.excepthook = hook
-    try:
-        yield deaths
-    finally:
-        threading.excepthook = usual
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppresses logs and stderr, and prints stderr only if the block fails with a bug.
 
     Beam's worker processes print every exception there, including those reported in one line.
     """
-    logger, usual = logging.getLogger(), sys.stderr
+    logger, usual, usual_hook = logging.getLogger(), sys.stderr, threading.excepthook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     usual.flush()
     with os.fdopen(os.dup(2), "w") as shown, tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
         sys.stderr = shown  # output of this process, such as the progress bar
+        # Errors of Beam's threads, such as those of a connection to a worker that was killed.
+        threading.excepthook = lambda failed: traceback.print_exception(
+            failed.exc_value, file=sys.__stderr__
+        )
         try:
             yield
         except (UserError, OSError, KeyboardInterrupt):
@@ -228,7 +199,7 @@ def _quiet() -> Iterator[None]:
             shown.write(aside.read().decode(errors="replace"))
             raise
         finally:
-            sys.stderr = usual
+            sys.stderr, threading.excepthook = usual, usual_hook
             shown.flush()
             os.dup2(shown.fileno(), 2)
             logger.setLevel(level)

@@ -1,16 +1,20 @@
 """Verification of a cache: its shards, the files beside them, and that no document is repeated."""
 
+import collections
 import dataclasses
 import hashlib
+import itertools
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from pipeline.verification.shard import FINISH, Checked, Fault, check_shard
-from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest, shard_file
+from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
+from tasks.cache.manifest import MANIFEST, PLAN, PLAN_MARK, CacheManifest, Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
@@ -19,6 +23,8 @@ from tasks.vocabulary import VOCABULARY
 # Digests of documents are sorted in this many parts, each of which must fit in memory: 2**32
 # documents, a hundred web crawls, give 64 parts of 1 GB.
 _DIGEST_PARTS = 64
+# Shards that a worker process checks at a time: small ones take less time than a message.
+_CHUNK = 16
 
 
 def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Fault]]:
@@ -31,28 +37,28 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
         return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
     try:
-        manifest = CacheManifest.load(folder)
+        manifest = CacheManifest.load(folder, check=False)
     except UserError as error:
         if not files.exists(files.join(folder, MANIFEST)):
             raise
         return {}, [Fault(MANIFEST, str(error), FINISH)]
     faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
-    first_sentinel = manifest.plan.vocabulary.size - manifest.plan.vocabulary.sentinels
     jobs = [
-        (folder, manifest.plan, split, index, shard, first_sentinel)
+        (split, index, shard)
         for split, shards in manifest.splits.items()
         for index, shard in enumerate(shards)
     ]
     splits = {split: Checked([]) for split in manifest.splits}
-    sizes = [sum(entry.bytes for entry in job[4].files.values()) for job in jobs]
+    sizes = [sum(entry.bytes for entry in shard.files.values()) for _, _, shard in jobs]
     with (
         tempfile.TemporaryDirectory() as scratch,
         progress.shown("verifying", sum(sizes), 0, "B") as bar,
     ):
         digests = _Digests(scratch)
         done = 0
-        for job, size, checked in zip(jobs, sizes, _map(check_shard, jobs, workers), strict=True):
-            _add(splits[job[2]], checked)
+        results = _checked(folder, manifest.plan, jobs, workers)
+        for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
+            _add(splits[split], checked)
             faults += checked.faults
             digests.add(checked.digests)
             done += size
@@ -61,15 +67,47 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
     return splits, faults
 
 
-def _map(function: Callable, jobs: list, workers: int) -> Iterator[Checked]:
-    if workers == 1:
-        yield from map(function, jobs)
+_Job = tuple[str, int, Shard]
+
+
+def _checked(folder: str, plan: Plan, jobs: list[_Job], workers: int) -> Iterator[Checked]:
+    """Yields the result of each job in order; only some chunks of them are held at a time."""
+    if workers == 1 or len(jobs) < 2:
+        yield from itertools.starmap(ShardChecker(folder, plan), jobs)
         return
     import multiprocessing
 
-    pool: Executor
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(function, jobs)
+    chunks = (jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan))
+    running: collections.deque[Future[list[Checked]]] = collections.deque()
+    try:
+        running.extend(
+            pool.submit(_check, chunk) for chunk in itertools.islice(chunks, 2 * workers)
+        )
+        while running:
+            yield from running.popleft().result()
+            running.extend(pool.submit(_check, chunk) for chunk in itertools.islice(chunks, 1))
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_checker: ShardChecker
+
+
+def _start(folder: str, plan: Plan) -> None:
+    """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
+    global _checker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _checker = ShardChecker(folder, plan)
+
+
+def _check(jobs: list[_Job]) -> list[Checked]:
+    return list(itertools.starmap(_checker, jobs))
 
 
 def _add(total: Checked, more: Checked) -> None:
@@ -83,10 +121,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
     from tasks import vocabulary
 
     plan = manifest.plan
-    faults = []
-    counts = {split: len(shards) for split, shards in manifest.splits.items()}
-    if counts != plan.shards:
-        faults.append(Fault(MANIFEST, f"it has {counts} shards, not {plan.shards}", FINISH))
+    faults = [Fault(MANIFEST, problem, FINISH) for problem in manifest.contradictions()]
     wanted = lifecycle.closing_files(manifest)
     for name, data in {**wanted, PLAN: files.json_bytes(dataclasses.asdict(plan))}.items():
         if name not in names:
@@ -103,7 +138,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
             faults.append(Fault(VOCABULARY, "not the vocabulary of the rows", FINISH))
         elif vocabulary.from_bytes(model, plan.vocabulary.extra_ids).record != plan.vocabulary:
             faults.append(Fault(PLAN, "its vocabulary sizes are wrong", FINISH))
-    known = {PLAN, VOCABULARY, *wanted}
+    known = {PLAN, PLAN_MARK + plan.fingerprint, VOCABULARY, *wanted}
     for split, shards in manifest.splits.items():
         for index, shard in enumerate(shards):
             known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}

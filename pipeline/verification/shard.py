@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tasks.cache.manifest import (
     Plan,
     Shard,
     shard_file,
+    shard_files,
 )
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -70,61 +71,67 @@ class Checked:
     digests: bytes = b""
 
 
-def check_shard(job: tuple[str, Plan, str, int, Shard, int]) -> Checked:
-    """Checks one shard; `job` is (folder, plan, split, index, its manifest entry, first sentinel).
+class ShardChecker:
+    """Checks shards of one cache."""
 
-    Raises:
-      OSError: a file exists but cannot be read.
-    """
-    folder, plan, split, index, shard, first_sentinel = job
-    named = {
-        kind: shard_file(split, kind, index, plan.shards.get(split, 0)) for kind in SHARD_KINDS
-    }
-    checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
-    faults = checked.faults
-    _check_receipt(folder, named["receipt"], shard, faults)
-    expected = {named["tfrecord"], named["rows"], named["documents"]}
-    expected |= {named["quarantine"]} if shard.dropped else set()
-    if set(shard.files) != expected:
-        faults.append(
-            Fault(MANIFEST, f"it lists other files than {named['receipt']} should", FINISH)
-        )
-        return checked
-    content = {
-        kind: _read(folder, name, shard.files[name], faults)
-        for kind, name in named.items()
-        if kind in ("rows", "documents", "quarantine") and name in shard.files
-    }
-    rows = _read_rows(folder, named["tfrecord"], shard.files[named["tfrecord"]], plan, faults)
-    if faults:
-        return checked
+    def __init__(self, folder: str, plan: Plan):
+        self._folder, self._plan = folder, plan
+        self._first_sentinel = plan.vocabulary.size - plan.vocabulary.sentinels
+        self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
-    def require(kind: str, what: str, holds: Any) -> None:
-        if not holds:
-            faults.append(Fault(named[kind], what, _WRITTEN_WRONG))
+    def __call__(self, split: str, index: int, shard: Shard) -> Checked:
+        """Checks the shard `index` of `split` against its entry in the manifest.
 
-    _check_index(content["rows"] or b"", rows, require)
-    _check_tokens(rows, plan, first_sentinel, require)
-    lineage = _lineage(content["documents"] or b"", require)
-    if lineage is None:
+        Raises:
+          OSError: a file exists but cannot be read.
+        """
+        folder, plan = self._folder, self._plan
+        count = plan.shards.get(split, 0)
+        named = {kind: shard_file(split, kind, index, count) for kind in SHARD_KINDS}
+        checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
+        faults = checked.faults
+        _check_receipt(folder, named["receipt"], shard, faults)
+        if set(shard.files) != shard_files(split, index, count, bool(shard.dropped)):
+            faults.append(
+                Fault(MANIFEST, f"it lists other files than {named['receipt']} should", FINISH)
+            )
+            return checked
+        content = {
+            kind: _read(folder, name, shard.files[name], faults)
+            for kind, name in named.items()
+            if kind in ("rows", "documents", "quarantine") and name in shard.files
+        }
+        rows = _read_rows(folder, named["tfrecord"], shard.files[named["tfrecord"]], plan, faults)
+        if faults:
+            return checked
+
+        def require(kind: str, what: str, holds: Any) -> None:
+            if not holds:
+                faults.append(Fault(named[kind], what, _WRITTEN_WRONG))
+
+        _check_index(content["rows"] or b"", rows, require)
+        _check_tokens(rows, plan, self._first_sentinel, require)
+        lineage = _lineage(content["documents"] or b"", require)
+        if lineage is None:
+            return checked
+        documents = _check_lineage(lineage, rows, plan, require)
+        dropped = _quarantined(content.get("quarantine") or b"", require)
+        counts = {
+            "rows": len(rows.lengths),
+            "tokens": int(rows.lengths.sum()),
+            "documents": documents,
+            "text_tokens": int(rows.text.sum()),
+            "longest_row": int(rows.text.max(initial=0)),
+        }
+        for field, held in {**counts, "dropped": dict(dropped)}.items():
+            recorded = getattr(shard, field)
+            what = f"it records {recorded} {field}, the files hold {held}"
+            require("receipt", what, recorded == held)
+        checked.rows, checked.tokens = counts["rows"], counts["tokens"]
+        checked.documents = documents
+        checked.dropped = dropped.total()
+        checked.digests = _digests(lineage, self._names)
         return checked
-    documents = _check_lineage(lineage, rows, plan, require)
-    dropped = _quarantined(content.get("quarantine") or b"", require)
-    counts = {
-        "rows": len(rows.lengths),
-        "tokens": int(rows.lengths.sum()),
-        "documents": documents,
-        "text_tokens": int(rows.text.sum()),
-        "longest_row": int(rows.text.max(initial=0)),
-    }
-    for field, count in {**counts, "dropped": dict(dropped)}.items():
-        recorded = getattr(shard, field)
-        what = f"it records {recorded} {field}, the files hold {count}"
-        require("receipt", what, recorded == count)
-    checked.rows, checked.tokens, checked.documents = len(rows.lengths), counts["tokens"], documents
-    checked.dropped = dropped.total()
-    checked.digests = _digests(lineage, plan)
-    return checked
 
 
 def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) -> None:
@@ -139,7 +146,8 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
         return
     expected = dataclasses.asdict(shard)
     if receipt != expected:
-        fields = [key for key, value in expected.items() if receipt.get(key) != value]
+        there = receipt if isinstance(receipt, dict) else {}
+        fields = [key for key, value in expected.items() if there.get(key) != value]
         what = f"it and {MANIFEST} differ in {', '.join(fields) or 'their fields'}"
         faults.append(Fault(name, what, "delete the receipt, then " + _REDO))
 
@@ -330,6 +338,11 @@ def _check_lineage(lineage: "pa.Table", rows: _Rows, plan: Plan, require: _Requi
     require("documents", first, not len(wrong))
     if len(wrong):
         return documents
+    if plan.packing == "best_fit":
+        whole = (position + tokens <= rows.lengths[row]).all()
+        require("documents", "a part runs over the end of its row, as best_fit never does", whole)
+    else:
+        require("documents", "a document is cut into parts, as concat never does", not offset.any())
     # Rows are not padded, so in the stream of all rows, parts follow each other without gap or
     # overlap, whatever the packing.
     begins = (np.cumsum(rows.lengths) - rows.lengths)[row] + position
@@ -388,12 +401,11 @@ def _quarantined(data: bytes, require: _Require) -> Counter[str]:
     return counts
 
 
-def _digests(lineage: "pa.Table", plan: Plan) -> bytes:
-    """Returns 16 bytes per document: see Checked."""
+def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:
+    """Returns 16 bytes per document: see Checked; `names` are those of the corpus's files."""
     import pyarrow.compute as pc
 
     heads = lineage.filter(pc.equal(lineage.column("document_offset"), 0)).column("id").to_pylist()
-    names = {file["name"] for file in plan.corpus.get("files", ())}
     ids = np.frombuffer(
         b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in heads), "u1"
     ).reshape(-1, 16).copy()  # fmt: skip

@@ -10,6 +10,7 @@ A cache is one folder:
     info.train.json stats.train.json COMPLETED   for stock seqio
     sentencepiece.model               the vocabulary, so that a cache is self-contained
     plan.json                         written first: the cache to be built
+    .plan-SHA256                      empty; its name is the plan's fingerprint
     manifest.json                     written last: the cache that was built
 """
 
@@ -17,6 +18,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from tasks.vocabulary import VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
+PLAN_MARK = ".plan-"
 MANIFEST = "manifest.json"
 PACKINGS = ("concat", "best_fit")
 SEPARATORS = ("none", "eos")
@@ -142,11 +145,14 @@ class CacheManifest:
     software: dict[str, str]
 
     @classmethod
-    def load(cls, folder: str) -> "CacheManifest":
-        """Reads manifest.json.
+    def load(cls, folder: str, check: bool = True) -> "CacheManifest":
+        """Reads manifest.json and checks the form of everything in it.
+
+        `check`: whether to check also that its parts agree, as `contradictions` does.
 
         Raises:
-          UserError: there is no finished cache in `folder`, or one of another format.
+          UserError: there is no finished cache in `folder`, or one of another format, or the
+            manifest was damaged or edited.
         """
         path = files.join(folder, MANIFEST)
         if not files.exists(path):
@@ -158,16 +164,54 @@ class CacheManifest:
             raise UserError(f"{folder} {state} (there is no {MANIFEST})")
         value = files.read_json(path)
         try:
-            return cls(
+            _keys(value, "the manifest", {"plan", "splits", "software"})
+            _form(value["splits"], dict, "splits", "an object")
+            manifest = cls(
                 plan=plan_from_dict(value["plan"]),
                 splits={
-                    split: tuple(shard_from_dict(shard) for shard in shards)
+                    split: tuple(
+                        shard_from_dict(shard, f"{split} shard {index}")
+                        for index, shard in enumerate(
+                            _form(shards, list, f"splits.{split}", "a list of shards")
+                        )
+                    )
                     for split, shards in value["splits"].items()
                 },
-                software=value["software"],
+                software=_form(value["software"], dict, "software", "an object"),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not a manifest of this version ({error})") from error
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        for problem in manifest.contradictions() if check else ():
+            raise UserError(f"{path}: {problem}; {_RESTORE}")
+        return manifest
+
+    def contradictions(self) -> Iterator[str]:
+        """Yields what cannot be true of a cache: shards against plan, and counts of shards."""
+        counts = {split: len(shards) for split, shards in self.splits.items()}
+        if counts != self.plan.shards:
+            yield f"it has {counts} shards, and its plan has {self.plan.shards}"
+            return
+        for split, shards in self.splits.items():
+            for index, shard in enumerate(shards):
+                if set(shard.files) != shard_files(split, index, len(shards), bool(shard.dropped)):
+                    yield f"{split} shard {index} lists the files of another shard, or too few"
+                elif problem := self._contradiction(shard):
+                    yield f"{split} shard {index} {problem}"
+
+    def _contradiction(self, shard: Shard) -> str:
+        """Returns what cannot be true of a shard's counts; "" if nothing."""
+        width, rows, tokens = self.plan.row_tokens, shard.rows, shard.tokens
+        # All rows but the last are full, or else hold at least one token each.
+        least = (rows - 1) * width + 1 if self.plan.packing == "concat" and rows else rows
+        if not least <= tokens <= rows * width:
+            return f"has {tokens:,} tokens, which do not make {rows:,} rows of {width}"
+        for name, most in (
+            *(("text_tokens", tokens), ("documents", tokens)),
+            *(("longest_row", width), ("split_documents", shard.documents)),
+        ):
+            if getattr(shard, name) > most:
+                return f"has {name} {getattr(shard, name):,}, which can be {most:,} at most"
+        return ""
 
     def total(self, split: str, field: str) -> int:
         """Sums an integer field ("rows", "tokens", "documents") over a split's shards."""
@@ -182,24 +226,107 @@ class CacheManifest:
         return counts
 
 
-def plan_from_dict(value: dict[str, Any]) -> Plan:
+_RESTORE = "restore the file from a copy, or run pipeline.build again with the same flags"
+
+
+def plan_from_dict(value: Any) -> Plan:
     """Inverse of dataclasses.asdict.
 
     Raises:
-      UserError: the plan was written by another version of the format.
+      UserError: the plan was written by another version of the format, or damaged or edited.
     """
+    _form(value, dict, "the plan", "an object")
     if value.get("format") != FORMAT:
         raise UserError(
             f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
             "build it again into another folder"
         )
-    return Plan(**{**value, "vocabulary": VocabularyRecord(**value["vocabulary"])})
+    _keys(value, "the plan", _PLAN_KEYS)
+    _form(value["task"], str, "task", "a name")
+    _corpus(_form(value["corpus"], dict, "corpus", "an object"))
+    _keys(value["vocabulary"], "vocabulary", _VOCABULARY_KEYS)
+    record = VocabularyRecord(**value["vocabulary"])
+    _form(record.sha256, str, "vocabulary.sha256", "a checksum")
+    for name in ("pieces", "extra_ids", "sentinels"):
+        _count(getattr(record, name), f"vocabulary.{name}")
+    for name, known in (("packing", PACKINGS), ("separator", SEPARATORS)):
+        if value[name] not in known:
+            raise _wrong(name, value[name], "one of " + ", ".join(known))
+    _count(value["row_tokens"], "row_tokens", least=1)
+    for split, count in _form(value["shards"], dict, "shards", "an object").items():
+        _count(count, f"shards.{split}", least=1)
+    return Plan(**{**value, "vocabulary": record})
 
 
-def shard_from_dict(value: dict[str, Any]) -> Shard:
-    """Inverse of dataclasses.asdict."""
-    entries = {name: FileEntry(**entry) for name, entry in value["files"].items()}
+def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
+    """Inverse of dataclasses.asdict; `name` is for messages.
+
+    Raises:
+      UserError: the shard was damaged or edited.
+    """
+    _keys(value, name, _SHARD_KEYS, _SHARD_COUNTS)
+    for key in _SHARD_COUNTS:
+        _count(value.get(key, 0), f"{key} of {name}")
+    entries = {}
+    for file, entry in _form(value["files"], dict, f"files of {name}", "an object").items():
+        _keys(entry, file, _FILE_KEYS)
+        _count(entry["bytes"], f"bytes of {file}")
+        _form(entry["sha256"], str, f"sha256 of {file}", "a checksum")
+        entries[file] = FileEntry(**entry)
+    for reason, count in _form(value["dropped"], dict, f"dropped of {name}", "an object").items():
+        _count(count, f"dropped {reason} of {name}", least=1)
     return Shard(**{**value, "files": entries})
+
+
+_PLAN_KEYS = frozenset(each.name for each in dataclasses.fields(Plan))
+_VOCABULARY_KEYS = frozenset(each.name for each in dataclasses.fields(VocabularyRecord))
+_FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
+# Keys of a shard that must be there, and all of its counts.
+_SHARD_KEYS = frozenset({"files", "dropped", "rows", "tokens", "documents", "text_bytes"})
+_SHARD_COUNTS = tuple(each.name for each in dataclasses.fields(Shard) if each.type is int)
+
+
+def _corpus(corpus: dict[str, Any]) -> None:
+    """Checks what is read of a corpus's record; raises a UserError."""
+    names = corpus.get("files", [])
+    _form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
+    for file in _form(names, list, "corpus.files", "a list of files"):
+        if not (isinstance(file, dict) and isinstance(file.get("name"), str)):
+            raise _wrong("corpus.files", file, "files with a name each")
+    ends = corpus.get("generations", [len(names)])
+    for count in _form(ends, list, "corpus.generations", "a list of counts"):
+        _count(count, "corpus.generations")
+    if sum(ends) != len(names):
+        raise _wrong("corpus.generations", ends, f"counts of {len(names):,} files in all")
+
+
+def _keys(
+    value: Any, name: str, needed: Collection[str], more: Collection[str] = frozenset()
+) -> None:
+    """Checks that `value` is an object with the keys `needed`, and no others but `more`."""
+    _form(value, dict, name, "an object")
+    if value.keys() >= set(needed) and value.keys() <= {*needed, *more}:
+        return
+    for key in sorted(set(needed) - value.keys()):
+        raise UserError(f"{name} has no {key}; {_RESTORE}")
+    for key in sorted(value.keys() - {*needed, *more}):
+        raise UserError(f"{name} has {_short(key)}, which is not of this version; {_RESTORE}")
+
+
+def _form(value: Any, kind: type, name: str, words: str) -> Any:
+    """Returns `value`; raises a UserError unless it is of the type `kind`."""
+    if not isinstance(value, kind):
+        raise _wrong(name, value, words)
+    return value
+
+
+def _count(value: Any, name: str, least: int = 0) -> None:
+    if type(value) is not int or value < least:
+        raise _wrong(name, value, f"a whole number, {least} or more")
+
+
+def _wrong(name: str, value: Any, words: str) -> UserError:
+    return UserError(f"{name} is {_short(value)}, and must be {words}; {_RESTORE}")
 
 
 # The files of a shard, in the order in which they are finished; quarantine is optional.
@@ -210,3 +337,12 @@ def shard_file(split: str, kind: str, index: int, count: int) -> str:
     """Returns the name of a file of a shard; `kind` is one of SHARD_KINDS."""
     suffix = {"rows": ".npy", "documents": ".parquet", "quarantine": ".jsonl", "receipt": ".json"}
     return f"{split}.{kind}-{index:05d}-of-{count:05d}{suffix.get(kind, '')}"
+
+
+def shard_files(split: str, index: int, count: int, quarantined: bool) -> set[str]:
+    """Returns the names of a shard's files but the receipt.
+
+    `quarantined`: whether documents were left out.
+    """
+    kinds = ("tfrecord", "rows", "documents", *(("quarantine",) if quarantined else ()))
+    return {shard_file(split, kind, index, count) for kind in kinds}

@@ -21,6 +21,7 @@ PARTIAL = ".partial-"
 _REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
+_STORE_THREADS = 64
 
 Result = TypeVar("Result")
 
@@ -212,6 +213,38 @@ def list_names(folder: str) -> list[str]:
         return on_store(folder, listed)
     except FileNotFoundError:
         return []
+
+
+def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
+    """Returns the sizes in bytes of the files in `folder` by name; {} if it does not exist.
+
+    `prefix`: how the names begin. A store then lists only those.
+    """
+    if not is_remote(folder):
+        sizes = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(local_path(folder)) as entries:
+            for entry in entries:
+                if entry.name.startswith(prefix) and entry.is_file():
+                    with contextlib.suppress(FileNotFoundError):  # renamed since it was listed
+                        sizes[entry.name] = entry.stat().st_size
+        return sizes
+
+    def listed(fs: Any, inner: str) -> list[dict[str, Any]]:
+        if prefix:
+            return list(fs.find(inner, prefix=prefix, detail=True).values())
+        return fs.ls(inner, detail=True)
+
+    try:
+        found = on_store(folder, listed)
+    except FileNotFoundError:
+        return {}
+    named = {each["name"].rpartition("/")[2]: each for each in found if each["type"] == "file"}
+    return {name: each["size"] for name, each in named.items() if name and name.startswith(prefix)}
+
+
+def threads(folder: str) -> int:
+    """Returns how many threads to handle the files of a folder with: a store's mostly wait."""
+    return _STORE_THREADS if is_remote(folder) else os.cpu_count() or 1
 
 
 def make_folder(path: str) -> None:

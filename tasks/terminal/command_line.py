@@ -7,11 +7,13 @@ code 2. A traceback means a bug in this project.
 import argparse
 import difflib
 import errno
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 _STORAGE_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
@@ -108,7 +110,10 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         message = f"{place}{_STORAGE_ERRORS[error.errno]}"
     except KeyboardInterrupt:
         print(f"{program}: interrupted; run the same command to resume", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        # A later Ctrl-C ends the process while Python shuts down, without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     print(f"{program}: error: {message}", file=sys.stderr)
     sys.exit(EXIT_USER_ERROR)
 

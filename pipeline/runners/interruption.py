@@ -1,0 +1,98 @@
+"""Ctrl-C that ends a command within seconds, at any moment of a Beam job."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
+
+# The longest time from a SIGINT to the end of the process: libraries may swallow the exception, or
+# wait for a thread that never ends.
+_LIMIT_SECONDS = 10.0
+# The same for jobs of a service, which must be asked to cancel them.
+SERVICE_LIMIT_SECONDS = 60.0
+
+
+class Interruptible:
+    """State of an interruptible block.
+
+    Attributes:
+      happened: whether SIGINT has arrived.
+      stops: called then, in the signal's handler; each ends something that may be waited for.
+      seconds: the longest time from SIGINT to the end of the process.
+    """
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.stops: list[Callable[[], None]] = []
+        self.seconds = _LIMIT_SECONDS
+        self._arrived, self._over = threading.Event(), threading.Event()
+
+    def handle(self, *_: Any) -> None:
+        """Handles SIGINT: raises KeyboardInterrupt the first time, nothing later."""
+        if self.happened:
+            return  # an exception now would only break the clean-up after the first one
+        self.happened = True
+        for stop in self.stops:
+            stop()
+        self._arrived.set()
+        raise KeyboardInterrupt
+
+    def watch(self, stderr: int) -> None:
+        """Ends the process if it outlives a SIGINT, with a line to `stderr`; run in a thread."""
+        self._arrived.wait()
+        if not self._over.wait(self.seconds):
+            os.write(stderr, b"interrupted; run the same command to resume\n")
+            os._exit(EXIT_INTERRUPTED)
+        os.close(stderr)
+
+    def end(self) -> None:
+        """Ends the watch."""
+        self._over.set()
+        self._arrived.set()
+
+
+_active: Interruptible | None = None
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interruptible]:
+    """Makes SIGINT end the block within seconds, and further ones have no effect.
+
+    This includes processes started with `&`, for which shells ignore SIGINT. Blocks may be nested:
+    the outermost handles the signal. Outside of the main thread a block has no effect.
+
+    Raises:
+      KeyboardInterrupt: SIGINT has arrived, also if that made the block raise anything but a
+        UserError, such as the errors of an interrupted import.
+    """
+    global _active
+    if _active or threading.current_thread() is not threading.main_thread():
+        yield _active or Interruptible()
+        return
+    active = _active = Interruptible()
+    # Standard error as it is now: it may be redirected when the process has to end.
+    threading.Thread(target=active.watch, args=(os.dup(2),), daemon=True).start()
+    usual = signal.signal(signal.SIGINT, active.handle)
+    try:
+        yield active
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException:
+        if active.happened:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        _active = None
+        active.end()
+
+
+def interrupt() -> None:
+    """Interrupts the block from another thread, as Ctrl-C does; wakes a waiting main thread."""
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)

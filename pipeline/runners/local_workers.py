@@ -1,0 +1,106 @@
+"""Worker processes of Beam on this machine, which live exactly as long as they are needed.
+
+Beam's own handler of worker processes waits for them to end by themselves: for ever, if one of them
+was killed before it had connected. Those of `create` are killed with the job, and end with the
+process that started them (see `pipeline.runners.child`).
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from apache_beam.portability import python_urns
+from apache_beam.portability.api import endpoints_pb2
+from apache_beam.runners.portability.fn_api_runner import worker_handlers
+from google.protobuf import json_format, text_format
+
+# Time for a worker to end by itself after its job.
+_STOP_SECONDS = 5
+_WORKER = "apache_beam.runners.worker.sdk_worker_main"
+
+
+class Workers:
+    """The worker processes of a job.
+
+    Attributes:
+      deaths: how workers ended that were still needed.
+    """
+
+    def __init__(self, on_death: Callable[[], None]):
+        self.deaths: list[str] = []
+        self._on_death = on_death
+        self._running: list[subprocess.Popen] = []
+        self._over = False
+
+    def start(self, environment: dict[str, str]) -> subprocess.Popen:
+        """Starts a worker with these environment variables."""
+        command = [sys.executable, "-m", "pipeline.runners.child", str(os.getpid()), _WORKER]
+        process = subprocess.Popen(command, env=environment)
+        self._running.append(process)
+        threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        if self._over:
+            process.kill()
+        return process
+
+    def _watch(self, process: subprocess.Popen) -> None:
+        code = process.wait()
+        if code and not self._over:
+            self._over = True  # the others are of no use without it
+            self.deaths.append(f"by signal {-code}" if code < 0 else f"with exit code {code}")
+            self._on_death()
+
+    def kill(self) -> None:
+        """Kills all workers. Takes no locks, so that handlers of signals may call it."""
+        self._over = True
+        for process in list(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    def end(self, process: subprocess.Popen) -> None:
+        """Waits for a worker to end, and kills it when that takes too long."""
+        self._over = True
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def create(on_death: Callable[[], None]) -> Workers:
+    """Makes Beam start the workers of the next job through the returned object.
+
+    `on_death` is called, in a thread, when a worker ends that is still needed.
+    """
+    workers = Workers(on_death)
+
+    class Handler(worker_handlers.GrpcWorkerHandler):
+        """Beam's handler of one worker."""
+
+        def __init__(self, command: bytes, state: Any, provision_info: Any, grpc_server: Any):
+            super().__init__(state, provision_info, grpc_server)
+
+        def start_worker(self) -> None:
+            def descriptor(url: str) -> str:
+                return text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=url))
+
+            options = self.provision_info.provision_info.pipeline_options
+            self._process = workers.start(
+                {
+                    **os.environ,
+                    "WORKER_ID": self.worker_id,
+                    "PIPELINE_OPTIONS": json_format.MessageToJson(options),
+                    "CONTROL_API_SERVICE_DESCRIPTOR": descriptor(self.control_address),
+                    "LOGGING_API_SERVICE_DESCRIPTOR": descriptor(
+                        self.logging_api_service_descriptor().url
+                    ),
+                }
+            )
+
+        def stop_worker(self) -> None:
+            workers.end(self._process)
+
+    worker_handlers.WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(Handler)
+    return workers

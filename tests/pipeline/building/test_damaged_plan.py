@@ -1,0 +1,93 @@
+"""A damaged plan.json never costs finished shards, nor lets shards of another plan pass as ours."""
+
+import os
+import shutil
+
+import pytest
+
+from tasks.terminal.command_line import UserError
+
+TASK = "python_docs_span_corruption"
+
+
+@pytest.fixture
+def unfinished(cache, tmp_path):
+    """Returns a copy of the cache that lacks its closing files and one receipt."""
+    copy = tmp_path / TASK
+    shutil.copytree(cache, copy)
+    for name in ("COMPLETED", "manifest.json", "train.receipt-00003-of-00008.json"):
+        (copy / name).unlink()
+    return copy
+
+
+def flip_quote(path):
+    path.write_text(path.read_text().replace('"packing"', '"packing', 1))
+
+
+def flip_key(path):
+    path.write_text(path.read_text().replace('"vocabulary"', '"vocabulasy"', 1))
+
+
+def flip_value(path):
+    path.write_text(path.read_text().replace('"row_tokens": 568', '"row_tokens": 569'))
+
+
+def empty(path):
+    path.write_text("")
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = [flip_quote, flip_key, flip_value, empty, cut, os.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_same_command_goes_on(build, cache, unfinished, checksums, capsys, damage):
+    before = {path.name: path.stat().st_ino for path in unfinished.glob("*.tfrecord-*")}
+    damage(unfinished / "plan.json")
+    build(unfinished.parent)
+    assert "1 to do" in capsys.readouterr().out
+    assert checksums(unfinished) == checksums(cache)
+    after = {path.name: path.stat().st_ino for path in unfinished.glob("*.tfrecord-*")}
+    redone = {name for name in before if before[name] != after[name]}
+    assert redone == {f"{split}.tfrecord-00003-of-00008" for split in ("train", "validation")}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_another_command_is_refused(build, unfinished, checksums, damage):
+    damage(unfinished / "plan.json")
+    before = checksums(unfinished)
+    with pytest.raises(UserError, match=r"use those that it was built with, or choose another"):
+        build(unfinished.parent, "--row_tokens=569")
+    assert checksums(unfinished) == before
+
+
+@pytest.mark.parametrize("damage", [cut, empty])
+def test_plan_and_manifest_damaged(build, cache, tmp_path, checksums, damage):
+    copy = tmp_path / TASK
+    shutil.copytree(cache, copy)
+    damage(copy / "plan.json")
+    damage(copy / "manifest.json")
+    build(tmp_path)
+    assert checksums(copy) == checksums(cache)
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:-1])
+def test_caches_of_earlier_versions(build, unfinished, checksums, damage):
+    """They have no file that tells their plan a second time."""
+    next(unfinished.glob(".plan-*")).unlink()
+    damage(unfinished / "plan.json")
+    before = checksums(unfinished)
+    with pytest.raises(UserError, match=r"(restore it from a copy|different plan).* another"):
+        build(unfinished.parent)
+    assert checksums(unfinished) == before
+
+
+def test_nothing_finished(build, cache, unfinished, checksums):
+    for path in (*unfinished.glob("*.receipt-*"), *unfinished.glob(".plan-*")):
+        path.unlink()
+    cut(unfinished / "plan.json")
+    build(unfinished.parent)
+    assert checksums(unfinished) == checksums(cache)

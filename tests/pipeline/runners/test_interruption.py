@@ -1,0 +1,66 @@
+"""SIGINT ends a block once and promptly, even if a library swallows the exception."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.runners.interruption import interrupt, interruptible
+from tasks.terminal.command_line import UserError
+
+
+def interrupted(then) -> None:
+    """Interrupts an interruptible block, which then calls `then` on its way out."""
+    with interruptible():
+        try:
+            interrupt()
+            signal.pause()
+        finally:
+            then()
+
+
+def test_only_the_first_signal_counts():
+    before = signal.getsignal(signal.SIGINT)
+    calls = []
+
+    def clean_up():
+        interrupt()
+        calls.append("cleaned")
+
+    with interruptible() as outer, interruptible() as inner:
+        assert inner is outer
+        outer.stops.append(lambda: calls.append("stopped"))
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(clean_up)
+    assert calls == ["stopped", "cleaned"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(ImportError, KeyboardInterrupt), (UserError, UserError)]
+)
+def test_errors_that_follow_from_it(raised, expected):
+    def fail():
+        raise raised("numpy.core failed to import")
+
+    with pytest.raises(expected):
+        interrupted(fail)
+
+
+def test_a_block_that_does_not_end():
+    program = (
+        "import contextlib, time\n"
+        "from pipeline.runners import interruption as i\n"
+        "i._LIMIT_SECONDS = 0.3\n"
+        "with i.interruptible():\n"
+        "    with contextlib.suppress(KeyboardInterrupt):\n"
+        "        i.interrupt()\n"
+        "        time.sleep(60)\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 130
+    assert done.stderr == "interrupted; run the same command to resume\n"
