@@ -67,7 +67,15 @@ def _planned(
     spec = sources.parse(options.corpus or task.corpus)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
-    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier)
+    rules = sources.rules_of(existing.corpus) if existing else sources.RULES
+    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier, rules)
+    for note in corpus.notes:
+        print(note)
+    if existing and existing.corpus.get("files") == corpus.record.get("files"):
+        # A plan keeps its note of what was left out: no byte of the cache depends on it.
+        corpus.record.update(
+            (key, existing.corpus[key]) for key in ("left_out",) if key in existing.corpus
+        )
     assignments = assign(corpus.pieces)
     plan = Plan(
         task=task.name,
@@ -106,7 +114,8 @@ def _earlier_shards(plan: Plan, assignments: list[graph.Assignment]) -> list[dic
     counts = []
     for generation in plan.generations[:-1]:
         names.update(generation)
-        counts.append(_shard_counts([each for each in assignments if each.piece.file in names]))
+        before = [each for each in assignments if each.piece.parts[0].file.name in names]
+        counts.append(_shard_counts(before))
     return counts
 
 
@@ -259,6 +268,7 @@ def _report(
         f"{read_bytes / 1e6 / seconds:.1f} MB/s\nnext: python -m trainer.pretrain "
         f"--preset={_preset(plan.task, options.task_module)} --task={plan.task} "
         f"--cache_dir={options.cache_dir} --model_dir=DIR"
+        + (f" --task_module={options.task_module}" if options.task_module else "")
     )
 
 

@@ -25,6 +25,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pipeline.building import graph
 from pipeline.building.write import finished
 from tasks.cache.manifest import Shard
+from tasks.reading import cutting
+from tasks.reading.corpus import FilePart, FileRange
+from tasks.reading.formats.registry import FORMATS
 from tasks.reading.sources import Piece
 from tasks.storage import files
 from tasks.terminal import progress
@@ -122,14 +125,14 @@ def estimate(
     """
     generator = random.Random(seed)
     slices = _draw(job.corpus.pieces, generator)
-    nothing = dataclasses.replace(slices[0], stop=slices[0].start, bytes=0, members=())
+    nothing = dataclasses.replace(slices[0], parts=(), members=(), bytes=0)
     # The slices come first, so that the processes are warm when pieces are timed.
     timed = _timed(job.corpus.pieces, workers, generator)
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
         files.write_bytes(files.join(scratch, VOCABULARY), loaded.model)
         plan = dataclasses.replace(job.plan, shards=dict.fromkeys(job.plan.shards, len(to_build)))
-        aside = dataclasses.replace(job, folder=scratch, plan=plan)
+        aside = graph.for_workers(dataclasses.replace(job, folder=scratch, plan=plan))
         built = _build(aside, to_build, workers)
         start = time.monotonic()
         graph.run(aside, [], runner_arguments, verbose=False)
@@ -190,21 +193,35 @@ def _strata(pieces: "tuple[Piece, ...] | list[Piece]") -> dict[tuple[str, ...], 
 
 def _slices(piece: Piece, size: int) -> int:
     """Returns the number of slices of a piece: 1 if only its reader could find a place to cut."""
-    if piece.stop is None or piece.members:
+    if piece.members or (len(piece.parts) == 1 and piece.parts[0].stop is None):
         return 1
-    return max(1, min(piece.stop - piece.start, math.ceil(piece.bytes / size)))
+    count = max(1, math.ceil(piece.bytes / size))
+    (first, *more) = piece.parts
+    return count if more or first.stop is None else min(max(1, first.stop - first.start), count)
 
 
 def _slice(piece: Piece, size: int, number: int) -> Piece:
+    """Returns slice `number` of a piece: an equal stretch of its bytes, as far as it can be cut."""
     count = _slices(piece, size)
-    if count == 1 or piece.stop is None:
+    if count == 1:
         return piece
-    length = piece.stop - piece.start
-    start, stop = (piece.start + length * cut // count for cut in (number, number + 1))
-    part = piece.bytes * (stop - start) // length
-    return dataclasses.replace(
-        piece, name=f"{piece.name}/{number}", start=start, stop=stop, bytes=part
-    )
+    begin, end = (piece.bytes * cut // count for cut in (number, number + 1))
+    taken = [each for each in _cut_parts(piece, size) if each[0] < end and each[1] > begin]
+    if len(taken) > 1 and taken[0][0] < begin:  # belongs to the slice before
+        del taken[0]
+    parts = tuple(part for _, _, part in taken)
+    size = sum(part.bytes for part in parts)
+    return dataclasses.replace(piece, name=f"{piece.name}/{number}", parts=parts, bytes=size)
+
+
+def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
+    """Yields (begin, end, part) of the parts cut to about `size` bytes, in bytes of the piece."""
+    end = 0
+    for part in piece.parts:
+        whole = FileRange(part.start, part.stop, part.bytes)
+        for each in cutting.cut([whole], size):
+            begin, end = end, end + each.bytes
+            yield begin, end, FilePart(part.file, each.start, each.stop, each.bytes)
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
@@ -270,10 +287,12 @@ def _scale_up(
 def _text(built: _Built) -> int:
     """Returns the bytes of a slice, by which its counts are scaled.
 
-    A slice of Parquet is a number of rows. Texts differ far more in length than in tokens per byte,
-    so the text that was read is more accurate than the slice's share of a row group's bytes.
+    A slice of Parquet is a number of rows, and its bytes are a guess. Texts differ far more in
+    length than in tokens per byte, so the text that was read is more accurate than the slice's
+    share of a row group's bytes.
     """
-    if built.piece.format != "parquet" or not built.piece.bytes:
+    form = FORMATS.get(built.piece.format)
+    if not form or not form.ranges_are_rows or not built.piece.bytes:
         return built.piece.bytes
     return sum(shard.text_bytes for shard in built.shards.values())
 

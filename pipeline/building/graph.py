@@ -67,7 +67,6 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
     """
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()
-    ordinal = 0
     with contextlib.ExitStack() as stack:
         vocabulary, tokenizer = stack.enter_context(_tokenizer(job))
         before = Counter(tokenizer.documents)
@@ -88,7 +87,7 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
                 problem = batch.column("problem")[number].as_py() or EMPTY
                 writer.quarantine(
                     ids[number].as_py(),
-                    f"{assignment.piece.name}, document {ordinal + number}",
+                    batch.column("place")[number].as_py(),
                     _SENTINEL if spelt[number] else problem,
                 )
             firsts = batch.column("part").to_numpy() == 1
@@ -97,7 +96,6 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
                 ids, firsts = ids.take(kept), firsts[kept]
                 lengths, sizes = lengths[kept], sizes[kept]
             writer.add(Documents(ids, tokens, lengths), int(sizes.sum()), int(firsts.sum()))
-            ordinal += batch.num_rows
             counts.update(
                 documents=len(ids), quarantined=len(dropped), tokens=len(tokens),
                 text_bytes=int(sizes.sum()),
@@ -139,6 +137,17 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
         waiting.append(loaded)
 
 
+def for_workers(job: Job) -> Job:
+    """Returns the job without its pieces and the list of files, which may be a million.
+
+    A worker is sent its own pieces, and needs no others.
+    """
+    record = {key: value for key, value in job.corpus.record.items() if key != "files"}
+    corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
+    plan = dataclasses.replace(job.plan, corpus=record)
+    return dataclasses.replace(job, corpus=corpus, plan=plan)
+
+
 def run(
     job: Job, assignments: list[Assignment], arguments: list[str], verbose: bool
 ) -> Counter[str]:
@@ -146,7 +155,5 @@ def run(
 
     Raises as `beam_job.run` does.
     """
-    # Each piece is an element of the job; sending all of them with the function would double it.
-    corpus = dataclasses.replace(job.corpus, pieces=())
-    work = functools.partial(build_piece, dataclasses.replace(job, corpus=corpus))
+    work = functools.partial(build_piece, for_workers(job))
     return beam_job.run(work, assignments, job.folder, arguments, verbose)

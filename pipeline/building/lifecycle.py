@@ -221,7 +221,8 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
 
 def _without_files(plan: Plan) -> Plan:
     """Returns the plan without everything that an extension may change."""
-    kept = {key: plan.corpus[key] for key in plan.corpus.keys() - {"files", "generations"}}
+    changing = {"files", "generations", "left_out"}
+    kept = {key: plan.corpus[key] for key in plan.corpus.keys() - changing}
     if "files" in plan.corpus:
         spec = sources.parse(kept["spec"])
         location = spec.location if spec.kind == "hf" else "files"  # the pattern may change

@@ -1,7 +1,7 @@
 """Batches of documents, bounded in number and in bytes.
 
-Columns: `id` string, `text` string or large_string, `problem` string, `part` int32; see
-`sources.read` for their meaning.
+Columns: `id` string, `text` string or large_string, `problem` string, `part` int32, `place` string;
+see `sources.read` for their meaning.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -37,12 +37,12 @@ def collect(documents: Iterable[Document], count: int, longest: int) -> Batches:
 
 def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Document]:
     for document in documents:
-        name, text, _, part = document
+        name, text, _, part, place = document
         # A character has at most four bytes.
         if isinstance(text, str) and 4 * len(text) > longest:
             text = text.encode()
         if isinstance(text, bytes) and len(text) > longest and not part:
-            yield from long_documents.parts(name, long_documents.chunked(text), longest)
+            yield from long_documents.parts(name, long_documents.chunked(text), longest, place)
         else:
             yield name, text, *document[2:]
 
@@ -50,11 +50,12 @@ def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Documen
 def _batch_of(rows: list[Document]) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    ids, texts, problems, parts = map(list, zip(*rows, strict=True))
+    ids, texts, problems, parts, places = map(list, zip(*rows, strict=True))
     return batch(
         pa.array(ids, pa.string()),
         _text_array(texts),
         pa.array(problems, pa.string()),
+        pa.array(places, pa.string()),
         pa.array(parts, pa.int32()),
     )
 
@@ -76,14 +77,14 @@ def _text_array(texts: list[Text]) -> "pa.LargeStringArray":
 
 
 def batch(
-    ids: "pa.Array", texts: "pa.Array", problems: "pa.Array", parts: Any = None
+    ids: "pa.Array", texts: "pa.Array", problems: "pa.Array", places: "pa.Array", parts: Any = None
 ) -> "pa.RecordBatch":
     """Returns a batch of these columns; without `parts`, all documents are whole."""
     import numpy as np
     import pyarrow as pa
 
     parts = pa.array(np.zeros(len(ids), np.int32)) if parts is None else parts
-    columns = {"id": ids, "text": texts, "problem": problems, "part": parts}
+    columns = {"id": ids, "text": texts, "problem": problems, "part": parts, "place": places}
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -120,8 +121,8 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
         return texts.cast(pa.large_string()), pc.if_else(valid, problems, "invalid UTF-8")
 
 
-def numbered_ids(file: str, numbers: "np.ndarray") -> "pa.StringArray":
-    """Returns the ids "file:number"."""
+def places(file: str, numbers: "np.ndarray") -> "pa.StringArray":
+    """Returns the places "file:number", which are the ids of documents without one."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

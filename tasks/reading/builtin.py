@@ -18,10 +18,11 @@ def resolve(spec: CorpusSpec, piece_bytes: int, max_document_bytes: int) -> Corp
     sizes = {name: len(text.encode()) for name, text in documents.items()}
     of_piece, held_out = splits.held_out_splits(spec)
     pieces: list[Piece] = []
-    for members in _groups(sizes, cutting.target_bytes(sum(sizes.values()), piece_bytes)):
+    target = cutting.target_bytes(sum(sizes.values()), piece_bytes)
+    for members in cutting.join(sizes, sizes.__getitem__, target):
         name = f"{PYTHON_DOCS}:{len(pieces)}"
         size = sum(map(sizes.__getitem__, members))
-        pieces.append(Piece(name, of_piece, size, held_out, PYTHON_DOCS, members=tuple(members)))
+        pieces.append(Piece(name, of_piece, size, held_out, PYTHON_DOCS, members=members))
     record = {
         "spec": str(spec),
         "python": stdlib_docs.python_version(),
@@ -33,20 +34,6 @@ def resolve(spec: CorpusSpec, piece_bytes: int, max_document_bytes: int) -> Corp
         "sha256": stdlib_docs.sha256(),
     }
     return Corpus(spec, record, tuple(pieces))
-
-
-def _groups(sizes: dict[str, int], target: int) -> list[list[str]]:
-    """Groups consecutive documents while their size is at most `target` bytes."""
-    groups: list[list[str]] = []
-    total = 0
-    for name, size in sizes.items():
-        if groups and total + size <= target:
-            groups[-1].append(name)
-            total += size
-        else:
-            groups.append([name])
-            total = size
-    return groups
 
 
 def read(corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
@@ -61,5 +48,5 @@ def read(corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
             f"is Python {stdlib_docs.python_version()}, or another build of it"
         )
     texts = stdlib_docs.documents()
-    documents = ((name, texts[name], None, 0) for name in piece.members)
+    documents = ((name, texts[name], None, 0, f"{PYTHON_DOCS}:{name}") for name in piece.members)
     yield from batches.collect(documents, batch_documents, corpus.max_document_bytes)

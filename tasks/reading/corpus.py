@@ -8,20 +8,25 @@ TRAIN = "train"
 VALIDATION = "validation"
 # The kind of the built-in corpus; see `builtin`.
 PYTHON_DOCS = "python_docs"
+# The kind of data sets of the Hugging Face Hub; see `hub`.
+HUB = "hf"
 # The options that may follow the "?" of a SPEC.
 OPTIONS = ("column", "split", "id", "validation")
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSpec:
-    """A parsed SPEC; `str()` returns a SPEC that parses to an equal value."""
+    """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
+
+    `split` is "" where none was asked for, so that every file of a pattern is read.
+    """
 
     kind: str
     location: str = ""
     config: str = ""
     revision: str = ""
     column: str = "text"
-    split: str = TRAIN
+    split: str = ""
     id: str = ""
     validation: float = 0.01
 
@@ -43,18 +48,22 @@ def default_spec(kind: str) -> CorpusSpec:
 
     The built-in corpus is small, so a larger share of it is held out for validation.
     """
-    return CorpusSpec(kind, validation=0.1 if kind == PYTHON_DOCS else 0.01)
+    if kind == PYTHON_DOCS:
+        return CorpusSpec(kind, split=TRAIN, validation=0.1)
+    return CorpusSpec(kind, split=TRAIN if kind == HUB else "")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file of a corpus.
 
-    `path` opens it and `name` is its name inside the corpus. `state` identifies its content (an
-    etag or a checksum, if the store reports one); `written` is when a local file was last written.
+    `name` is its name inside the corpus, and follows `folder` in its path; `folder` is the same
+    string for all files of a corpus, of which there may be a million. `state` identifies its
+    content (an etag or a checksum, if the store reports one); `written` is when a local file was
+    last written.
     """
 
-    path: str
+    folder: str
     name: str
     split: str
     bytes: int
@@ -62,12 +71,17 @@ class SourceFile:
     written: str = ""
 
     @property
+    def path(self) -> str:
+        """The path or URL that opens the file."""
+        return self.folder + self.name
+
+    @property
     def etag(self) -> str:
         """The etag that a remote store reports, or the time a local file was written."""
         return "".join(self.state.values()) or self.written
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FileRange:
     """A range of a file that can be read by itself.
 
@@ -80,14 +94,26 @@ class FileRange:
     bytes: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file, or a range of it, as one part of a piece; see FileRange.
+
+    A line belongs to the part that it begins in. `file` is as it was when the corpus was listed.
+    """
+
+    file: SourceFile
+    start: int
+    stop: int | None
+    bytes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The unit of work: a range of rows or bytes, or some documents of the built-in corpus.
+    """The unit of work: parts of one or more files, or some documents of the built-in corpus.
 
     `name` is unique in its corpus; `splits` are those it may have documents of; `held_out` says
     that a hash of a document's id decides its split. `bytes` is the piece's size (Parquet: of the
-    text column, uncompressed). A line belongs to the piece that it begins in. `file_bytes` and
-    `etag` are the file's at the time the corpus was listed.
+    text column, uncompressed).
     """
 
     name: str
@@ -95,12 +121,7 @@ class Piece:
     bytes: int
     held_out: bool
     format: str
-    path: str = ""
-    file: str = ""
-    start: int = 0
-    stop: int | None = None
-    file_bytes: int = 0
-    etag: str = ""
+    parts: tuple[FilePart, ...] = dataclasses.field(default=(), hash=False)
     members: tuple[str, ...] = ()
 
 
@@ -109,12 +130,13 @@ class Corpus:
     """A corpus as it was listed: plain data without secrets, safe to send to any worker.
 
     `record` is what a manifest keeps, as JSON: equal content gives equal records, wherever the
-    files lie.
+    files lie. `notes` are lines to print: which files are not read, or read as validation.
     """
 
     spec: CorpusSpec
     record: dict[str, Any]
     pieces: tuple[Piece, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def max_document_bytes(self) -> int:

@@ -1,10 +1,13 @@
-"""Cutting the files of a corpus into pieces of about equal size."""
+"""Cutting the files of a corpus into pieces of about equal size, and joining small ones."""
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from tasks.reading.corpus import FileRange
+
+Part = TypeVar("Part")
 
 # A small corpus is still cut into this many pieces, to occupy several workers, unless they would be
 # too small to be worth starting one.
@@ -43,3 +46,19 @@ def _evenly(whole: FileRange, target: int) -> Iterator[FileRange]:
     cuts = [whole.start + length * i // count for i in range(count + 1)]
     for start, stop in itertools.pairwise(cuts):
         yield FileRange(start, stop, whole.bytes * (stop - start) // length)
+
+
+def join(
+    parts: Iterable[Part], size: Callable[[Part], int], target: int
+) -> Iterator[tuple[Part, ...]]:
+    """Groups consecutive parts while they have at most `target` bytes together."""
+    joined: list[Part] = []
+    total = 0
+    for part in parts:
+        if joined and total + size(part) > target:
+            yield tuple(joined)
+            joined, total = [], 0
+        joined.append(part)
+        total += size(part)
+    if joined:
+        yield tuple(joined)

@@ -151,8 +151,8 @@ def _builder(name: str, config: str, commit: str) -> Any:
 def _source_file(name: str, commit: str, split: str, info: Any) -> SourceFile:
     state = {"sha256": info.lfs.sha256} if info.lfs else {"etag": info.blob_id}
     own = VALIDATION if split in VALIDATION_NAMES else split
-    url = f"hf://datasets/{name}@{commit}/{info.path}"
-    return SourceFile(url, info.path, own, info.size, state)
+    folder = f"hf://datasets/{name}@{commit}/"
+    return SourceFile(folder, info.path, own, info.size, state)
 
 
 def _explain(spec: CorpusSpec, error: Exception) -> UserError:

@@ -2,41 +2,92 @@
 
 import contextlib
 import dataclasses
+import os
 import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from tasks.reading import opening
-from tasks.reading.corpus import CorpusSpec, SourceFile
+from tasks.reading.corpus import TRAIN, CorpusSpec, SourceFile
 from tasks.reading.splits import split_of
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+# What a pattern may match besides the files that are read.
+_HIDDEN = "hidden files (a name that begins with a dot)"
+_FOLDERS = "folders"
+_SEEN = "links to folders that are read under another name"
+_SPECIAL = "neither files nor folders"
+_KINDS = {"directory": _FOLDERS, "seen": _SEEN}
+_NO_STATE: dict[str, str] = {}
 
-def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile]]:
-    """Returns the spec with its pattern relative to the fixed folder, and the files that match.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Found:
+    """A path that matches a pattern: its type ("file", "directory", …), bytes and etag."""
+
+    path: str
+    type: str
+    bytes: int | None
+    etag: str
+
+
+def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[SourceFile], list[str]]:
+    """Lists the files that a pattern matches, sorted by path.
+
+    Args:
+      spec: the corpus.
+      by_words: whether words in the files' paths name their splits; otherwise all are train.
+
+    Returns:
+      The spec with its pattern relative to the fixed folder, the files, and lines that say what
+      else matches and is not read.
 
     Raises:
-      UserError: no file matches, or the store cannot list them.
+      UserError: no file matches, a link leads nowhere, the name of a file is not UTF-8, or the
+        store cannot list them.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = files.filesystem(spec.location)
     relative = _relative(pattern)
     base = pattern.removesuffix(relative)
-    found = []
-    for path, info in sorted(_matching_files(spec, pattern).items()):
-        name = path[len(base) :]
-        if info["type"] != "file" or name.rsplit("/", 1)[-1].startswith("."):
-            continue
-        url = fs.unstrip_protocol(path) if is_remote else path
-        if info["size"] is None:
-            raise UserError(f"{url} has no known size: copy it and name the copy")
-        etag = files.etag(info)
-        state = {"etag": etag} if etag and is_remote else {}
-        written = "" if is_remote else etag
-        found.append(SourceFile(url, name, split_of(name), info["size"], state, written))
-    if not found:
-        raise UserError(f"no file matches {spec.location}")
-    return dataclasses.replace(spec, location=relative), found
+    folder = fs.unstrip_protocol(pattern).removesuffix(relative) if is_remote else base
+    listed: list[SourceFile] = []
+    others: Counter[str] = Counter()
+    for found in _matching(spec, pattern, is_remote):
+        name = found.path[len(base) :]
+        if found.type != "file":
+            others[_KINDS.get(found.type, _SPECIAL)] += 1
+        elif name.rsplit("/", 1)[-1].startswith("."):
+            others[_HIDDEN] += 1
+        else:
+            listed.append(_source_file(folder, name, found, by_words, is_remote))
+    if pattern.endswith("**"):
+        del others[_FOLDERS]  # their files match as well
+    notes = [f"{count:,} matches are not read: {kind}" for kind, count in sorted(others.items())]
+    if not listed:
+        raise UserError("; ".join([f"no file matches {spec.location}", *notes]))
+    listed.sort(key=lambda file: file.name)
+    return dataclasses.replace(spec, location=relative), listed, notes
+
+
+def _source_file(
+    folder: str, name: str, found: _Found, by_words: bool, is_remote: bool
+) -> SourceFile:
+    if found.bytes is None:
+        raise UserError(f"{folder}{name} has no known size: copy it and name the copy")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(folder + name).decode(errors="backslashreplace")
+        raise UserError(f"the name of {shown} is not UTF-8: rename the file") from None
+    split = split_of(name) if by_words else TRAIN
+    if is_remote:
+        state = {"etag": found.etag} if found.etag else _NO_STATE
+        return SourceFile(folder, name, split, found.bytes, state)
+    return SourceFile(folder, name, split, found.bytes, _NO_STATE, found.etag)
 
 
 def _relative(pattern: str) -> str:
@@ -46,19 +97,33 @@ def _relative(pattern: str) -> str:
     return "/".join(components[first:])
 
 
-def _matching_files(spec: CorpusSpec, pattern: str) -> dict[str, dict[str, Any]]:
+def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Found]:
+    """Yields all that a pattern matches, in any order."""
     try:
-        found = files.on_store(spec.location, _matches)
+        if is_remote:
+            found = [
+                _Found(path, info["type"], info["size"], files.etag(info))
+                for path, info in files.on_store(spec.location, _matches).items()
+            ]
+        elif os.path.lexists(pattern):  # a name, even if it has brackets
+            found = [_local(pattern, os.lstat(pattern))]
+        else:
+            yield from _walk(pattern)
+            return
     except FileNotFoundError:
-        return {}
+        return
+    except ValueError as error:  # of fsspec, about the pattern
+        raise UserError(
+            f"{spec.location}: {error}; FOLDER/**/*.{spec.kind} matches files at any depth"
+        ) from error
     except OSError as error:
         raise UserError(f"{spec.location} cannot be listed: {error}") from error
-    if list(found) == [pattern] and found[pattern]["type"] == "directory":
+    if [(each.path, each.type) for each in found] == [(pattern, "directory")]:
         raise UserError(
             f"{spec.location} is a folder: name its files, as in {spec.kind}:"
             f"{files.join(spec.location, '*')}"
         )
-    return found
+    yield from found
 
 
 def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
@@ -73,6 +138,52 @@ def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
     if not found:
         raise FileNotFoundError(pattern)
     return found
+
+
+def _walk(pattern: str) -> Iterator[_Found]:
+    """Yields what a pattern matches on this machine, with the patterns of fsspec.
+
+    fsspec's own glob leaves out symbolic links, hides folders that it may not read, and needs
+    several times the time and memory. Here links are followed, and a folder is read once.
+    """
+    from fsspec.utils import glob_translate
+
+    matches = re.compile(glob_translate(pattern)).match
+    base = pattern.removesuffix(_relative(pattern))
+    deepest = None if "**" in pattern else pattern.count("/") - base.count("/")
+    folders = [(base, 0)] if os.path.isdir(base) else []
+    links: list[tuple[str, int]] = []
+    seen: set[tuple[int, int]] = set()
+    while folders or links:
+        # Links come last, so that a folder keeps its own name.
+        folder, level = folders.pop() if folders else links.pop()
+        state = os.stat(folder)
+        if (state.st_dev, state.st_ino) in seen:
+            yield _Found(folder, "seen", None, "")
+            continue
+        seen.add((state.st_dev, state.st_ino))
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                descend = level != deepest and entry.is_dir()
+                if descend:
+                    (links if entry.is_symlink() else folders).append((entry.path, level + 1))
+                if matches(entry.path):
+                    yield _local(entry.path, entry.stat(follow_symlinks=False))
+
+
+def _local(path: str, state: os.stat_result) -> _Found:
+    """Returns what `path` is; a link is what it leads to."""
+    if stat.S_ISLNK(state.st_mode):
+        try:
+            state = os.stat(path)
+        except OSError as error:
+            raise UserError(
+                f"{path} is a link to {os.readlink(path)}, which cannot be read "
+                f"({error.strerror}): mend or delete the link"
+            ) from error
+    mode = state.st_mode
+    kind = "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
+    return _Found(path, kind, state.st_size, files.etag({"mtime": state.st_mtime}))
 
 
 def pinned_state(file: SourceFile) -> dict[str, str]:

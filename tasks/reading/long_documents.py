@@ -15,8 +15,8 @@ from typing import Any
 from tasks.reading import long_json
 
 Text = str | bytes | None
-# (id, text, problem, part): see `sources.read`. Bytes are UTF-8.
-Document = tuple[str, Text, str | None, int]
+# (id, text, problem, part, place): see `sources.read`. Bytes are UTF-8.
+Document = tuple[str, Text, str | None, int, str]
 
 _CHUNK_BYTES = 1 << 20
 # The characters for which str.isspace() is true, as UTF-8; group 1 is the last one.
@@ -32,23 +32,23 @@ def chunked(data: Any) -> Iterator[bytes]:
     return (bytes(view[i : i + _CHUNK_BYTES]) for i in range(0, len(view), _CHUNK_BYTES))
 
 
-def parts(name: str, chunks: Iterable[bytes], longest: int) -> Iterator[Document]:
+def parts(name: str, chunks: Iterable[bytes], longest: int, place: str) -> Iterator[Document]:
     """Yields a document whose bytes stream in, in parts if it is long; checks each part's UTF-8."""
     pieces = split(chunks, longest)
     first = next(pieces)
     second = next(pieces, None)
     if second is None:
-        yield _checked(name, first, 0)
+        yield _checked(name, first, 0, place)
         return
-    yield _checked(name, first, 1)
+    yield _checked(name, first, 1, place)
     for number, piece in enumerate(itertools.chain([second], pieces), 2):
-        yield _checked(f"{name}#part{number}", piece, number)
+        yield _checked(f"{name}#part{number}", piece, number, place)
 
 
-def _checked(name: str, piece: bytes, number: int) -> Document:
+def _checked(name: str, piece: bytes, number: int, place: str) -> Document:
     if long_json.is_utf8(piece):
-        return name, piece, None, number
-    return name, None, "invalid UTF-8", number
+        return name, piece, None, number, place
+    return name, None, "invalid UTF-8", number, place
 
 
 def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
+from tasks.reading.corpus import SourceFile
 from tasks.storage import files, remote
 from tasks.terminal.command_line import UserError
 
@@ -29,21 +30,20 @@ def user_errors(path: str) -> Iterator[None]:
         ) from error
 
 
-def open_file(path: str, size: int, etag: str, ahead: int = REQUEST_BYTES) -> IO[bytes]:
+def open_file(file: SourceFile, ahead: int = REQUEST_BYTES) -> IO[bytes]:
     """Opens a local or remote file of a corpus for reading and seeking.
 
     Args:
-      path: a path or URL.
-      size: its bytes when the corpus was listed.
-      etag: its etag at that time, or "" if the store reported none.
+      file: the file as it was when the corpus was listed.
       ahead: fewest bytes to request of a remote file; 0: exactly the bytes asked for.
 
     Raises:
       UserError: it has changed, or (also while reading) cannot be reached despite retries.
       OSError: it cannot be opened.
     """
+    path, size, etag = file.path, file.bytes, file.etag
     if not files.is_remote(path):
-        check_unchanged(path, size, etag)
+        check_unchanged(file)
         return files.open_read(path)
     if path.startswith("hf://"):
         from tasks.reading import hub
@@ -55,18 +55,18 @@ def open_file(path: str, size: int, etag: str, ahead: int = REQUEST_BYTES) -> IO
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
 
 
-def check_unchanged(path: str, size: int, written: str) -> None:
-    """Compares a local file with the listing; an empty `written` matches any time.
+def check_unchanged(file: SourceFile) -> None:
+    """Compares a local file with the listing.
 
     Raises:
       UserError: the file has changed.
       FileNotFoundError: the file is gone.
     """
-    state = os.stat(files.local_path(path))
-    remote.check(path, (size, ""), (state.st_size, ""))
-    if written and written != files.etag({"mtime": state.st_mtime}):
+    state = os.stat(files.local_path(file.path))
+    remote.check(file.path, (file.bytes, ""), (state.st_size, ""))
+    if file.written and file.written != files.etag({"mtime": state.st_mtime}):
         raise UserError(
-            f"{path} was written again since the corpus was listed: run the same command again"
+            f"{file.path} was written again since the corpus was listed: run the same command again"
         )
 
 

@@ -10,11 +10,12 @@ GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the op
 `?column=text&split=train&id=id&validation=0.01`. JSON lines and text may be compressed (.gz, .bz2,
 .xz, .zst); a compressed file is read by one worker.
 
-Splits. A corpus has `train` and `validation`. A file whose name or folder contains validation
-(valid, val, dev) belongs to validation, test (eval) to test, and all others to train; Hugging Face
-data sets name their splits themselves. If a corpus has no validation split of its own, the share
-`validation` of its train documents is held out, chosen by a hash of their ids. `split=NAME` reads
-NAME as train; `split=validation` reads validation alone, the corpus's own or the held out.
+Splits. A corpus has `train` and `validation`. All files that a pattern matches are read, and the
+share `validation` of their documents is held out, chosen by a hash of their ids. With `split=NAME`,
+the words of a path name the split of a file: validation (valid, val, dev), test (testing, eval,
+evaluation), else train. The files of NAME become train, and the files of validation, if there are
+any, replace the documents held out; `split=validation` reads validation alone, either kind. Hugging
+Face data sets name their splits themselves, and are read as with `split=train`.
 
 Ids. A document's id is its column `id` (or the one that `id=` names), else "file:row" (Parquet) or
 "file:byte" (lines). It does not depend on how the corpus is cut into pieces.
@@ -25,32 +26,34 @@ The modules, in the order in which a corpus passes through them:
     listing     lists local and remote files; `hub` lists and fetches those of a data set
     splits      chooses files and divides documents between train and validation
     formats     one class per file format; `registry` lists them
-    cutting     cuts files into pieces
-    opening     opens a piece's file
+    cutting     cuts large files into pieces, and joins small ones
+    opening     opens a file of a piece
     batches     collects documents; `long_documents` splits those that are too long
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
 from tasks.reading import builtin, cutting, listing, opening, splits
-from tasks.reading.batches import Batches
 from tasks.reading.corpus import (
+    HUB,
     PYTHON_DOCS,
     TRAIN,
     VALIDATION,
     Corpus,
     CorpusSpec,
+    FilePart,
     FileRange,
     Piece,
     SourceFile,
 )
 from tasks.reading.formats.registry import FORMATS
-from tasks.reading.spec import FORMS, HUB, parse
+from tasks.reading.spec import FORMS, parse
 from tasks.reading.splits import ChosenFile
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -73,7 +76,16 @@ __all__ = [
 _LEAST_DOCUMENT_BYTES = 4  # the longest character
 _INSPECTORS = 16  # files inspected concurrently: bound by latency for remote ones
 
-Result = TypeVar("Result")
+_CHUNK = 64  # files that a thread inspects at a time
+
+# The rules by which files belong to splits and are cut into pieces. In rules 1, words in paths
+# always named splits and every file had pieces of its own; the records of caches do not name them.
+RULES = 2
+
+
+def rules_of(record: dict[str, Any]) -> int:
+    """Returns the rules by which the corpus of an existing cache was resolved."""
+    return RULES if "rules" in record else 1
 
 
 def resolve(
@@ -81,6 +93,7 @@ def resolve(
     piece_bytes: int = 64 << 20,
     max_document_bytes: int = LONGEST_DOCUMENT_BYTES,
     earlier: Sequence[Sequence[str]] = (),
+    rules: int = RULES,
 ) -> Corpus:
     """Lists a corpus's files once, pins their state, and cuts them into pieces.
 
@@ -92,6 +105,7 @@ def resolve(
       max_document_bytes: documents with more bytes of UTF-8 will be read in parts.
       earlier: names of the files that a cache already has, by generation. They are cut as they
         were then, and come first; new files are the last generation.
+      rules: `rules_of` an existing cache.
 
     Raises:
       UserError: nothing matches, a file cannot be read, or a column or split is missing.
@@ -103,11 +117,14 @@ def resolve(
         )
     if spec.kind == PYTHON_DOCS:
         return builtin.resolve(spec, piece_bytes, max_document_bytes)
-    pinned, form, found = _list_files(spec)
+    if rules == 1 and spec.kind != HUB:  # a split that was not asked for was train
+        spec = dataclasses.replace(spec, split="" if spec.split == TRAIN else spec.split)
+    by_words = bool(spec.split) or rules == 1
+    pinned, form, found, notes = _list_files(spec, by_words)
     generations = splits.generations(spec, found, earlier)
-    chosen = [each.file for generation in generations for each in generation]
-    ranges = _concurrently(functools.partial(_ranges, spec, form), chosen)
-    if not any(each.bytes for of_file in ranges for each in of_file):
+    chosen = [each for generation in generations for each in generation]
+    inspected = _inspected(spec, form, [each.file for each in chosen])
+    if not any(part.bytes for ranges, _ in inspected for part in ranges):
         raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
     record = {
         "spec": str(pinned),
@@ -117,68 +134,96 @@ def resolve(
         "validation": spec.validation,
         "piece_bytes": piece_bytes,
         "max_document_bytes": max_document_bytes,
-        "files": _concurrently(_file_record, chosen),
+        "files": [entry for _, entry in inspected],
     }
     if len(generations) > 1:
         record["generations"] = list(map(len, generations))
-    ranges_of = dict(zip((file.name for file in chosen), ranges, strict=True))
+    if rules > 1:
+        record["rules"] = rules
+        record["left_out"] = {
+            split: {"files": count, "bytes": size}
+            for split, (count, size) in splits.left_out(found, chosen).items()
+        }
+    remaining = iter(inspected)
     pieces = [
         piece
         for generation in generations
-        for piece in _pieces(form, generation, ranges_of, piece_bytes)
+        for piece in _pieces(
+            form,
+            [(each, ranges) for each, (ranges, _) in zip(generation, remaining, strict=False)],
+            piece_bytes,
+            rules,
+        )
     ]
-    return Corpus(spec, record, tuple(pieces))
+    notes += splits.notes(found, chosen, by_words)
+    return Corpus(spec, record, tuple(pieces), tuple(f"{spec}: {note}" for note in notes))
 
 
-def _list_files(spec: CorpusSpec) -> tuple[CorpusSpec, str, list[SourceFile]]:
-    """Returns the spec pinned to what it names now, the files' format, and the files."""
+def _list_files(
+    spec: CorpusSpec, by_words: bool
+) -> tuple[CorpusSpec, str, list[SourceFile], list[str]]:
+    """Returns the spec pinned to what it names now, the files' format, the files, and notes."""
     if spec.kind == HUB:
         from tasks.reading import hub
 
-        return hub.list_files(spec, FORMATS)
-    pinned, found = listing.list_files(spec)
-    return pinned, spec.kind, found
+        return *hub.list_files(spec, FORMATS), []
+    pinned, found, notes = listing.list_files(spec, by_words)
+    return pinned, spec.kind, found, notes
 
 
-def _concurrently(action: Callable[[SourceFile], Result], chosen: list[SourceFile]) -> list[Result]:
+Inspected = tuple[list[FileRange], dict[str, Any]]
+
+
+def _inspected(spec: CorpusSpec, form: str, chosen: list[SourceFile]) -> list[Inspected]:
+    """Returns the ranges and the record of every file."""
+
+    def inspect(file: SourceFile) -> Inspected:
+        with opening.user_errors(file.path):
+            ranges = FORMATS[form].ranges(spec, file)
+        state = listing.pinned_state(file)
+        return ranges, {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
+
+    chunks = [chosen[begin : begin + _CHUNK] for begin in range(0, len(chosen), _CHUNK)]
     with ThreadPoolExecutor(_INSPECTORS) as pool:
-        return list(pool.map(action, chosen))
-
-
-def _ranges(spec: CorpusSpec, form: str, file: SourceFile) -> list[FileRange]:
-    with opening.user_errors(file.path):
-        return FORMATS[form].ranges(spec, file)
-
-
-def _file_record(file: SourceFile) -> dict[str, Any]:
-    state = listing.pinned_state(file)
-    return {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
+        found = pool.map(lambda chunk: list(map(inspect, chunk)), chunks)
+        return list(itertools.chain.from_iterable(found))
 
 
 def _pieces(
     form: str,
-    generation: list[ChosenFile],
-    ranges_of: dict[str, list[FileRange]],
+    generation: list[tuple[ChosenFile, list[FileRange]]],
     piece_bytes: int,
+    rules: int,
 ) -> Iterator[Piece]:
-    """Yields the pieces of one generation of files, given each file's ranges by its name."""
-    total = sum(part.bytes for each in generation for part in ranges_of[each.file.name])
+    """Yields the pieces of one generation of files, given the ranges of each.
+
+    A piece holds documents of one set of splits; no piece has files of two generations, so that an
+    extension leaves the old pieces as they are.
+    """
+    total = sum(part.bytes for _, ranges in generation for part in ranges)
     target = cutting.target_bytes(total, piece_bytes)
-    for each in generation:
-        file = each.file
-        for part in cutting.cut(ranges_of[file.name], target):
+    for (of_piece, held_out), members in itertools.groupby(
+        generation, key=lambda member: (member[0].splits, member[0].held_out)
+    ):
+        parts = (
+            FilePart(each.file, part.start, part.stop, part.bytes)
+            for each, ranges in members
+            for part in cutting.cut(ranges, target)
+        )
+        if rules == 1:
+            joined: Iterator[tuple[FilePart, ...]] = ((part,) for part in parts)
+        else:
+            joined = cutting.join(parts, lambda part: part.bytes, target)
+        for of_files in joined:
+            first = of_files[0]
+            more = f" and {len(of_files) - 1:,} more" if len(of_files) > 1 else ""
             yield Piece(
-                name=f"{file.name}:{part.start}-{part.stop or ''}",
-                splits=each.splits,
-                bytes=part.bytes,
-                held_out=each.held_out,
+                name=f"{first.file.name}:{first.start}-{first.stop or ''}{more}",
+                splits=of_piece,
+                bytes=sum(part.bytes for part in of_files),
+                held_out=held_out,
                 format=form,
-                path=file.path,
-                file=file.name,
-                start=part.start,
-                stop=part.stop,
-                file_bytes=file.bytes,
-                etag=file.etag,
+                parts=of_files,
             )
 
 
@@ -187,10 +232,11 @@ def read(
 ) -> Iterator[tuple[str, "pa.RecordBatch"]]:
     """Yields (split, batch) until the piece is read.
 
-    Columns of a batch: `id` string, `text` string or large_string, `problem` string, `part` int32.
-    A document that cannot be used has a null text and a problem: "null", "not a string", "invalid
-    UTF-8", "invalid JSON", "missing column" or "longer than 1 GiB" (a line of JSON). Batches have
-    at most `batch_documents` documents and about 4 MB, unless one document is larger.
+    Columns of a batch: `id` string, `text` string or large_string, `problem` string, `part` int32,
+    `place` string: where the document begins, as "file:row" or "file:byte". A document that cannot
+    be used has a null text and a problem: "null", "not a string", "invalid UTF-8", "invalid JSON",
+    "missing column" or "longer than 1 GiB" (a line of JSON). Batches have at most
+    `batch_documents` documents and about 4 MB, unless one document is larger.
 
     A document longer than the corpus's `max_document_bytes` comes as several, all of one split, cut
     at white space (`long_documents` has the rule): `part` counts them from 1, and is 0 for whole
@@ -203,18 +249,18 @@ def read(
     Raises:
       UserError: the file cannot be read to its end (it is gone, changed, truncated or corrupt).
     """
-    with (
-        opening.user_errors(piece.path),
-        contextlib.closing(_batches(corpus, piece, batch_documents)) as found,
-    ):
-        for batch in found:
-            yield from splits.divide(piece, corpus.spec.validation, batch)
-        # A file cut short while it was open only seems to end: the shard must not be finished.
-        if piece.path and not files.is_remote(piece.path):
-            opening.check_unchanged(piece.path, piece.file_bytes, piece.etag)
-
-
-def _batches(corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
     if piece.format == PYTHON_DOCS:
-        return builtin.read(corpus, piece, batch_documents)
-    return FORMATS[piece.format].read(corpus, piece, batch_documents)
+        batches = builtin.read(corpus, piece, batch_documents)
+        for batch in batches:
+            yield from splits.divide(piece, corpus.spec.validation, batch)
+        return
+    for part in piece.parts:
+        with (
+            opening.user_errors(part.file.path),
+            contextlib.closing(FORMATS[piece.format].read(corpus, part, batch_documents)) as found,
+        ):
+            for batch in found:
+                yield from splits.divide(piece, corpus.spec.validation, batch)
+            # A file cut short while it was open only seems to end: the shard must not be finished.
+            if not files.is_remote(part.file.path):
+                opening.check_unchanged(part.file)

@@ -6,11 +6,9 @@ import re
 import urllib.parse
 from typing import Any
 
-from tasks.reading.corpus import OPTIONS, PYTHON_DOCS, CorpusSpec, default_spec
+from tasks.reading.corpus import HUB, OPTIONS, PYTHON_DOCS, CorpusSpec, default_spec
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
-
-HUB = "hf"
 
 FORMS = (
     f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "

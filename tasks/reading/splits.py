@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ _SPLIT_WORDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ChosenFile:
     """A file to read and the splits that its documents go to.
 
@@ -34,7 +35,7 @@ class ChosenFile:
 
 
 def split_of(name: str) -> str:
-    """Returns the split that a file's name contains, innermost folder first; train if none."""
+    """Returns the split that the words of a file's path name, innermost first; train if none."""
     for component in reversed(name.lower().split("/")):
         for word in re.findall(r"[^-._ 0-9]+", component):
             if word in _SPLIT_WORDS:
@@ -63,7 +64,7 @@ def _choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
     own = [ChosenFile(file, (VALIDATION,), False) for file in found if file.split == VALIDATION]
     if own and spec.split == VALIDATION:
         return own
-    source = TRAIN if spec.split == VALIDATION else spec.split
+    source = TRAIN if spec.split in ("", VALIDATION) else spec.split
     splits, held_out = ((TRAIN,), False) if own else held_out_splits(spec)
     chosen = [ChosenFile(file, splits, held_out) for file in found if file.split == source]
     if not chosen:
@@ -96,6 +97,44 @@ def generations(
     new = [each for each in chosen if each.file.name not in known]
     old = [[each for each in before if each.file.name in names] for names in earlier]
     return [*old, new] if new else old
+
+
+def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> list[str]:
+    """Returns lines that say which files are not read, or not as the user may expect."""
+    lines = []
+    asked = [each for each in chosen if not each.held_out and each.splits == (VALIDATION,)]
+    if asked and len(asked) < len(chosen):
+        size = sum(each.file.bytes for each in asked)
+        lines.append(f"{_amount(len(asked), size)} are validation, so no documents are held out")
+    for split, (count, size) in left_out(found, chosen).items():
+        lines.append(
+            f"{_amount(count, size)} of the split {split} are not read; ?split={split} reads them"
+        )
+    if not by_words:
+        words = Counter(split_of(file.name) for file in found)
+        del words[TRAIN]
+        if words:
+            names = " or ".join(sorted(words))
+            lines.append(
+                f"{words.total():,} files have {names} in their paths and are read as all others; "
+                "?split=train would set them apart"
+            )
+    return lines
+
+
+def left_out(found: list[SourceFile], chosen: list[ChosenFile]) -> dict[str, tuple[int, int]]:
+    """Returns (files, bytes) that are not read, by split."""
+    read = {each.file.name for each in chosen}
+    totals: dict[str, tuple[int, int]] = {}
+    for file in found:
+        if file.name not in read:
+            count, size = totals.get(file.split, (0, 0))
+            totals[file.split] = count + 1, size + file.bytes
+    return dict(sorted(totals.items()))
+
+
+def _amount(count: int, size: int) -> str:
+    return f"{count:,} {'file' if count == 1 else 'files'} ({size / 1e6:,.1f} MB)"
 
 
 def divide(

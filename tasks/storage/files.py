@@ -148,26 +148,45 @@ def open_read(path: str) -> IO[bytes]:
     info = on_store(path, lambda fs, inner: fs.info(inner))
     if info["type"] != "file":
         raise FileNotFoundError(path)
-    fetch = fetch_from_store(path, info["size"], etag(info), checked=True)
+    fetch = fetch_from_store(path, info["size"], etag(info), info)
     return io.BufferedReader(remote.File(path, info["size"], fetch), _REQUEST_BYTES)
 
 
-def fetch_from_store(path: str, size: int, listed: str, checked: bool = False) -> remote.Fetch:
-    """Returns the Fetch of a file of any fsspec store.
+def fetch_from_store(
+    path: str, size: int, listed: str, known: dict[str, Any] | None = None
+) -> remote.Fetch:
+    """Returns the Fetch of a file of any fsspec store; all bytes are those of the listed file.
 
     The file is compared with its `size` and its `listed` etag before the first read, unless the
-    caller has just `checked` it, and again after every failure.
+    store's info is `known` already, and after every failure. In Cloud Storage all ranges are read
+    from the generation that was compared. Other stores are asked again after every range.
     """
     fs, inner = filesystem(path)
+    found = known
+
+    def compared() -> dict[str, Any]:
+        info = fs.info(inner)
+        remote.check(path, (size, listed), (info["size"], etag(info)))
+        return info
 
     def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
-        nonlocal checked
-        if not checked:
-            info = fs.info(inner)
-            remote.check(path, (size, listed), (info["size"], etag(info)))
-        checked = False  # stays False if this attempt fails: check again before resuming
-        yield fs.cat_file(inner, start=start, end=stop)
-        checked = True
+        nonlocal found
+        info = found or compared()
+        found = None  # stays None if this attempt fails: compare again before resuming
+        generation = info.get("generation") if _on_gcs(path) else None
+        if generation:
+            try:
+                data = fs.cat_file(inner, start=start, end=stop, generation=generation)
+            except FileNotFoundError:
+                # Overwritten since: by the same bytes, or this raises an error.
+                generation = compared()["generation"]
+                data = fs.cat_file(inner, start=start, end=stop, generation=generation)
+                info = {**info, "generation": generation}
+        else:
+            data = fs.cat_file(inner, start=start, end=stop)
+            info = compared()
+        yield data
+        found = info
 
     return fetch
 

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.terminal.command_line import UserError, nearest
 
 
@@ -19,10 +19,15 @@ class Format(Protocol):
         """True if documents have named columns; otherwise a SPEC may not set `column` or `id`."""
         ...
 
+    @property
+    def ranges_are_rows(self) -> bool:
+        """True if ranges count rows: the bytes of a part of a range are then only its share."""
+        ...
+
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         """Checks a file and returns the ranges that can be read by themselves, in order.
 
-        Ranges are cut evenly into pieces of the wanted size, and small ones are joined, so `read`
+        Ranges are cut evenly into parts of the wanted size, and small ones are joined, so `read`
         must accept any start and stop within them. A file without documents has no ranges.
 
         Raises:
@@ -30,7 +35,7 @@ class Format(Protocol):
         """
         ...
 
-    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+    def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         """Yields batches of at most `batch_documents` documents; see `sources.read`.
 
         `batches.collect` makes such batches of documents that come one by one.

@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.reading import batches, long_documents, long_json, opening
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
@@ -28,16 +28,17 @@ class JsonLines:
     """The format `json`; a document without an id gets the offset of its first byte."""
 
     has_columns = True
+    ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         if file.bytes:
             _check_columns(spec, file)
         return lines.ranges(file)
 
-    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+    def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest = corpus.max_document_bytes
-        with lines.open_piece(piece) as found:
-            documents = _documents(corpus.spec, piece.file, found, longest)
+        with lines.open_part(part) as found:
+            documents = _documents(corpus.spec, part.file.name, found, longest)
             yield from batches.collect(documents, batch_documents, longest)
 
 
@@ -48,7 +49,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
       UserError: they are not JSON objects, lack a column, or hold no text.
     """
     with (
-        opening.open_file(file.path, file.bytes, file.etag, _PEEK_BYTES) as handle,
+        opening.open_file(file, _PEEK_BYTES) as handle,
         opening.decompress(handle, file.path) as stream,
     ):
         head = stream.read(_PEEK_BYTES)
@@ -84,35 +85,47 @@ def _documents(spec: CorpusSpec, file: str, found: lines.Lines, longest: int) ->
             offset += len(line) + 1
 
 
-def _document(spec: CorpusSpec, line: bytes, where: str) -> Document:
+def _document(spec: CorpusSpec, line: bytes, place: str) -> Document:
+    name, text, problem = _parsed(spec, line, place)
+    return name, text, problem, 0, place
+
+
+def _parsed(spec: CorpusSpec, line: bytes, place: str) -> tuple[str, bytes | None, str | None]:
+    """Returns (id, text, problem) of a line."""
+    broken = False
     try:
-        value = json.loads(line.decode())
+        text = line.decode()
     except UnicodeDecodeError:
-        return where, None, "invalid UTF-8", 0
-    except (ValueError, RecursionError):
-        return where, None, "invalid JSON", 0
-    if not isinstance(value, dict):
-        return where, None, "missing column", 0
-    name = _id(value.get(spec.id or "id"), where)
-    if spec.column not in value:
-        return name, None, "missing column", 0
-    text = value[spec.column]
-    if text is None:
-        return name, None, "null", 0
-    if not isinstance(text, str):
-        return name, None, "not a string", 0
+        # Invalid bytes are inside strings, so the line can usually be parsed, and its id be kept.
+        text, broken = line.decode(errors="replace"), True
     try:
-        return name, text.encode(), None, 0
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return place, None, "invalid UTF-8" if broken else "invalid JSON"
+    if not isinstance(value, dict):
+        return place, None, "invalid UTF-8" if broken else "missing column"
+    name = _id(value.get(spec.id or "id"), place)
+    if broken:
+        return name, None, "invalid UTF-8"
+    if spec.column not in value:
+        return name, None, "missing column"
+    found = value[spec.column]
+    if found is None:
+        return name, None, "null"
+    if not isinstance(found, str):
+        return name, None, "not a string"
+    try:
+        return name, found.encode(), None
     except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is not a character
-        return name, None, "invalid UTF-8", 0
+        return name, None, "invalid UTF-8"
 
 
-def _id(value: Any, where: str) -> str:
-    return where if value is None else str(value).encode(errors="replace").decode()
+def _id(value: Any, place: str) -> str:
+    return place if value is None else str(value).encode(errors="replace").decode()
 
 
 def _long_document(
-    spec: CorpusSpec, chunks: lines.LongLine, where: str, longest: int
+    spec: CorpusSpec, chunks: lines.LongLine, place: str, longest: int
 ) -> Iterator[Document]:
     """Yields what `_document` returns, in parts, for a line too long to become Python objects."""
     line = bytearray()
@@ -123,30 +136,32 @@ def _long_document(
             line.clear()
     id_column = spec.id or "id"
     if chunks.size > _LONGEST_LINE_BYTES:
-        yield where, None, "longer than 1 GiB", 0
+        yield place, None, "longer than 1 GiB", 0, place
         return
     if _BLANK.fullmatch(line):
         return
-    if not long_json.is_utf8(line):
-        yield where, None, "invalid UTF-8", 0
-        return
+    broken = not long_json.is_utf8(line)
     try:
         spans = long_json.find(line, {spec.column, id_column})
     except ValueError:
-        yield where, None, "invalid JSON", 0
+        yield place, None, "invalid UTF-8" if broken else "invalid JSON", 0, place
         return
     if spans is None:
-        yield where, None, "missing column", 0
+        yield place, None, "invalid UTF-8" if broken else "missing column", 0, place
         return
-    name = where
+    name = place
     if id_column in spans:
-        name = _id(json.loads(line[slice(*spans[id_column])].decode()), where)
+        value = json.loads(line[slice(*spans[id_column])].decode(errors="replace"))
+        name = _id(value, place)
+    if broken:
+        yield name, None, "invalid UTF-8", 0, place
+        return
     span = spans.get(spec.column)
     if span is None:
-        yield name, None, "missing column", 0
+        yield name, None, "missing column", 0, place
     elif line[span[0]] != ord('"'):
-        yield name, None, "null" if line[slice(*span)] == b"null" else "not a string", 0
+        yield name, None, "null" if line[slice(*span)] == b"null" else "not a string", 0, place
     elif not long_json.is_text(line, span):
-        yield name, None, "invalid UTF-8", 0
+        yield name, None, "invalid UTF-8", 0, place
     else:
-        yield from long_documents.parts(name, long_json.characters(line, span), longest)
+        yield from long_documents.parts(name, long_json.characters(line, span), longest, place)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 from tasks.reading import opening
-from tasks.reading.corpus import FileRange, Piece, SourceFile
+from tasks.reading.corpus import FilePart, FileRange, SourceFile
 
 MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
 
@@ -16,7 +16,7 @@ _LONG_LINE_BYTES = 4 << 20
 
 def ranges(file: SourceFile) -> list[FileRange]:
     """Returns the file as one range of bytes; a compressed file cannot be cut."""
-    stop = None if file.path.endswith(opening.COMPRESSED) else file.bytes
+    stop = None if file.name.endswith(opening.COMPRESSED) else file.bytes
     return [FileRange(0, stop, file.bytes)] if file.bytes else []
 
 
@@ -43,13 +43,13 @@ Lines = Iterable[tuple[int, bytes | LongLine]]
 
 
 @contextlib.contextmanager
-def open_piece(piece: Piece) -> Iterator[Lines]:
-    """Yields the piece's lines as (offset in the file, data); see `_lines`."""
+def open_part(part: FilePart) -> Iterator[Lines]:
+    """Yields the part's lines as (offset in the file, data); see `_lines`."""
     with (
-        opening.open_file(piece.path, piece.file_bytes, piece.etag) as handle,
-        opening.decompress(handle, piece.path) as file,
+        opening.open_file(part.file) as handle,
+        opening.decompress(handle, part.file.path) as file,
     ):
-        yield _lines(file, piece.start, piece.stop)
+        yield _lines(file, part.start, part.stop)
 
 
 def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes | LongLine]]:
@@ -78,7 +78,7 @@ def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int,
         if cut:
             data, pending = pending[:cut], pending[cut:]
             if stop is not None and position + cut > stop:
-                # After the first newline at stop - 1 or later, lines belong to the next piece.
+                # After the first newline at stop - 1 or later, lines belong to the next part.
                 data = data[: data.index(b"\n", max(0, stop - 1 - position)) + 1]
             yield position, data.removeprefix(MARK) if marked else data
             position += cut

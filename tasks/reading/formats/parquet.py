@@ -4,7 +4,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tasks.reading import batches, long_documents, opening
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats.format import missing_column
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -19,14 +19,15 @@ _COLUMN_BYTES = 1 << 20
 class Parquet:
     """The format `parquet`; a document without an id gets the number of its row.
 
-    Ranges are in rows. A piece that begins inside a row group decodes the group's earlier rows to
+    Ranges are in rows. A part that begins inside a row group decodes the group's earlier rows to
     skip them.
     """
 
     has_columns = True
+    ranges_are_rows = True
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        with opening.open_file(file.path, file.bytes, file.etag, ahead=0) as handle:
+        with opening.open_file(file, ahead=0) as handle:
             parquet = _open(handle, file.path)
             _check_columns(spec, file.path, parquet.schema_arrow)
             found = []
@@ -39,29 +40,33 @@ class Parquet:
                 row += group.num_rows
         return found
 
-    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+    def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
+        import numpy as np
+
         spec, longest = corpus.spec, corpus.max_document_bytes
-        with opening.open_file(piece.path, piece.file_bytes, piece.etag, ahead=0) as handle:
-            parquet = _open(handle, piece.path)
+        with opening.open_file(part.file, ahead=0) as handle:
+            parquet = _open(handle, part.file.path)
             id_column = spec.id or ("id" if "id" in parquet.schema_arrow.names else "")
             columns = list({spec.column: None, **({id_column: None} if id_column else {})})
-            stop = piece.stop or 0
+            stop = part.stop or 0
             following = 0
             for index in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(index)
                 row, following = following, following + group.num_rows
-                if not group.num_rows or following <= piece.start or row >= stop:
+                if not group.num_rows or following <= part.start or row >= stop:
                     continue
                 # The rows of one batch if they are alike: Arrow decodes all of them at once.
                 average = _column_bytes(group, spec.column) / group.num_rows
                 rows = int(min(batch_documents, max(1, batches.BATCH_BYTES / max(average, 1))))
                 for batch in parquet.iter_batches(rows, [index], columns, use_threads=False):
-                    first, last = max(piece.start - row, 0), min(stop - row, batch.num_rows)
+                    first, last = max(part.start - row, 0), min(stop - row, batch.num_rows)
                     if first < last:
                         ours = batch.slice(first, last - first)
-                        ids = _ids(ours, id_column, piece.file, row + first)
+                        numbers = np.arange(row + first, row + last)
+                        places = batches.places(part.file.name, numbers)
+                        ids = _ids(ours, id_column, places)
                         texts = ours.column(spec.column)
-                        yield from _batches(ids, texts, batch_documents, longest)
+                        yield from _batches(ids, texts, places, batch_documents, longest)
                     row += batch.num_rows
                     if row >= stop:
                         break
@@ -105,9 +110,8 @@ def _column_bytes(group: Any, column: str) -> int:
     return sum(each.total_uncompressed_size for each in columns if each.path_in_schema == column)
 
 
-def _ids(batch: "pa.RecordBatch", column: str, file: str, row: int) -> "pa.StringArray":
-    """Returns the ids of rows, the first of which is `row` of the file; nulls get row numbers."""
-    import numpy as np
+def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
+    """Returns the ids of rows; nulls get the places of their rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -128,13 +132,12 @@ def _ids(batch: "pa.RecordBatch", column: str, file: str, row: int) -> "pa.Strin
     else:
         values = given.to_pylist()
         ids = pa.array([None if value is None else str(value) for value in values], pa.string())
-    if not ids.null_count:
-        return ids
-    numbers = np.arange(row, row + batch.num_rows)
-    return pc.coalesce(ids, batches.numbered_ids(file, numbers))
+    return pc.coalesce(ids, places) if ids.null_count else ids
 
 
-def _batches(ids: "pa.Array", texts: "pa.Array", count: int, longest: int) -> Batches:
+def _batches(
+    ids: "pa.Array", texts: "pa.Array", places: "pa.StringArray", count: int, longest: int
+) -> Batches:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -142,7 +145,7 @@ def _batches(ids: "pa.Array", texts: "pa.Array", count: int, longest: int) -> Ba
     if pa.types.is_dictionary(texts.type):
         texts = texts.dictionary_decode()
     texts, problems = batches.as_text(texts.cast(pa.large_binary()))
-    batch = batches.batch(ids, texts, problems)
+    batch = batches.batch(ids, texts, problems, places)
     long = pc.fill_null(pc.greater(pc.binary_length(texts), longest), False)
     _, offsets, data = texts.buffers()  # a view of a value; texts[row] would copy it
     begin = 0
@@ -151,6 +154,6 @@ def _batches(ids: "pa.Array", texts: "pa.Array", count: int, longest: int) -> Ba
         if row < len(texts):
             first, last = np.frombuffer(offsets, np.int64)[texts.offset + row :][:2]
             chunks = long_documents.chunked(memoryview(data)[first:last])
-            parts = long_documents.parts(ids[row].as_py(), chunks, longest)
+            parts = long_documents.parts(ids[row].as_py(), chunks, longest, places[row].as_py())
             yield from batches.collect(parts, count, longest)
         begin = row + 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FileRange, Piece, SourceFile
+from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import lines
 from tasks.reading.long_documents import Document
 
@@ -17,19 +17,20 @@ class Text:
     """The format `text`; a document's id is the offset of its first byte."""
 
     has_columns = False
+    ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         return lines.ranges(file)
 
-    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+    def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest = corpus.max_document_bytes
-        with lines.open_piece(piece) as found:
+        with lines.open_part(part) as found:
             for offset, data in found:
                 if isinstance(data, bytes):
-                    yield from _batches(data, offset, piece.file, batch_documents, longest)
+                    yield from _batches(data, offset, part.file.name, batch_documents, longest)
                 else:
                     chunks = _without_return(data)
-                    parts = _parts(f"{piece.file}:{offset}", chunks, longest)
+                    parts = _parts(f"{part.file.name}:{offset}", chunks, longest)
                     yield from batches.collect(parts, batch_documents, longest)
 
 
@@ -65,7 +66,7 @@ def _batches(data: bytes, offset: int, file: str, count: int, longest: int) -> B
 
 def _parts(name: str, chunks: Iterable[bytes], longest: int) -> Iterator[Document]:
     """Yields the parts of a document as `long_documents.parts` does, without blank ones."""
-    for document in long_documents.parts(name, chunks, longest):
+    for document in long_documents.parts(name, chunks, longest, name):
         if document[1] is None or document[1].strip():
             yield document
 
@@ -85,5 +86,5 @@ def _short_lines(data: bytes, offset: int, file: str) -> "pa.RecordBatch":
     texts = pa.Array.from_buffers(pa.large_string(), len(starts), buffers)
     blank = pc.or_(pc.ascii_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     texts, problems = batches.as_text(texts.view(pa.large_binary()))
-    ids = batches.numbered_ids(file, offset + starts)
-    return batches.batch(ids, texts, problems).filter(pc.invert(blank))
+    ids = batches.places(file, offset + starts)
+    return batches.batch(ids, texts, problems, ids).filter(pc.invert(blank))

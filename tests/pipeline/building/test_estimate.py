@@ -72,7 +72,7 @@ def test_parquet_with_its_own_validation_split(build, documents, tmp_path, monke
         pq.write_table(pa.table({"text": part}), tmp_path / f"{name}.parquet", row_group_size=50)
     monkeypatch.setattr(estimate, "SAMPLE_BYTES", 200_000)
     monkeypatch.setattr(estimate, "_SLICE_BYTES", 20_000)
-    corpus = f"--corpus=parquet:{tmp_path}/*.parquet"
+    corpus = f"--corpus=parquet:{tmp_path}/*.parquet?split=train"
     build(tmp_path / "cache", corpus, "--dry_run")
     table = predicted(capsys.readouterr().out)
     assert table["documents"][0] == pytest.approx(1500, rel=0.3)

@@ -47,7 +47,7 @@ def growing(tmp_path, documents):
 
 
 def flag(folder, validation=0.1):
-    return f"--corpus=json:{folder}/**/*.jsonl?validation={validation}"
+    return f"--corpus=json:{folder}/**/*.jsonl?split=train&validation={validation}"
 
 
 def state(folder):

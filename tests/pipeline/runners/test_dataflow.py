@@ -3,7 +3,6 @@
 import base64
 import bz2
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import io
@@ -28,6 +27,7 @@ from pipeline.runners import beam_job, dataflow
 from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
+from tasks.reading.corpus import FilePart, SourceFile
 from tasks.terminal.command_line import UserError
 from tests import dataflow_worker
 from tests.dataflow_server import DataflowServer
@@ -319,20 +319,15 @@ def test_job_names():
 
 def test_a_large_corpus_is_a_small_job():
     """Dataflow rejects graphs of more than 10 MB; 20,000 pieces are 1.3 TB of text."""
-    piece = sources.Piece(
-        "name", ("train", "validation"), 64 << 20, True, "parquet", file_bytes=1 << 40
-    )
-    pieces = [
-        dataclasses.replace(
-            piece,
-            name=f"data/part-{n // 10:05}.parquet:{n}-{n + 1}",
-            path=f"gs://bucket/corpus/data/part-{n // 10:05}.parquet",
-            start=n,
-            stop=n + 1,
-            etag=hashlib.md5(str(n // 10).encode()).hexdigest(),
-        )
-        for n in range(20_000)
-    ]
+    pieces = []
+    for n in range(20_000):
+        name = f"data/part-{n // 10:05}.parquet"
+        etag = hashlib.md5(str(n // 10).encode()).hexdigest()
+        file = SourceFile("gs://bucket/corpus/", name, "train", 1 << 40, {"etag": etag})
+        part = FilePart(file, n, n + 1, 64 << 20)
+        name = f"{name}:{n}-{n + 1}"
+        splits = ("train", "validation")
+        pieces.append(sources.Piece(name, splits, 64 << 20, True, "parquet", (part,)))
     elements = [
         graph.Assignment(each, (("train", n), ("validation", n))) for n, each in enumerate(pieces)
     ]

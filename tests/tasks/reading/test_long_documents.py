@@ -26,7 +26,7 @@ ANY_FOLDER = settings(
 def rows(text, piece_bytes=64 << 20, longest=4 << 20, batch_documents=1024):
     corpus = sources.resolve(sources.parse(text), piece_bytes, longest)
     return [
-        (split, *row.values())
+        (split, *list(row.values())[:4])
         for piece in corpus.pieces
         for split, batch in sources.read(corpus, piece, batch_documents)
         for row in batch.to_pylist()

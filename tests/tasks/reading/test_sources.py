@@ -38,7 +38,7 @@ def rows(text, piece_bytes=64 << 20, batch_documents=1024):
     for piece in corpus.pieces:
         for split, batch in sources.read(corpus, piece, batch_documents):
             assert split in piece.splits
-            assert batch.schema.names == ["id", "text", "problem", "part"]
+            assert batch.schema.names == ["id", "text", "problem", "part", "place"]
             assert 0 < batch.num_rows <= batch_documents
             found += [(split, *list(row.values())[:3]) for row in batch.to_pylist()]
     return found
@@ -322,7 +322,8 @@ def texts_by_split(text):
 
 
 def test_a_corpus_with_its_own_validation_keeps_it(three_splits):
-    assert texts_by_split(three_splits) == {"train": {"of train"}, "validation": {"of valid"}}
+    own = {"train": {"of train"}, "validation": {"of valid"}}
+    assert texts_by_split(f"{three_splits}?split=train") == own
     assert texts_by_split(f"{three_splits}?split=validation") == {"validation": {"of valid"}}
     assert texts_by_split(f"{three_splits}?split=test") == {
         "train": {"of test"},
@@ -335,7 +336,8 @@ def test_a_missing_split_lists_the_existing_ones(three_splits):
         resolve(f"{three_splits}?split=dev2")
     alone = three_splits.replace("*", "valid")
     with pytest.raises(UserError, match="no split train; it has validation"):
-        resolve(alone)
+        resolve(f"{alone}?split=train")
+    assert texts_by_split(f"{alone}?validation=0") == {"train": {"of valid"}}
     assert texts_by_split(f"{alone}?split=validation") == {"validation": {"of valid"}}
 
 

@@ -1,11 +1,15 @@
 """Files in a bucket: complete or absent despite faults, and one-line errors."""
 
+import dataclasses
+import hashlib
 import pathlib
 import random
 import subprocess
 import sys
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tasks.reading import sources
 from tasks.storage import files
@@ -155,3 +159,60 @@ def test_a_corpus_in_a_bucket_is_known_by_its_checksums(gcs):
         sources.resolve(sources.parse(f"text:{FOLDER}"))
     with pytest.raises(UserError, match="no file matches"):
         sources.resolve(sources.parse(f"text:{FOLDER}/*.json"))
+
+
+def whole(corpus):
+    """Returns the first piece of a corpus of one file, as large as the file."""
+    (piece, *_) = corpus.pieces
+    (part,) = piece.parts
+    return dataclasses.replace(piece, parts=(dataclasses.replace(part, stop=part.file.bytes),))
+
+
+def test_an_object_that_is_overwritten_while_it_is_read(gcs):
+    """It would else be read half and half, as it keeps its size."""
+    old, new = (
+        b"".join(b"%s %0100d\n" % (word, n) for n in range(200_000)) for word in (b"a", b"b")
+    )
+    gcs.store.put("bucket", "folder/a.txt", old, {}, {})
+    corpus = sources.resolve(sources.parse(f"text:{FOLDER}/a.txt?validation=0"))
+    batches = sources.read(corpus, whole(corpus))
+    next(batches)
+    gcs.store.put("bucket", "folder/a.txt", old, {}, {})  # the same bytes again
+    assert sum(batch.num_rows for _, batch in batches) == 200_000 - 1024
+
+    batches = sources.read(corpus, whole(corpus))
+    next(batches)
+    gcs.store.put("bucket", "folder/a.txt", new, {}, {})
+    with pytest.raises(UserError, match="has changed since the corpus was listed"):
+        list(batches)
+
+
+class _Tagged(MemoryFileSystem):
+    """A store with etags and without generations, as S3."""
+
+    protocol = "tagged"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("tagged://", "memory://"))
+
+    def info(self, path, **options):
+        found = super().info(path, **options)
+        if found["type"] == "file":
+            found["ETag"] = hashlib.md5(self.cat_file(path)).hexdigest()
+        return found
+
+
+def test_a_file_of_a_store_without_generations_is_compared_after_every_range():
+    fsspec.register_implementation("tagged", _Tagged, clobber=True)
+    fs = fsspec.filesystem("tagged")
+    fs.pipe("/overwritten/a.txt", b"old\n" * 5_000_000)
+    try:
+        corpus = sources.resolve(sources.parse("text:tagged://overwritten/a.txt"))
+        batches = sources.read(corpus, whole(corpus))
+        next(batches)
+        fs.pipe("/overwritten/a.txt", b"new\n" * 5_000_000)
+        with pytest.raises(UserError, match="has changed since the corpus was listed"):
+            list(batches)
+    finally:
+        fs.rm("/overwritten", recursive=True)

@@ -1,0 +1,160 @@
+"""Small files are joined into pieces; caches of before keep the pieces that they had."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.building import estimate
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
+
+
+def resolve(text, piece_bytes=64 << 20, **options):
+    return sources.resolve(sources.parse(text), piece_bytes, **options)
+
+
+def read(corpus):
+    """Returns (split, id, text) of all documents, in the order of the pieces."""
+    return [
+        (split, row["id"], row["text"])
+        for piece in corpus.pieces
+        for split, batch in sources.read(corpus, piece)
+        for row in batch.to_pylist()
+    ]
+
+
+def names(corpus):
+    return [[part.file.name for part in piece.parts] for piece in corpus.pieces]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a folder of 100 files of 4 kB, of which some are compressed, and 10 empty ones."""
+    for number in range(100):
+        lines = "".join(f"{number} {line} {'x' * 90}\n" for line in range(40)).encode()
+        if number % 7:
+            (tmp_path / f"{number:03}.txt").write_bytes(lines)
+        else:
+            (tmp_path / f"{number:03}.txt.gz").write_bytes(gzip.compress(lines))
+    for number in range(10):
+        (tmp_path / f"{number:03}.empty.txt").write_bytes(b"")
+    return tmp_path
+
+
+def test_small_files_are_joined_in_the_order_of_the_listing(folder):
+    corpus = resolve(f"text:{folder}/*?validation=0")
+    found = names(corpus)
+    assert len(found) <= 6
+    assert all(piece.bytes <= 64 << 10 for piece in corpus.pieces)
+    joined = [name for piece in found for name in piece]
+    assert joined == sorted(joined)
+    assert len(joined) == 100
+    assert not any("empty" in name for name in joined)
+    assert len(corpus.record["files"]) == 110
+    assert len({piece.name for piece in corpus.pieces}) == len(corpus.pieces)
+
+
+def test_joining_changes_no_document(folder):
+    spec = f"text:{folder}/*?validation=0.2"
+    before, now = resolve(spec, rules=1), resolve(spec)
+    assert len(before.pieces) == 100
+    assert sorted(read(now)) == sorted(read(before))
+    assert len(read(now)) == 4000
+    assert ("train", "001.txt:0", f"1 0 {'x' * 90}") in read(now)
+
+
+def test_parquet_files_of_any_size_are_joined_and_cut(tmp_path):
+    for number, rows in enumerate((1, 3000, 2, 2, 1)):
+        texts = [f"{number} {row} {'y' * 99}" for row in range(rows)]
+        pq.write_table(
+            pa.table({"text": texts}), tmp_path / f"{number}.parquet", row_group_size=100
+        )
+    corpus = resolve(f"parquet:{tmp_path}/*.parquet?validation=0")
+    found = names(corpus)
+    assert found[0][0] == "0.parquet"
+    assert found[-1][-3:] == ["2.parquet", "3.parquet", "4.parquet"]
+    assert len(found) in (5, 6)
+    ids = [id for _, id, _ in read(corpus)]
+    assert len(ids) == len(set(ids)) == 3006
+
+
+def test_a_piece_has_files_of_one_split_and_one_generation(tmp_path):
+    for name in ("a", "b", "c-valid", "d", "e-valid", "f"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    spec = f"text:{tmp_path}/*.txt?split=train"
+    assert names(resolve(spec)) == [
+        ["a.txt", "b.txt", "d.txt", "f.txt"],
+        ["c-valid.txt", "e-valid.txt"],
+    ]
+    earlier = [["b.txt", "c-valid.txt"], ["d.txt", "f.txt"]]
+    assert names(resolve(spec, earlier=earlier)) == [
+        ["b.txt"], ["c-valid.txt"], ["d.txt", "f.txt"], ["a.txt"], ["e-valid.txt"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ["cut short", "written again", "gone"])
+def test_every_file_of_a_piece_is_checked(folder, change):
+    corpus = resolve(f"text:{folder}/*?validation=0")
+    path = folder / corpus.pieces[0].parts[5].file.name
+    data = path.read_bytes()
+    path.unlink()
+    if change != "gone":
+        path.write_bytes(data[:-1] if change == "cut short" else data)
+    with pytest.raises(UserError, match=path.name):
+        for _ in sources.read(corpus, corpus.pieces[0]):
+            pass
+
+
+def test_the_place_of_a_document_names_its_file(tmp_path):
+    for number in range(3):
+        lines = [json.dumps({"id": f"{number}-{n}", "text": "x" if n else None}) for n in range(3)]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+        ids = [f"{number}-{n}" for n in range(3)]
+        table = pa.table({"id": ids, "text": ["x", None, "y"]})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    corpus = resolve(f"json:{tmp_path}/*.jsonl?validation=0.4")
+    assert len(corpus.pieces) == 1
+    rows = [row for _, batch in sources.read(corpus, *corpus.pieces) for row in batch.to_pylist()]
+    places = {row["id"]: row["place"] for row in rows}
+    for number in range(3):
+        data = (tmp_path / f"{number}.jsonl").read_bytes()
+        for n in range(3):
+            file, _, offset = places[f"{number}-{n}"].rpartition(":")
+            assert file == f"{number}.jsonl"
+            assert data[int(offset) :].startswith(b'{"id": "%d-%d"' % (number, n))
+    corpus = resolve(f"parquet:{tmp_path}/*.parquet?validation=0.4")
+    rows = [row for _, batch in sources.read(corpus, *corpus.pieces) for row in batch.to_pylist()]
+    assert {row["id"]: row["place"] for row in rows} == {
+        f"{number}-{n}": f"{number}.parquet:{n}" for number in range(3) for n in range(3)
+    }
+
+
+def test_a_line_of_invalid_utf8_keeps_its_id(tmp_path):
+    good, bad = b'{"id": "good", "text": "x"}\n', b'{"id": "bad", "text": "\xff"}\n'
+    (tmp_path / "a.jsonl").write_bytes(good + bad)
+    ((_, batch),) = [
+        found
+        for corpus in [resolve(f"json:{tmp_path}/a.jsonl?validation=0")]
+        for piece in corpus.pieces
+        for found in sources.read(corpus, piece)
+    ]
+    row = batch.to_pylist()[1]
+    assert (row["id"], row["problem"], row["place"]) == (
+        "bad", "invalid UTF-8", f"a.jsonl:{len(good)}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [100, 1000, 5000, 20_000])
+def test_slices_of_joined_pieces_are_alike(folder, size):
+    corpus = resolve(f"text:{folder}/*?validation=0")
+    (first, *_) = corpus.pieces
+    count = estimate._slices(first, size)
+    slices = [estimate._slice(first, size, number) for number in range(count)]
+    assert all(each.parts for each in slices)
+    covered = {(part.file.name, part.start) for each in slices for part in each.parts}
+    assert len({name for name, _ in covered}) == len(first.parts)
+    sizes = [each.bytes for each in slices]
+    assert sum(sizes) / count == pytest.approx(first.bytes / count, rel=1.5)
