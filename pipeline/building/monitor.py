@@ -74,10 +74,11 @@ class Monitor:
     def look(self) -> None:
         """Lists the folder once: for new receipts, which are read, and for files in progress."""
         sizes = files.list_sizes(self._folder)
-        done = [each for each in self._waiting if sizes.keys() >= self._names(each, "receipt")]
+        done, waiting = [], []
+        for each in self._waiting:
+            (done if sizes.keys() >= self._names(each, "receipt") else waiting).append(each)
         self._read(done, sizes)
-        over = set(done)
-        self._waiting = [each for each in self._waiting if each not in over]
+        self._waiting = waiting
         rows = re.compile(rf"{re.escape(files.PARTIAL)}.*\.tfrecord-")
         writing = sum(size for name, size in sizes.items() if rows.match(name))
         ratio = self._seen / self._written if self._written else _TEXT_PER_ROW_BYTE

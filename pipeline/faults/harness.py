@@ -29,6 +29,8 @@ from tasks.terminal.command_line import UserError
 
 CORPUS_FILES = 4  # files of the copied corpus
 _DEADLINE_SECONDS = 300
+# Python's words for an exception that nothing handled.
+_TRACEBACKS = ("Traceback (most recent call last)", "Exception ignored in")
 
 
 @dataclasses.dataclass
@@ -106,7 +108,7 @@ class Harness:
         self.seconds = (first_row - begin, time.monotonic() - first_row)
         self.reference = trial.cache
         self.plan = CacheManifest.load(str(self.reference)).plan
-        self.expected = _checksums(self.reference)
+        self.expected = checksums(self.reference)
         self.documents = _documents(self.reference)
 
     def run_trials(self, faults: list[Fault], parallel: int) -> list[Outcome]:
@@ -167,6 +169,8 @@ class Trial:
         self.folder = harness.folder / name
         self.cache = self.folder / harness.flags.task
         self.corpus = harness.corpus
+        # Checksums of the files that this trial's cache must have; {} for those of the reference.
+        self.expected: dict[str, str] = {}
         self._finished: dict[pathlib.Path, tuple[int, int]] = {}
         self._log = harness.folder / f"{name}.log"
 
@@ -238,24 +242,22 @@ class Trial:
     def expect_failure(self, build: ModuleGroup) -> None:
         """Waits for the build to end; a reported success is a failure of the trial."""
         if not self.finish(build):
-            self.outcome.failures.append(f"{self.outcome.fault}: the build reports success")
+            self.fail("the build reports success")
 
     def rebuild_and_audit(self) -> None:
         """Runs the same command once more, which must succeed, and audits the cache."""
         build = self.start(self.draw_workers())
         if self.finish(build):
-            self.outcome.failures.append(
-                f"{self.outcome.fault}: the last build failed: {build.log_tail()}"
-            )
+            self.fail(f"the last build failed: {build.log_tail()}")
         self.audit()
 
     def audit(self) -> None:
         """Compares the cache with the reference; deletes it if they are equal."""
         from pipeline.verification.cache import verify
 
-        outcome, expected = self.outcome, self.harness.expected
+        outcome, expected = self.outcome, self.expected or self.harness.expected
         outcome.caches += 1
-        actual = _checksums(self.cache)
+        actual = checksums(self.cache)
         names = sorted(actual.keys() | expected.keys())
         differing = [name for name in names if actual.get(name) != expected.get(name)]
         documents = _documents(self.cache)
@@ -264,7 +266,7 @@ class Trial:
         faults = verify(str(self.cache))[1]
         if differing or faults:
             what = ", ".join(differing[:3]) or str(faults[0])
-            outcome.failures.append(f"{outcome.fault}: {self.cache} differs in {what}")
+            self.fail(f"{self.cache} differs in {what}")
             return
         outcome.equal += 1
         shutil.rmtree(self.cache)
@@ -272,10 +274,17 @@ class Trial:
     def wait(self, build: ModuleGroup) -> int:
         """Returns the build's exit code; one that hangs is killed and fails the trial."""
         try:
-            return build.wait(_DEADLINE_SECONDS)
+            code = build.wait(_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.outcome.failures.append(f"a build hung for {_DEADLINE_SECONDS} s and was killed")
+            self.fail(f"a build hung for {_DEADLINE_SECONDS} s and was killed")
             return -signal.SIGKILL
+        if any(sign in build.output() for sign in _TRACEBACKS):
+            self.fail(f"a build ended with a traceback: {build.log_tail()}")
+        return code
+
+    def fail(self, what: str) -> None:
+        """Records that a build, or a cache, is not as it should be."""
+        self.outcome.failures.append(f"{self.outcome.fault}: {what}")
 
     def _count_redone(self) -> None:
         self.outcome.redone += sum(
@@ -314,7 +323,8 @@ def _copy_corpus(spec: str, limit: int, folder: pathlib.Path) -> int:
     return size
 
 
-def _checksums(folder: pathlib.Path) -> dict[str, str]:
+def checksums(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the sha256 of every file in a folder, by name."""
     return {path.name: files.sha256(str(path)) for path in folder.iterdir()}
 
 
