@@ -105,7 +105,7 @@ def source(folder: str, local_dir: str | None = None):
     vocabulary = manifest.plan.vocabulary
     ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
     maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
-    return Source("", maker, GlobalOrder(len(windows), 0), 0)
+    return Source("", maker, GlobalOrder(len(windows), 0, version=2), 0)
 
 
 def ours(folder: str, batch_size: int):

@@ -48,9 +48,11 @@ def samples(
         where = f"the vocabulary of {folder}"
         task.check(lengths, cache.ids, manifest.plan.separator, where)
     width = task.objective.window_tokens(lengths) if task else manifest.plan.row_tokens
-    # Training leaves out the unfinished window of a shard; evaluation reads it.
+    # Training leaves out the unfinished last window; evaluation reads it.
     keep_tails = split != "train" or task is None
-    windows = Windows(folder, manifest, split, width, keep_tails)
+    # Rows begin anew in each shard.
+    across_shards = task is not None
+    windows = Windows(folder, manifest, split, width, keep_tails, across_shards=across_shards)
     lineage = Lineage(folder, manifest, split)
     count = len(windows)
     if not count:
@@ -62,7 +64,7 @@ def samples(
     for index in indices:
         if not 0 <= index < count:
             raise UserError(f"--index={index}: {split} has windows 0 to {count - 1:,} of {width:,}")
-        place = windows.where(index)
+        places = windows.where(index)
         tokens_WN, lengths_W = windows.read(np.array([index]))
         tokens_N = tokens_WN[0, : int(lengths_W[0])]
         facts = [("cache", folder), ("split", f"{split}, {count:,} windows")]
@@ -80,8 +82,8 @@ def samples(
             show.Sample(
                 title=f"Window {index:,}",
                 facts=tuple(facts),
-                place=place,
-                parts=lineage.parts(place),
+                places=places,
+                parts=lineage.parts(places),
                 corpus=str(manifest.plan.corpus["spec"]),
                 tokens=tokens_N,
                 trace=found,

@@ -40,8 +40,10 @@ class CacheSource:
       task: name of a task; None for windows.
       inputs, targets: lengths of the task's features; the task's own if None.
       window_tokens: tokens of a window, without a task; the cache's `row_tokens` if None.
-      keep_tails: True to include a shard's unfinished last window, as in evaluation; False to leave
-        it out, as in training.
+      keep_tails: True to include the unfinished last window, as in evaluation; False to leave it
+        out, as in training.
+      across_shards: False for windows that begin anew in each shard, as seqio's do, and those of
+        runs with --data.order=1.
       seed: seed of the run.
       epoch: epoch of the run, from 0; has no effect outside the training split.
       task_module: your own Python module with TASKS.
@@ -58,6 +60,7 @@ class CacheSource:
     targets: int | None = None
     window_tokens: int | None = None
     keep_tails: bool = False
+    across_shards: bool = True
     seed: int = 0
     epoch: int = 0
     task_module: str | None = None
@@ -136,7 +139,14 @@ class CacheSource:
             window = spec.objective.window_tokens(self._lengths)
         else:
             window = self.window_tokens or manifest.plan.row_tokens
-        return Windows(self.cache, manifest, self.split, window, self.keep_tails)
+        return Windows(
+            self.cache,
+            manifest,
+            self.split,
+            window,
+            self.keep_tails,
+            across_shards=self.across_shards,
+        )
 
 
 def grain_dataset(source: CacheSource) -> Any:

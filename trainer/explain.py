@@ -29,7 +29,7 @@ class Row:
       epoch: the epoch of the task, from 0.
       window: index of the window in the task's training split.
       key: key of the row's noise.
-      place: where the cache stores the window.
+      places: where the cache stores the window, in each of its shards.
       parts: the documents that the window's tokens belong to.
     """
 
@@ -37,7 +37,7 @@ class Row:
     epoch: int
     window: int
     key: np.uint64
-    place: Place
+    places: tuple[Place, ...]
     parts: tuple[Part, ...]
 
 
@@ -100,8 +100,8 @@ class Explanation:
         if number not in self._lineages:
             self._lineages[number] = Lineage(task.cache, task.manifest, "train")
         key = source.keys(np.array([epoch]), np.array([window]))[0]
-        place = source.maker.windows.where(window)
-        return Row(source.task, epoch, window, key, place, self._lineages[number].parts(place))
+        where = source.maker.windows.where(window)
+        return Row(source.task, epoch, window, key, where, self._lineages[number].parts(where))
 
     def sample(self, row: int) -> show.Sample:
         """Returns a row's text and the example made from it, for display."""
@@ -121,7 +121,7 @@ class Explanation:
         return show.Sample(
             f"Step {self.step:,}, row {row:,}",
             facts,
-            found.place,
+            found.places,
             found.parts,
             str(task.manifest.plan.corpus["spec"]),
             tokens_N,

@@ -13,7 +13,7 @@ import sys
 from tasks import registry
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.config import Config, fields
+from trainer.config import Config, fields, keep_order
 from trainer.config.help import HelpAction
 from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
@@ -197,7 +197,7 @@ def _configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Confi
     else:
         config, origins = build_config(arguments.preset, overrides, arguments.optimizer_preset)
     refuse_idle(config, origins)
-    return config, origins
+    return keep_order(config, origins), origins
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 
 from tasks.cache.manifest import LINEAGE_COLUMNS, CacheManifest, shard_file
 from tasks.cache.row_index import read_row_index
@@ -44,12 +45,21 @@ class Lineage:
         self._shards = manifest.splits[split]
         self._names = {file["name"] for file in manifest.plan.corpus.get("files", ())}
 
-    def parts(self, place: Place) -> tuple[Part, ...]:
-        """Returns the documents in a window, in order.
+    def parts(self, places: Sequence[Place]) -> tuple[Part, ...]:
+        """Returns the documents in a window, in order; `places` are the window's, in each shard.
 
         Raises:
           UserError: pyarrow is not installed, or the cache is damaged.
         """
+        begins = itertools.accumulate((place.tokens for place in places), initial=0)
+        return tuple(
+            dataclasses.replace(part, position=begin + part.position)
+            for begin, place in zip(begins, places, strict=False)
+            for part in self._parts(place)
+        )
+
+    def _parts(self, place: Place) -> list[Part]:
+        """Returns the documents in a window's part in one shard; positions count from there."""
         # All rows of a shard but the last are full, or rows are windows.
         width = self._plan.row_tokens
         rows_are_windows = self._plan.packing == "best_fit"
@@ -78,7 +88,7 @@ class Lineage:
                         whole=None if rows_are_windows and tokens == width else before + tokens,
                     )
                 )
-        return tuple(parts)
+        return parts
 
     def _path(self, kind: str, shard: int) -> str:
         count = self._plan.shards[self._split]

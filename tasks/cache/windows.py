@@ -1,9 +1,11 @@
 """Reads a cache as windows of tokens, with random access; verifies every record's checksum.
 
-With `concat` packing a shard is one stream of tokens, cut into windows of any length; training
-leaves out a shard's last window if it is shorter. With `best_fit` a window is a row.
+With `concat` packing the shards of a split, in their order, are one stream of tokens, cut into
+windows of any length; training leaves out the last window if it is shorter. With `best_fit` a
+window is a row.
 
-Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once).
+Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once), S
+shards.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tasks.cache import records
-from tasks.cache.manifest import CacheManifest, Shard, shard_file
+from tasks.cache.manifest import MANIFEST, PACKINGS, CacheManifest, Shard, shard_file
 from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -22,15 +24,15 @@ _LOCAL_BYTES = 50 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Location of a window in a cache.
+    """Location of a window, or of its part in one shard.
 
     Attributes:
       shard: index of the shard in its split.
       path: TFRecords of the shard.
       documents: lineage table of the shard.
-      row: row of the shard in which the window begins.
-      position: token of that row at which the window begins.
-      tokens: length of the window, which continues in the following rows; with best_fit the window
+      row: row of the shard in which the part begins.
+      position: token of that row at which the part begins.
+      tokens: length of the part, which continues in the following rows; with best_fit the window
         is the row.
     """
 
@@ -54,14 +56,16 @@ class Windows:
       manifest: manifest of the cache.
       split: "train", "validation", ….
       window_tokens: tokens of a window.
-      keep_tails: True to include a shard's unfinished last window, as in evaluation; False to leave
-        it out, as in training.
+      keep_tails: True to include the unfinished last window, as in evaluation; False to leave it
+        out, as in training.
+      across_shards: True for windows that run over the borders of shards; False for windows that
+        begin anew in each shard, each with an unfinished last window, as in version 1 of the order.
       local_dir: folder for copies of a remote cache; the system's temporary folder if None.
       local_bytes: largest total size of the copies; the least recently read are deleted.
 
     Raises:
-      UserError: the cache has no such split, it is packed best_fit into rows longer than a window,
-        or a shard of a remote cache is larger than `local_bytes`.
+      UserError: the cache has no such split, its manifest is damaged, it is packed best_fit into
+        rows longer than a window, or a shard of a remote cache is larger than `local_bytes`.
     """
 
     def __init__(
@@ -73,11 +77,14 @@ class Windows:
         keep_tails: bool = False,
         local_dir: str | None = None,
         local_bytes: int = _LOCAL_BYTES,
+        across_shards: bool = True,
     ):
         _keep_freed_memory()
         plan = manifest.plan
         if split not in manifest.splits:
             raise UserError(f"{folder} has no split {split}; it has {', '.join(manifest.splits)}")
+        if plan.packing not in PACKINGS:
+            raise _damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
         if plan.packing == "best_fit" and plan.row_tokens > window_tokens:
             raise UserError(
                 f"{folder} is packed best_fit into rows of {plan.row_tokens} tokens, and these "
@@ -93,18 +100,28 @@ class Windows:
         self._shards = Shards(self._files, local_dir, local_bytes)
         self._tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
-        # Rows are numbered through the whole split, like windows.
-        self._first_row = np.concatenate([[0], np.cumsum(rows)])
+        if self._row_tokens and (-(-self._tokens // self._row_tokens) != rows).any():
+            raise _damaged(folder, "the tokens of a shard do not fill its rows")
+        # Rows are numbered through the whole split, like windows. Windows are cut from a stream of
+        # tokens or, with best_fit, of rows; shards begin at `_borders` of it.
+        self._first_row = _starts(rows)
+        self._borders, self._width = _starts(self._tokens), window_tokens
         if self._row_tokens is None:
-            per_shard = rows
-        elif keep_tails:
-            per_shard = -(-self._tokens // window_tokens)
+            self._borders, self._width = self._first_row, 1
+        self._across_shards = across_shards
+        # Of the windows, the first that begins in each shard or after it, then their number.
+        if across_shards:
+            last = int(self._borders[-1]) + (self._width - 1 if keep_tails else 0)
+            self._first = np.minimum(-(-self._borders // self._width), last // self._width)
         else:
-            per_shard = self._tokens // window_tokens
-        self._first = np.concatenate([[0], np.cumsum(per_shard)])
+            lengths = np.diff(self._borders) + (self._width - 1 if keep_tails else 0)
+            self._first = _starts(lengths // self._width)
 
     def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
         records, index = (self._name(number, kind) for kind in ("tfrecord", "rows"))
+        for name in (records, index):
+            if name not in shard.files:
+                raise _damaged(self._folder, f"shard {number} of {self._split} lacks {name}")
         return ShardFiles(
             files.join(self._folder, records), files.join(self._folder, index),
             shard.files[records], shard.files[index], shard.rows,
@@ -115,6 +132,13 @@ class Windows:
 
     def __len__(self) -> int:
         return int(self._first[-1])
+
+    @property
+    def unread_tokens(self) -> int:
+        """Number of the split's tokens that are in no window."""
+        if self._row_tokens is None:
+            return 0
+        return max(0, int(self._tokens.sum()) - len(self) * self.window_tokens)
 
     @property
     def bytes(self) -> int:
@@ -140,43 +164,63 @@ class Windows:
         tokens_WN[np.arange(width) < lengths_W[:, None]] = tokens
         return tokens_WN, lengths_W
 
-    def where(self, index: int) -> Place:
-        """Returns the location of a window in the cache."""
+    def where(self, index: int) -> tuple[Place, ...]:
+        """Returns the location of a window in the cache: a place in each of its shards."""
         _, rows_P, skips_P, stops_P = self._parts(np.array([index]))
-        shard = int(np.searchsorted(self._first_row, rows_P[0], side="right")) - 1
-        row = int(rows_P[0] - self._first_row[shard])
-        if self._row_tokens is None:
-            with self._shards.reading(shard) as opened:
-                stops_P = np.minimum(stops_P, opened.tokens[row])
-        return Place(
-            shard, self._files[shard].records,
-            files.join(self._folder, self._name(shard, "documents")),
-            row, int(skips_P[0]), int((stops_P - skips_P).sum()),
-        )  # fmt: skip
+        shards_P = self._shards_of_rows(rows_P)
+        places = []
+        for shard in np.unique(shards_P).tolist():
+            parts = np.flatnonzero(shards_P == shard)
+            row = int(rows_P[parts[0]] - self._first_row[shard])
+            if self._row_tokens is None:
+                with self._shards.reading(shard) as opened:
+                    stops_P = np.minimum(stops_P, opened.tokens[row])
+            places.append(
+                Place(
+                    shard, self._files[shard].records,
+                    files.join(self._folder, self._name(shard, "documents")),
+                    row, int(skips_P[parts[0]]), int((stops_P - skips_P)[parts].sum()),
+                )
+            )  # fmt: skip
+        return tuple(places)
 
     def blocks(self, block_bytes: int) -> np.ndarray:
-        """Divides the windows into blocks: consecutive shards of at most `block_bytes` together.
+        """Divides the windows into blocks, those that begin in consecutive shards.
+
+        A block's shards, and those in which its last window continues, have at most `block_bytes`
+        together.
 
         Returns:
           int64 [blocks + 1], the first window of each block, then the number of windows; a block
           has at least one window.
 
         Raises:
-          UserError: a shard is larger than a block.
+          UserError: `block_bytes` is too small for the windows of one shard.
         """
-        firsts, size = [0], 0
-        for number, shard in enumerate(self._files):
-            if shard.bytes > block_bytes:
-                raise UserError(
-                    f"{shard.records} and its index have {shard.bytes:,} bytes, and a block may "
-                    f"have {block_bytes:,}: set --data.block_bytes to {shard.bytes} or more"
-                )
-            if size + shard.bytes > block_bytes:
-                firsts.append(int(self._first[number]))
-                size = 0
-            size += shard.bytes
+        if not len(self):
+            return np.zeros(1, np.int64)
+        begins_S1 = _starts(np.array([shard.bytes for shard in self._files]))
+        # Up to the end of each shard: the shards that the windows before it need, and their bytes.
+        _, ends_S = self._extents(np.maximum(self._first[1:] - 1, 0))
+        own_S = np.arange(self._count)
+        last_S = np.where(self._first[1:] > 0, self._shards_at(ends_S - 1), own_S)
+        needed_S = np.maximum(last_S, own_S) + 1
+        bytes_S = begins_S1[needed_S]
+        alone_S = bytes_S - begins_S1[:-1]
+        most = int(np.argmax(alone_S))
+        if alone_S[most] > block_bytes:
+            raise UserError(
+                f"the windows of {self._files[most].records} take {alone_S[most]:,} bytes of "
+                f"shards and indices, and a block may have {block_bytes:,}: set "
+                f"--data.block_bytes to {alone_S[most]} or more"
+            )
+        firsts, shard = [0], 0
+        while shard < self._count:
+            limit = begins_S1[shard] + block_bytes
+            shard = int(np.searchsorted(bytes_S, limit, side="right"))
+            firsts.append(int(self._first[shard]))
         # `unique` removes blocks without a window, whose shards have none.
-        return np.unique([*firsts, len(self)])
+        return np.unique(firsts)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Copies the shards of windows [first, last) in the background, in the order of the ranges;
@@ -188,9 +232,32 @@ class Windows:
         numbers: dict[int, None] = {}
         for first, last in ranges:
             if first < last:
-                begin, end = np.searchsorted(self._first, [first, last - 1], side="right") - 1
-                numbers.update(dict.fromkeys(range(int(begin), int(end) + 1)))
+                begins, ends = self._extents(np.array([first, last - 1]))
+                begin, end = self._shards_at(np.array([begins[0], ends[1] - 1])).tolist()
+                numbers.update(dict.fromkeys(range(begin, end + 1)))
         self._shards.prefetch(numbers)
+
+    def _extents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (begins, ends) of windows in the stream of tokens or rows, int64 [W] each."""
+        if self._across_shards:
+            begins_W, limits = indices_W * self._width, self._borders[-1]
+        else:
+            shards_W = np.searchsorted(self._first, indices_W, side="right") - 1
+            begins_W = (indices_W - self._first[shards_W]) * self._width + self._borders[shards_W]
+            limits = self._borders[shards_W + 1]
+        return begins_W, np.minimum(begins_W + self._width, limits)
+
+    def _shards_at(self, places: np.ndarray) -> np.ndarray:
+        """Returns the shards at places of the stream of tokens or rows."""
+        return np.searchsorted(self._borders, places, side="right") - 1
+
+    def _shards_of_rows(self, rows: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._first_row, rows, side="right") - 1
+
+    def _rows_at(self, places_W: np.ndarray) -> np.ndarray:
+        """Returns the rows at places of the stream of tokens."""
+        shards_W = self._shards_at(places_W)
+        return self._first_row[shards_W] + (places_W - self._borders[shards_W]) // self._row_tokens
 
     def _parts(self, indices_W: np.ndarray) -> tuple[np.ndarray, ...]:
         """Splits windows at the ends of rows.
@@ -199,21 +266,19 @@ class Windows:
           (windows, rows, skips, stops), int64 [P] each: a part is tokens [skip, stop) of a row of
           the split; with best_fit the row may end before `stop`.
         """
-        shards_W = np.searchsorted(self._first, indices_W, side="right") - 1
-        numbers_W = indices_W - self._first[shards_W]
+        begins_W, ends_W = self._extents(indices_W)
         if self._row_tokens is None:
-            rows_W = self._first_row[shards_W] + numbers_W
-            skips_W = np.zeros_like(rows_W)
-            return np.arange(len(rows_W)), rows_W, skips_W, skips_W + self.window_tokens
-        begins_W = numbers_W * self.window_tokens
-        ends_W = np.minimum(begins_W + self.window_tokens, self._tokens[shards_W])
-        rows_W = begins_W // self._row_tokens
-        parts_W = -(-ends_W // self._row_tokens) - rows_W
+            skips_W = np.zeros_like(begins_W)
+            return np.arange(len(begins_W)), begins_W, skips_W, skips_W + self.window_tokens
+        rows_W = self._rows_at(begins_W)
+        parts_W = self._rows_at(ends_W - 1) - rows_W + 1
         windows_P = np.repeat(np.arange(len(indices_W)), parts_W)
         rows_P = np.arange(len(windows_P)) - (np.cumsum(parts_W) - parts_W - rows_W)[windows_P]
-        skips_P = np.maximum(begins_W[windows_P] - rows_P * self._row_tokens, 0)
-        stops_P = np.minimum(ends_W[windows_P] - rows_P * self._row_tokens, self._row_tokens)
-        return windows_P, rows_P + self._first_row[shards_W][windows_P], skips_P, stops_P
+        shards_P = self._shards_of_rows(rows_P)
+        starts_P = self._borders[shards_P] + (rows_P - self._first_row[shards_P]) * self._row_tokens
+        skips_P = np.maximum(begins_W[windows_P] - starts_P, 0)
+        limits_P = np.minimum(ends_W[windows_P], self._borders[shards_P + 1])
+        return windows_P, rows_P, skips_P, np.minimum(limits_P - starts_P, self._row_tokens)
 
     def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Records, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
@@ -221,7 +286,7 @@ class Windows:
         Returns:
           (the rows, their numbers of tokens, int64 [R]).
         """
-        shards_R = np.searchsorted(self._first_row, rows_R, side="right") - 1
+        shards_R = self._shards_of_rows(rows_R)
         rows_R = rows_R - self._first_row[shards_R]
         runs = np.flatnonzero(
             (np.diff(rows_R, prepend=-2) != 1) | (np.diff(shards_R, prepend=-1) != 0)
@@ -270,6 +335,15 @@ class Windows:
             f"{self._files[shard].records} is corrupt in row {row}: {why}; delete the file and "
             "run pipeline.build again, which redoes that shard alone"
         )
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """Returns where consecutive stretches begin, and the end of the last, int64 [stretches + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _damaged(folder: str, why: str) -> UserError:
+    return UserError(f"{files.join(folder, MANIFEST)} is damaged ({why}): run pipeline.build again")
 
 
 def _keep_freed_memory() -> None:

@@ -31,7 +31,7 @@ class Sample:
     Attributes:
       title: heading of the window.
       facts: names and values, shown as they are.
-      place: where the window begins in the cache.
+      places: where the window is in the cache, in each of its shards.
       parts: parts of documents that the window consists of.
       corpus: the SPEC of the corpus.
       tokens: int32[N] tokens of the window.
@@ -41,7 +41,7 @@ class Sample:
 
     title: str
     facts: tuple[tuple[str, str], ...]
-    place: Place
+    places: tuple[Place, ...]
     parts: tuple[Part, ...]
     corpus: str
     tokens: np.ndarray
@@ -122,9 +122,12 @@ def _extent(part: Part) -> str:
     return f"tokens {part.first:,} to {end:,}{of}"
 
 
-def _location(place: Place) -> str:
-    """Describes the shard, row and position where a window begins."""
-    return f"{place.path.rpartition('/')[2]}, row {place.row:,}, from token {place.position:,}"
+def _location(places: Sequence[Place]) -> str:
+    """Describes the shards, rows and positions where a window is."""
+    return "; then ".join(
+        f"{place.path.rpartition('/')[2]}, row {place.row:,}, from token {place.position:,}"
+        for place in places
+    )
 
 
 def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
@@ -320,7 +323,7 @@ def _line(made: Sequence[Token], plain: bool):
 
 
 def _facts(sample: Sample) -> list[tuple[str, str]]:
-    return [*sample.facts, ("corpus", sample.corpus), ("place", _location(sample.place))]
+    return [*sample.facts, ("corpus", sample.corpus), ("place", _location(sample.places))]
 
 
 # ---- the page

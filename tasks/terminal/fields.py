@@ -22,8 +22,9 @@ def field(
     words: str,
     *,
     rule: Rule | None = None,
-    choices: Collection[str] = (),
+    choices: Collection[Any] = (),
     aliases: Iterable[str] = (),
+    unstored: Any = REQUIRED,
 ) -> Any:
     """Returns a dataclass field that carries its own help text.
 
@@ -32,15 +33,18 @@ def field(
         called for each instance.
       words: what the field does, with its unit; shown by --help and --print_config=words.
       rule: what a value other than None must be, enforced by `check`.
-      choices: the allowed values, where they are names; enforced by `check`. A table that grows
+      choices: the allowed values, where they can be listed; enforced by `check`. A table that grows
         later is read as it is then.
       aliases: former names of the field, which flags and stored configurations may still use.
+      unstored: the value of a stored configuration that lacks the field, as it was written before
+        there was one; the default if not given.
     """
     metadata = {
         "words": words,
         "rule": rule,
         "choices": choices,
         "aliases": tuple(aliases),
+        "unstored": unstored,
     }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)

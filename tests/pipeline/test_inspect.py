@@ -88,16 +88,21 @@ def test_windows_of_best_fit_are_their_documents(best_fit, documents):
 def test_windows_are_at_the_shard_and_row_shown(cache):
     from tasks.cache import records
 
-    for sample in shown(cache, SPANS, Lengths(64, 30), 40):
-        with open(sample.place.path, "rb") as file:
-            data = file.read()
-        rows, at = [], 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 8], "little") + records.FRAMING_BYTES
-            rows.append(records.decode_row(records.unframe(data[at : at + size])).targets)
-            at += size
-        tokens = np.concatenate(rows[sample.place.row :])[sample.place.position :]
-        assert np.array_equal(tokens[: len(sample.tokens)], sample.tokens)
+    shards = set()
+    for sample in shown(cache, SPANS, Lengths(64, 30), 1 << 30):
+        found = []
+        for place in sample.places:
+            with open(place.path, "rb") as file:
+                data = file.read()
+            rows, at = [], 0
+            while at < len(data):
+                size = int.from_bytes(data[at : at + 8], "little") + records.FRAMING_BYTES
+                rows.append(records.decode_row(records.unframe(data[at : at + size])).targets)
+                at += size
+            found.append(np.concatenate(rows[place.row :])[place.position :][: place.tokens])
+        assert np.array_equal(np.concatenate(found), sample.tokens)
+        shards.add(len(sample.places))
+    assert shards == {1, 2}
 
 
 def test_the_windows_are_those_of_a_run(cache):

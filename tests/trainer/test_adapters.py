@@ -25,15 +25,16 @@ DOCS = Path(__file__).parents[2] / "docs" / "adapters.md"
 
 @pytest.fixture(scope="module")
 def windows(text_cache):
-    """The windows of the training split, including the unfinished last ones."""
-    found = Windows(str(text_cache), CacheManifest.load(str(text_cache)), "train", WINDOW, True)
+    """The windows of the training split, cut as seqio cuts them."""
+    manifest = CacheManifest.load(str(text_cache))
+    found = Windows(str(text_cache), manifest, "train", WINDOW, True, across_shards=False)
     tokens_WN, lengths_W = found.read(np.arange(len(found)))
     return [tokens_N[:length] for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def source(text_cache):
-    return CacheSource(str(text_cache), keep_tails=True)
+    return CacheSource(str(text_cache), keep_tails=True, across_shards=False)
 
 
 def assert_equal(found, expected):

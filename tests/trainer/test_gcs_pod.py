@@ -145,8 +145,9 @@ def test_a_host_reads_the_shards_of_its_rows_alone(cache, together):
         # A batch is made while another waits to be taken.
         wanted = [
             {
-                "cache/" + windows.where(int(window)).path.rpartition("/")[2]
+                "cache/" + place.path.rpartition("/")[2]
                 for window in data.batches(host, HOSTS).places(step).windows
+                for place in windows.where(int(window))
             }
             for step in range(STEPS + 3)
         ]

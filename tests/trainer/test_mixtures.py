@@ -126,11 +126,17 @@ def test_tasks_that_cannot_be_mixed_are_rejected(text_cache, tmp_path):
 
 
 def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_path):
-    size = sum(path.stat().st_size for path in text_cache.glob("train.*-00000-*"))
+    # A block has room for a shard and the next, in which its last window ends.
+    size = sum(
+        path.stat().st_size
+        for shard in (1, 2)
+        for kind in ("tfrecord", "rows")
+        for path in text_cache.glob(f"train.{kind}-0000{shard}-*")
+    )
     run = run_of(text_cache, SPANS, "--data.shuffle=block", f"--data.block_bytes={size}")
     windows = run.data.sources[0].maker.windows
     count = len(windows)
-    order = BlockOrder(windows.blocks(size), noise.task_seed(run.config.seed, SPANS))
+    order = BlockOrder(windows.blocks(size), noise.task_seed(run.config.seed, SPANS), 2)
     expected = order(np.zeros(count, int), np.arange(count))
     assert np.array_equal(places(run, count // 8)[3], expected[: count // 8 * 8])
     everywhere = places(run_of(text_cache, SPANS), 1)[3]

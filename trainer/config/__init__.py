@@ -3,7 +3,7 @@
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.resuming import RESUMABLE_CHANGES, config_changes
+from trainer.config.resuming import RESUMABLE_CHANGES, config_changes, keep_order
 from trainer.config.run import (
     BEST_METRICS,
     CONFIG_FILE,
@@ -39,6 +39,7 @@ __all__ = [
     "ProcessesConfig",
     "VocabularyConfig",
     "config_changes",
+    "keep_order",
     "load_config",
     "save_config",
 ]

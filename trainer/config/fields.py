@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import Rejected
+from tasks.terminal.fields import REQUIRED, Rejected
 
 
 class RejectedField(UserError):
@@ -206,7 +206,7 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
 def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
-    Former names of fields are accepted.
+    Former names of fields are accepted, and fields that `value` lacks have their `unstored` value.
 
     Args:
       kind: the dataclass.
@@ -227,6 +227,9 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
             former = value.pop(alias, None)
             if former is not None:
                 value[field.name] = former
+        unstored = field.metadata.get("unstored", REQUIRED)
+        if unstored is not REQUIRED:
+            value.setdefault(field.name, unstored)
     unknown = set(value) - set(hints)
     if unknown:
         names = ", ".join(path + name for name in sorted(unknown))

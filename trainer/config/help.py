@@ -98,7 +98,7 @@ def _add_group(parser: argparse.ArgumentParser, group: str) -> None:
 def _add_field(group: Any, config: Config, path: str, value: Any) -> None:
     metadata = fields.metadata(config, path)
     former = [name for name, now in fields.former_names(config).items() if now == path]
-    names = ",".join(metadata.get("choices", ()))
+    names = ",".join(map(str, metadata.get("choices", ())))
     choices = f"{{{names}}}" if names else ""
     if len(choices) > _LONGEST_METAVAR:
         choices = "NAME"

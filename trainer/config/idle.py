@@ -31,6 +31,11 @@ _RULES = (
         "it goes with --data.shuffle=block",
     ),
     _Idle(
+        ("data.order",),
+        lambda config: config.task.startswith("seqio:"),
+        "seqio orders the rows of its tasks",
+    ),
+    _Idle(
         ("data.local_dir", "data.local_bytes"),
         lambda config: bool(config.cache_dir) and not files.is_remote(config.cache_dir),
         "--cache_dir is local, so nothing is copied",

@@ -1,15 +1,16 @@
 """Settings that may change between a checkpoint and the run that resumes it."""
 
 from tasks import mixture
+from tasks.storage import files
 from trainer.config import fields
 from trainer.config.idle import unread_fields
-from trainer.config.run import Config
+from trainer.config.run import CONFIG_FILE, Config
 
 # Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
 # change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.
 # `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
-# skipped stay skipped. Another mesh, number of microbatches, attention or choice of deterministic
-# kernels changes only the order of summation.
+# skipped stay skipped. Another mesh, attention or choice of deterministic kernels changes only the
+# order of summation, and so does another number of microbatches, except where `_parts_matter`.
 RESUMABLE_CHANGES = (
     "preset",
     "cache_dir",
@@ -37,6 +38,34 @@ RESUMABLE_CHANGES = (
 )
 
 
+# The field that a resumed run takes over, unless it is set on the command line.
+_ORDER = "data.order"
+
+
+def keep_order(config: Config, origins: dict[str, str]) -> Config:
+    """Returns `config` with the version of the order of data of the run in model_dir, if any.
+
+    Its origin is recorded. A version set on the command line stays, and is compared on resume.
+    """
+    path = files.join(config.model_dir, CONFIG_FILE)
+    if not config.model_dir or origins.get(_ORDER) == "command line" or not files.exists(path):
+        return config
+    stored = files.read_json(path)["config"].get("data", {}).get("order", 1)
+    if stored == config.data.order:
+        return config
+    origins[_ORDER] = "the run in model_dir"
+    return fields.replace(config, _ORDER, stored)
+
+
+def _parts_matter(config: Config) -> str:
+    """Returns why the number of microbatches changes more than the order of sums; "" if not."""
+    if config.model.dropout_rate > 0:
+        return "each part of the batch draws its own dropout"
+    if config.model.num_experts > 0:
+        return "tokens are routed to experts within a part of the batch"
+    return ""
+
+
 def config_changes(before: Config, now: Config, step: int) -> list[str]:
     """Returns one message per field that differs and determines the parameters up to `step`."""
     old = dict(fields.leaves(before))
@@ -46,6 +75,8 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
         for path, value in fields.leaves(now)
         if old.get(path) != value and path not in unread and not path.startswith(RESUMABLE_CHANGES)
     ]
+    if before.microbatches != now.microbatches and (why := _parts_matter(now)):
+        found.append(f"microbatches was {before.microbatches}, is {now.microbatches}, and {why}")
     schedules = [
         [entry for entry in mixture.parse_schedule(config.mixing.schedule) if entry[0] < step]
         for config in (before, now)

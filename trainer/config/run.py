@@ -30,6 +30,8 @@ from trainer.model.config import ModelConfig
 CONFIG_FILE = "config.json"
 
 _SHUFFLES = ("global", "block", "none")
+# Versions of the order of data, by `DataConfig.order`; new runs have the last.
+_ORDERS = (1, 2)
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
 # The metrics of `Evaluator` that can rank checkpoints; for accuracy, higher is better.
@@ -141,6 +143,14 @@ class DataConfig:
         "are permuted, and the windows within each, for a remote cache larger than the disk, none "
         "= the cache's order",
         choices=_SHUFFLES,
+    )
+    order: int = field(
+        _ORDERS[-1],
+        "version of the order of data, which a resumed run keeps; 2 = windows run over the borders "
+        "of shards, 1 = windows begin anew in each shard, whose last tokens are not read, as in "
+        "runs begun before version 2",
+        choices=_ORDERS,
+        unstored=1,
     )
     block_bytes: int = field(
         16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
@@ -344,7 +354,7 @@ class Config:
     init_from_state: bool = field(
         True,
         "take the optimizer state and the step of init_from as well, and with them the place in "
-        "the schedule and in the data; false = parameters only",
+        "the schedule and in the data, in this run's own order; false = parameters only",
     )
     on_nan: str = field(
         "stop",

@@ -65,8 +65,8 @@ class Source:
         if not len(self.maker.windows):
             raise UserError(
                 f"the training split of {self.task} has fewer than "
-                f"{self.maker.windows.window_tokens} tokens in every shard, not one window: use "
-                "more text or shorter lengths"
+                f"{self.maker.windows.window_tokens} tokens, not one window: use more text or "
+                "shorter lengths"
             )
 
     def keys(self, epochs_W: np.ndarray, windows_W: np.ndarray) -> np.ndarray:

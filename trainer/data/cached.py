@@ -169,6 +169,7 @@ class CachedData:
             keep_tails,
             reading.local_dir,
             reading.local_bytes,
+            across_shards=reading.order > 1,
         )
         return BatchMaker(windows, objective, self._converter, each.ids)
 
@@ -186,7 +187,7 @@ class CachedData:
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
         if reading.shuffle == "global":
-            return GlobalOrder(len(windows), seed)
+            return GlobalOrder(len(windows), seed, reading.order)
         if reading.shuffle == "none":
             return CacheOrder()
         copied = files.is_remote(self._config.cache_dir)
@@ -195,7 +196,7 @@ class CachedData:
                 f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
                 f"time, and --data.local_bytes is {reading.local_bytes}"
             )
-        return BlockOrder(windows.blocks(reading.block_bytes), seed)
+        return BlockOrder(windows.blocks(reading.block_bytes), seed, reading.order)
 
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
@@ -221,7 +222,7 @@ class CachedData:
         return self.batches(host, hosts).iterate(first_step, reading.threads, reading.prefetch)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns every window of the split by task, including the tails of shards.
+        """Returns every window of the split by task, including the unfinished last one.
 
         Raises:
           UserError: a task's cache has no such split, or no text in it.
@@ -252,6 +253,7 @@ class CachedData:
                 startup.task_line(source, self.lengths),
                 startup.sentinels_line(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
+                *startup.unread_lines(source, each.manifest, self._config.data.order),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]
             if len(self.tasks) > 1:

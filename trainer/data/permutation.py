@@ -11,19 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Rounds of grain's Feistel network. Source: grain's default for shuffling.
-_ROUNDS = 4
-# Ranks that are permuted together: those of 32 batches of 128.
-_STRETCH = 4096
-# Below this count a cipher of 16 bits has to be repeated more than 4 times on average, as most of
-# its results are out of range; grain's own function is called instead.
-_FEW = 1 << 14
+# Ranks that are permuted together: those of 128 batches of 128.
+_STRETCH = 1 << 14
+# The cipher's fewest bits. All numbers of so few bits are encrypted at once.
+_LEAST_BITS = 16
 
 
-def permuted(ranks_W: np.ndarray, count: int, seed: int) -> np.ndarray:
+def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndarray:
     """Returns the numbers at `ranks_W` in a permutation of 0 to `count` - 1, int64 [W].
 
-    The permutation is grain's, `index_shuffle(rank, count - 1, seed, rounds=4)`: a cipher with an
+    The permutation is grain's, `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an
     even number of bits, at least 16, is repeated until the result is below `count`. Here one pass
     of numpy permutes a stretch of ranks, which is cached, as ranks of a batch are neighbours.
 
@@ -31,6 +28,7 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int) -> np.ndarray:
       ranks_W: int64 [W], from 0 to `count` - 1.
       count: how many numbers are permuted.
       seed: 32 bits.
+      rounds: rounds of the cipher, an even number of 4 or more.
 
     Differences: grain 0.2.18 uses two bits too few where `count - 1` is 2**16, 2**18, …: one number
       then appears twice and another never.
@@ -39,71 +37,75 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int) -> np.ndarray:
     stretches_W = ranks_W // _STRETCH
     for stretch in np.unique(stretches_W).tolist():
         rows = stretches_W == stretch
-        numbers_W[rows] = _stretch(stretch, count, seed)[ranks_W[rows] - stretch * _STRETCH]
+        numbers_W[rows] = _stretch(stretch, count, seed, rounds)[ranks_W[rows] - stretch * _STRETCH]
     return numbers_W
 
 
-# 32 kB each; 256 serve a mixture of many tasks, in all threads.
+# 128 kB each; 256 serve a mixture of many tasks, in all threads.
 @functools.lru_cache(maxsize=256)
-def _stretch(number: int, count: int, seed: int) -> np.ndarray:
+def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
     """Returns the numbers at ranks from `number * _STRETCH` on, int64 [up to _STRETCH]."""
-    from grain.experimental import index_shuffle
-
     ranks = np.arange(number * _STRETCH, min((number + 1) * _STRETCH, count), dtype=np.uint64)
-    if count < _FEW:
-        return np.array(
-            [index_shuffle(rank, count - 1, seed, _ROUNDS) for rank in ranks.tolist()],
-            np.int64,
-        )
-    bits = max(16, (count - 1).bit_length() + 1 & ~1)
-    keys = _round_keys(seed)
-    numbers = _encrypted(ranks, bits // 2, keys)
-    while len(beyond := np.flatnonzero(numbers >= count)):
-        numbers[beyond] = _encrypted(numbers[beyond], bits // 2, keys)
+    bits = max(_LEAST_BITS, (count - 1).bit_length() + 1 & ~1)
+    keys = _round_keys(seed, rounds)
+    if bits == _LEAST_BITS:
+        every = _encrypted(np.arange(1 << bits, dtype=np.uint64), keys, bits).astype(np.int64)
+        # Where few numbers are in range, the cipher is repeated thousands of times: `ahead` takes
+        # the next 1, 2, 4, … steps at once, up to a number in range.
+        ahead = np.where(np.arange(1 << bits) < count, np.arange(1 << bits), every)
+        numbers = every[ranks]
+        while (numbers >= count).any():
+            numbers, ahead = ahead[numbers], ahead[ahead]
+        return numbers
+    numbers = _encrypted(ranks, keys, bits)
+    beyond = np.flatnonzero(numbers >= count)
+    while len(beyond):
+        numbers[beyond] = again = _encrypted(numbers[beyond], keys, bits)
+        beyond = beyond[again >= count]
     return numbers.astype(np.int64)
 
 
-def _encrypted(values: np.ndarray, word_bits: int, keys: list[int]) -> np.ndarray:
-    """Encrypts values by the Simon cipher, one round per key, with words of `word_bits` bits.
+def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
+    """Encrypts values of `bits` bits by the Simon cipher, one round per key.
 
     Source: Beaulieu et al. 2013, "The SIMON and SPECK families of lightweight block ciphers",
       section 3.2; grain `index_shuffle.cc`, simon_encrypt.
     """
-    mask = np.uint64((1 << word_bits) - 1)
-
-    def rotated(word: np.ndarray, bits: int) -> np.ndarray:
-        return word << np.uint64(bits) | word >> np.uint64(word_bits - bits)
-
-    left, right = values >> np.uint64(word_bits), values & mask
+    word_bits = bits // 2
+    # A word beside its copy, from which a shift takes the word rotated.
+    kind: type = np.uint32 if word_bits <= 16 else np.uint64
+    mask = kind((1 << word_bits) - 1)
+    high, low = (values >> np.uint64(word_bits)).astype(kind), values.astype(kind) & mask
+    by_1, by_2, by_8 = (kind(word_bits - bits) for bits in (1, 2, 8))
     for key in keys:
-        right_next = (
-            left ^ (rotated(right, 1) & rotated(right, 8)) ^ rotated(right, 2) ^ np.uint64(key)
-        )
-        left, right = right, right_next & mask
-    return left << np.uint64(word_bits) | right
+        twice = low | low << kind(word_bits)
+        mixed = (twice >> by_1 & twice >> by_8) ^ twice >> by_2 ^ kind(key & int(mask)) ^ high
+        high, low = low, mixed & mask
+    return high.astype(np.uint64) << np.uint64(word_bits) | low
 
 
 @functools.lru_cache(maxsize=256)
-def _round_keys(seed: int) -> list[int]:
+def _round_keys(seed: int, rounds: int) -> list[int]:
     """Returns the keys of the rounds, 32 bits each, from a seed of 32 bits.
 
-    Source: std::seed_seq::generate with one seed, ISO C++17 [rand.util.seedseq]; grain
-      `index_shuffle.cc`, generate_keys.
+    Source: std::seed_seq::generate with one seed, ISO C++17 [rand.util.seedseq], for 4 to 38 words;
+      grain `index_shuffle.cc`, generate_keys.
     """
-    words = [0x8B8B8B8B] * _ROUNDS
+    words = [0x8B8B8B8B] * rounds
+    gap = 3 if rounds >= 7 else (rounds - 1) // 2
+    near = (rounds - gap) // 2
 
     def change(step: int, mixed: int, end: int, join: Callable[[int, int], int]) -> None:
-        # With four words, the standard's p and q are 1 and 2.
-        for place, value in ((step + 1, mixed), (step + 2, end)):
-            words[place % 4] = join(words[place % 4], value) & 0xFFFFFFFF
-        words[step % 4] = end & 0xFFFFFFFF
+        for place, value in ((step + near, mixed), (step + near + gap, end)):
+            words[place % rounds] = join(words[place % rounds], value) & 0xFFFFFFFF
+        words[step] = end & 0xFFFFFFFF
 
-    for step in range(4):
-        value = words[step] ^ words[(step + 1) % 4] ^ words[step - 1]
+    for step in range(rounds):
+        value = words[step] ^ words[(step + near) % rounds] ^ words[step - 1]
         mixed = 1664525 * (value ^ value >> 27) & 0xFFFFFFFF
-        change(step, mixed, mixed + (1, 1 + seed, 2, 3)[step], operator.add)
-    for step in range(4):
-        value = words[step] + words[(step + 1) % 4] + words[step - 1] & 0xFFFFFFFF
+        change(step, mixed, mixed + (step or 1) + (seed if step == 1 else 0), operator.add)
+    for step in range(rounds):
+        value = words[step] + words[(step + near) % rounds] + words[step - 1] & 0xFFFFFFFF
         mixed = 1566083941 * (value ^ value >> 27) & 0xFFFFFFFF
         change(step, mixed, mixed - step & 0xFFFFFFFF, operator.xor)
     return words

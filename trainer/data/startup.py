@@ -11,6 +11,9 @@ from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 Line = tuple[str, str]
 
+# The share of unread tokens from which there is a warning.
+_MANY_UNREAD = 0.01
+
 
 def task_line(source: Source, lengths: Lengths) -> Line:
     """Describes the examples of a task."""
@@ -31,6 +34,21 @@ def cache_line(source: Source, folder: str, manifest: CacheManifest) -> Line:
     tokens, windows = manifest.total("train", "tokens"), len(source.maker.windows)
     text = f"{folder}: {tokens:,} tokens, {windows:,} windows, {manifest.plan.packing}"
     return "cache", text
+
+
+def unread_lines(source: Source, manifest: CacheManifest, order: int) -> list[Line]:
+    """Counts the tokens that no epoch reads, as a warning where they are many."""
+    unread, tokens = source.maker.windows.unread_tokens, manifest.total("train", "tokens")
+    if not unread:
+        return []
+    where, advice = "the unfinished last window", "use more text or shorter lengths"
+    if order == 1:
+        where += " of each shard"
+        advice = "a run in another --model_dir reads over the borders of shards"
+    text = f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: {where}"
+    if unread / tokens < _MANY_UNREAD:
+        return [("", text)]
+    return [("warning", f"{text}; {advice}")]
 
 
 def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]:

@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 import time
+import types
 import uuid
 
 import fsspec
@@ -89,10 +90,10 @@ def cache(tmp_path):
     return make(tmp_path / "cache")
 
 
-def expected(cache, length, keep_tails):
+def expected(cache, length, keep_tails, across_shards=True):
     """Returns all windows of a cache."""
     windows = []
-    for stream in cache.streams:
+    for stream in [np.concatenate(cache.streams)] if across_shards else cache.streams:
         cut = [stream[begin : begin + length] for begin in range(0, len(stream), length)]
         windows += cut if keep_tails else [window for window in cut if len(window) == length]
     return windows
@@ -113,13 +114,15 @@ def check(found, wanted, length):
     st.sampled_from([7, 100, 568]),
     st.one_of(st.sampled_from([1, 7, 100, 568, 1136]), st.integers(1, 4000)),
     st.booleans(),
+    st.booleans(),
     st.data(),
 )
-def test_windows_read_in_any_order_are_those_written(caches, rows, length, keep_tails, data):
+def test_windows_read_in_any_order_are_those_written(caches, rows, length, keep, across, data):
     cache = caches[rows]
-    windows = cache.windows(length, keep_tails=keep_tails)
-    all_windows = expected(cache, length, keep_tails)
+    windows = cache.windows(length, keep_tails=keep, across_shards=across)
+    all_windows = expected(cache, length, keep, across)
     assert len(windows) == len(all_windows)
+    assert windows.unread_tokens == sum(SIZES) - sum(map(len, all_windows))
     places = st.integers(0, max(0, len(all_windows) - 1))
     indices = data.draw(st.lists(places, max_size=30)) if all_windows else []
     check(windows.read(np.array(indices, np.int64)), [all_windows[i] for i in indices], length)
@@ -139,7 +142,7 @@ def test_rows_are_the_windows_of_best_fit(tmp_path):
     assert len({len(row) for row in rows}) > 1
     order = np.random.default_rng(0).permutation(len(windows))
     check(windows.read(order), [rows[i] for i in order], 80)
-    place = windows.where(len(rows) - 1)
+    (place,) = windows.where(len(rows) - 1)
     assert place.tokens == len(rows[-1])
     assert (place.position, place.row) == (0, int(index.shape[0]) - 1)
     with pytest.raises(UserError, match="row_tokens=63"):
@@ -152,27 +155,34 @@ def test_a_window_is_located_with_its_documents(caches, length):
 
     cache = caches[100]
     windows = cache.windows(length, keep_tails=True)
-    for index in range(0, len(windows), 7):
-        place = windows.where(index)
-        tokens = windows.read(np.array([index]))[0][0][: place.tokens]
-        begin = place.row * 100 + place.position
-        assert np.array_equal(cache.streams[place.shard][begin : begin + place.tokens], tokens)
-        assert place.path == cache.path("tfrecord", place.shard)
-        lineage = parquet.read_table(place.documents)
-        assert tuple(lineage.column_names) == LINEAGE_COLUMNS
-        begins = np.array(lineage["row"]) * 100 + np.array(lineage["position"])
-        document = np.searchsorted(begins, begin, side="right") - 1
-        assert lineage["id"][document].as_py() == f"{place.shard}-{document}"
-        assert begins[document] <= begin < begins[document] + lineage["tokens"][document].as_py()
-        assert place.tokens == min(length, len(cache.streams[place.shard]) - begin)
+    shards = []
+    for index in range(len(windows)):
+        tokens_WN, lengths_W = windows.read(np.array([index]))
+        read = []
+        for place in windows.where(index):
+            begin = place.row * 100 + place.position
+            read.append(cache.streams[place.shard][begin : begin + place.tokens])
+            assert place.path == cache.path("tfrecord", place.shard)
+            lineage = parquet.read_table(place.documents)
+            assert tuple(lineage.column_names) == LINEAGE_COLUMNS
+            begins = np.array(lineage["row"]) * 100 + np.array(lineage["position"])
+            document = np.searchsorted(begins, begin, side="right") - 1
+            assert lineage["id"][document].as_py() == f"{place.shard}-{document}"
+            end = begins[document] + lineage["tokens"][document].as_py()
+            assert begins[document] <= begin < end
+        assert np.concatenate(read).tolist() == tokens_WN[0, : int(lengths_W[0])].tolist()
+        shards.append(len(read))
+    # Some windows end in the next shard, one of them behind a shard shorter than itself.
+    assert max(shards) == (3 if length == 568 else 2)
 
 
 def test_shards_are_opened_only_when_read(cache):
     for name in os.listdir(cache.folder):
         os.unlink(os.path.join(cache.folder, name))
     windows = cache.windows(100)
-    assert len(windows) == 30 + 7 + 18
-    assert windows.where(31).row == 1
+    assert len(windows) == 55
+    assert [(place.shard, place.row, place.tokens) for place in windows.where(31)] == [(1, 1, 100)]
+    assert [(place.shard, place.row) for place in windows.where(37)] == [(2, 0), (4, 0)]
     assert windows.blocks(1 << 30).tolist() == [0, 55]
 
 
@@ -301,7 +311,7 @@ def test_threads_do_not_interfere(cache):
 @given(st.sampled_from([50, 900, 2500]), st.data())
 def test_blocks_are_as_many_whole_shards_as_fit(caches, length, data):
     cache = caches[7]
-    windows = cache.windows(length)
+    windows = cache.windows(length, across_shards=False)
     sizes = [shard.bytes for shard in windows._files]
     with pytest.raises(UserError, match=rf"data\.block_bytes to {max(sizes)} or more"):
         windows.blocks(max(sizes) - 1)
@@ -317,6 +327,34 @@ def test_blocks_are_as_many_whole_shards_as_fit(caches, length, data):
     assert blocks.dtype == np.int64
     # A block of shards without a window is none.
     assert blocks.tolist() == sorted({*expected, len(windows)})
+
+
+@given(st.sampled_from([50, 900, 2500]), st.data())
+def test_the_shards_that_a_block_reads_fit_into_it(caches, length, data):
+    cache = caches[7]
+    windows = cache.windows(length)
+    shards = [{place.shard for place in windows.where(index)} for index in range(len(windows))]
+
+    def size(first, last):
+        read = set().union(*shards[first:last])
+        # Those between are read or have no tokens.
+        between = range(min(read), max(read) + 1)
+        return sum(windows._files[shard].bytes for shard in between)
+
+    total = sum(shard.bytes for shard in windows._files)
+    block_bytes = data.draw(st.integers(1, total + 1))
+    try:
+        blocks = windows.blocks(block_bytes)
+    except UserError as error:
+        least = int(str(error).rpartition("set --data.block_bytes to ")[2].split()[0])
+        assert block_bytes < least
+        blocks = windows.blocks(block_bytes := least)
+    assert blocks.tolist() == sorted({0, *blocks.tolist(), len(windows)})
+    assert all(size(first, last) <= block_bytes for first, last in itertools.pairwise(blocks))
+    asked = []
+    windows._shards = types.SimpleNamespace(prefetch=lambda numbers: asked.extend(numbers))
+    windows.prefetch([(0, 1), (len(windows) - 1, len(windows))])
+    assert set(asked) >= shards[0] | shards[-1]
 
 
 @pytest.fixture
@@ -367,12 +405,12 @@ def test_a_remote_shard_is_copied_once_for_many_readers(remote, monkeypatch):
     assert {*remote.read} == {
         shard_file("train", kind, shard, COUNT)
         for kind in ("tfrecord", "rows")
-        for shard in (0, 1, 4)
+        for shard in (0, 1, 2, 4)
     }
     assert (
         copied(remote)[0]
         == sum(remote.read.values())
-        == sum(remote.sizes[shard] for shard in (0, 1, 4))
+        == sum(remote.sizes[shard] for shard in (0, 1, 2, 4))
     )
     assert len(list(remote.local.iterdir())) == 1
 
@@ -407,7 +445,7 @@ def test_copies_stay_in_local_dir_and_leave_the_temporary_folder(remote, monkeyp
     }
     assert list(remote.local.iterdir()) == [folder]
     assert not (folder / "of-another-cache").exists()
-    room = sum(remote.sizes[shard] for shard in (0, 1, 4))
+    room = sum(remote.sizes[shard] for shard in (0, 1, 2, 4))
     assert copied(remote)[0] == room
 
     # The room of the next process may be less.
@@ -423,7 +461,7 @@ def test_copies_stay_within_local_bytes_and_the_least_recently_read_is_deleted(r
     room = remote.sizes[0] + remote.sizes[1]
     windows = remote.windows(60, local_dir=str(remote.local), local_bytes=room)
     assert remote.sizes[4] > remote.sizes[1]
-    firsts = {0: 0, 1: 50, 4: 61}
+    firsts = {0: 0, 1: 50, 4: 62}
     for shard, left in ((0, {0}), (1, {0, 1}), (0, {0, 1}), (4, {4}), (1, {1, 4}), (0, {0, 1})):
         windows.read(np.array([firsts[shard]]))
         size, there = copied(remote)
@@ -495,7 +533,7 @@ def test_a_copy_matches_the_manifest_or_does_not_exist(remote, kind):
 def test_prefetched_shards_are_copied_before_they_are_read(remote):
     room = remote.sizes[0] + remote.sizes[1]
     windows = remote.windows(60, local_dir=str(remote.local), local_bytes=room)
-    windows.prefetch([(50, 61), (0, 50), (7, 7)])
+    windows.prefetch([(50, 61), (0, 50), (7, 7)])  # shards 1 and 0
     until = time.monotonic() + 20
     while copied(remote)[0] < room and time.monotonic() < until:
         time.sleep(0.01)
@@ -503,7 +541,7 @@ def test_prefetched_shards_are_copied_before_they_are_read(remote):
     windows.read(np.arange(61))
     assert dict(remote.read) == before
     # Shard 1 was read first and is used again by the hint, so that 0 makes room for 4.
-    windows.prefetch([(50, 61), (61, 62)])
+    windows.prefetch([(50, 61), (62, 63)])
     name = shard_file("train", "tfrecord", 4, COUNT)
     while name not in copied(remote)[1] and time.monotonic() < until:
         time.sleep(0.01)
@@ -517,11 +555,10 @@ def test_an_error_of_a_prefetch_is_raised_by_the_read(remote, caplog):
     url = files.join(remote.folder, shard_file("train", "tfrecord", 0, COUNT))
     remote.store.rm(url)
     windows.prefetch([(0, 61)])
-    name = shard_file("train", "tfrecord", 1, COUNT)
     until = time.monotonic() + 20
-    while name not in copied(remote)[1] and time.monotonic() < until:
+    while "00000-of-00005 was not copied ahead" not in caplog.text:
+        assert time.monotonic() < until
         time.sleep(0.01)
-    assert "00000-of-00005 was not copied ahead" in caplog.text
     with pytest.raises(UserError, match="is missing"):
         windows.read(np.array([0]))
 

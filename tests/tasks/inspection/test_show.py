@@ -252,7 +252,7 @@ def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):
     )
     place = Place(0, "train.tfrecord-00000-of-00001", "documents", 3, 7, size)
     return show.Sample(
-        "Window 1", (("task", "<b>&"),), place, parts, "json:<i>", made.window.tokens_L, made,
+        "Window 1", (("task", "<b>&"),), (place,), parts, "json:<i>", made.window.tokens_L, made,
         lengths,
     )  # fmt: skip
 
