@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
+from tasks.terminal.command_line import UserError
 from trainer import init_from
 from trainer.checkpoint import Checkpoints
+from trainer.description import Damaged
+from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.setup import Run
 
 
 class Beginning(Protocol):
-    """The state in which a run begins."""
+    """What a run begins with."""
 
     @property
     def step(self) -> int:
@@ -22,28 +26,77 @@ class Beginning(Protocol):
     def describe(self) -> str:
         """Returns what the run begins with, as in "resumes from checkpoint 1000"."""
 
+
+class Start(Beginning, Protocol):
+    """The beginning of a run that has no checkpoint of its own."""
+
     def state(self, program: Program) -> TrainState:
         """Returns the state, on the program's devices.
 
         Raises:
-          UserError: a checkpoint cannot be read.
+          UserError: --init_from cannot be read.
         """
 
 
-def resume_or_start(run: Run, checkpoints: Checkpoints) -> Beginning:
-    """Returns the newest of the run's own `checkpoints`; without any, what `start` returns.
+def begin(
+    run: Run, checkpoints: Checkpoints, program: Program
+) -> tuple[Beginning, TrainState | None]:
+    """Returns what the run begins with, and its state; None if training is finished.
+
+    A run that has checkpoints of its own resumes from the newest. If that is damaged,
+    `checkpoint.on_damage` says whether it is set aside and an older one taken. Training is not
+    finished while the evaluation of the last update is due.
 
     Raises:
-      UserError: the checkpoints are of a run with other settings, or see `start`.
+      UserError: the newest checkpoint is damaged, or of a run with other settings; or see `start`.
     """
     steps = checkpoints.steps()
+    processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
     if not steps:
-        return start(run)
-    checkpoints.check_resumable(steps[-1], run)
-    return _Resumed(checkpoints, steps[-1])
+        beginning = start(run)
+        return beginning, beginning.state(program)
+    newest = steps[-1]
+    try:
+        checkpoints.check_resumable(newest, run)
+        evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
+        if newest >= run.config.train_steps and evaluated:
+            return _Resumed(newest), None
+        return _Resumed(newest), checkpoints.restore(newest, program.abstract_state())
+    except Damaged as error:
+        sound = checkpoints.newest_sound(newest, run, program.abstract_state())
+        return _fall_back(run, checkpoints, program, error, sound)
 
 
-def start(run: Run) -> Beginning:
+def _fall_back(
+    run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
+) -> tuple[Beginning, TrainState]:
+    """Sets damaged checkpoints aside if the user wants that, and returns the newest sound one.
+
+    Raises:
+      UserError: the user does not want that, or there is no sound one; nothing is changed.
+    """
+    said = f"checkpoint {damage.path} is damaged ({damage.reason})"
+    if sound is None:
+        raise UserError(
+            f"{said}, and there is no sound one before it: bring back a copy of a checkpoint, or "
+            "start again in another --model_dir"
+        ) from damage
+    if run.config.checkpoint.on_damage == "stop":
+        raise UserError(
+            f"{said}: the newest sound one is checkpoint_{sound}; run with "
+            "--checkpoint.on_damage=fall_back to resume from it"
+        ) from damage
+    moved = checkpoints.set_aside(sound)
+    if processes.is_first():
+        print(
+            f"{said}: renamed to {' and '.join(moved)}; resuming from checkpoint_{sound}",
+            file=sys.stderr,
+        )
+    checkpoints.check_resumable(sound, run)
+    return _Resumed(sound), checkpoints.restore(sound, program.abstract_state())
+
+
+def start(run: Run) -> Start:
     """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
 
     Raises:
@@ -65,11 +118,7 @@ class _Fresh:
 
 @dataclass(frozen=True)
 class _Resumed:
-    checkpoints: Checkpoints
     step: int
 
     def describe(self) -> str:
         return f"resumes from checkpoint {self.step}"
-
-    def state(self, program: Program) -> TrainState:
-        return self.checkpoints.restore(self.step, program.abstract_state())

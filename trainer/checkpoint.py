@@ -2,20 +2,25 @@
 
 Each holds `state` (step, parameters, optimizer state and metrics not yet written; the step is also
 the position in the data) and `run` (configuration, fingerprints of the caches, SHA-256 of the
-vocabulary and the best checkpoint so far), which a resumed run is checked against.
+vocabulary and the best checkpoint so far), which a resumed run is checked against. `run` also holds
+the checksums of the arrays, which are compared whenever they are read.
 """
 
 import contextlib
 import dataclasses
 import errno
+import itertools
 import logging
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint.checkpoint_managers import (
     PolicyCheckpointInfo,
     PreservationContext,
@@ -24,15 +29,23 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import stores
+from trainer import description, stores
 from trainer.config import BEST_METRICS, CheckpointConfig, Config, config_changes, fields
-from trainer.engine import processes
+from trainer.description import CHECKSUMS, Damaged
+from trainer.engine import checksums, guard, processes
 from trainer.engine.step import TrainState
+from trainer.model.paths import named
 from trainer.setup import Run, vocabulary_sha256
 
 _PREFIX = "checkpoint"
 # The only one of config.BEST_METRICS of which higher values are better.
 _HIGHER_IS_BETTER = "accuracy"
+# Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
+# or file descriptors ran out.
+_NOT_DAMAGE = (
+    *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "ABORTED"),
+    *("RESOURCE_EXHAUSTED", "CANCELLED", "Permission denied", "Too many open files"),
+)
 
 
 class _Best(NamedTuple):
@@ -63,17 +76,16 @@ class Checkpoints:
         self._policy = policy or CheckpointConfig(keep=None)
         self._best: _Best | None = None
         self.evaluated = True
-        # For every error that it raises, Orbax also logs a traceback from another thread.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._warned = False
+        # For every error that it raises, Orbax also logs a traceback from another thread, and
+        # asyncio one for every array that was being read.
+        for logger in ("absl", "asyncio"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
+        sys.unraisablehook = _without_late_reads
         if files.is_remote(model_dir):
             stores.prepare(model_dir)
-        folder = (
-            model_dir
-            if files.is_remote(model_dir)
-            else os.path.abspath(files.local_path(model_dir))
-        )
         self._manager = ocp.CheckpointManager(
-            folder,
+            _orbax_path(model_dir),
             options=ocp.CheckpointManagerOptions(
                 step_prefix=_PREFIX,
                 preservation_policy=_Kept(self),
@@ -136,54 +148,81 @@ class Checkpoints:
           OSError: the disk filled up while a checkpoint was written.
         """
         self._check_room(state)
-        description = {
+        of_run = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
             "vocabulary_sha256": vocabulary_sha256(run.data),
             "best": self._best and self._best._asdict(),
             "evaluated": evaluated,
+            CHECKSUMS: checksums.of_state(state),
         }
         with self._naming_full_disk():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(description)
+                    state=ocp.args.StandardSave(state),
+                    run=ocp.args.JsonSave(description.sealed(of_run)),
                 ),
             )
+
+    def path(self, step: int) -> str:
+        """Returns the folder of the checkpoint at `step`."""
+        return files.join(self._model_dir, f"{_PREFIX}_{step}")
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state at `step` with the shapes, dtypes and shardings of `abstract`.
 
+        Every process must call this together; if one of them fails, all raise its error.
+
         Raises:
-          UserError: the checkpoint cannot be read.
+          Damaged: the checkpoint cannot be read, or an array is not what was saved.
+          UserError: the checkpoint holds other arrays, or its store cannot be reached.
         """
-        try:
-            return self._manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-            )["state"]
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            path = files.join(self._model_dir, f"{_PREFIX}_{step}")
-            raise UserError(
-                f"checkpoint {path} cannot be read: {error}; delete it to resume from the one "
-                "before"
-            ) from error
+        path = self.path(step)
+        with processes.failing_together():
+            stored = description.read(path).get(CHECKSUMS)
+            if stored is None:
+                state = self._read_unchecked(path, abstract)
+            else:
+                _check_arrays(path, stored, abstract)
+                state = _read(path, abstract)
+        if stored is not None:
+            description.compare(path, stored, checksums.of_state(state))
+        return state
+
+    def _read_unchecked(self, path: str, abstract: TrainState) -> TrainState:
+        """Returns the state of a checkpoint that was written without checksums."""
+        if processes.is_first() and not self._warned:
+            self._warned = True
+            print(
+                f"checkpoint {path} was written without checksums: damage to its arrays would not "
+                "be noticed",
+                file=sys.stderr,
+            )
+        if "guard/updates" in description.array_names(path):
+            return _read(path, abstract)
+        before: Any = guard.older(abstract.guard)
+        state: Any = _read(path, dataclasses.replace(abstract, guard=before))
+        return dataclasses.replace(
+            state, guard=guard.upgraded(state.guard, state.step, abstract.guard)
+        )
 
     def check_resumable(self, step: int, run: Run) -> None:
         """Checks that `run` continues the run that wrote the checkpoint, and recalls its best one.
 
         Raises:
+          Damaged: the description of the run in the checkpoint cannot be read.
           UserError: settings, caches or vocabulary differ; names the differences.
         """
-        try:
-            stored: dict[str, Any] = self._manager.restore(
-                step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
-            )["run"]
-        except KeyError as error:
-            raise UserError(
-                f"the checkpoints in {self._model_dir} were not written by this trainer, but "
-                "perhaps by T5X: resume with --engine=t5x, or start with "
-                f"--init_from={self._model_dir} in another --model_dir"
-            ) from error
+        path = self.path(step)
+        with processes.failing_together():
+            if _of_t5x(path):
+                raise UserError(
+                    f"the checkpoints in {self._model_dir} were not written by this trainer, but "
+                    "perhaps by T5X: resume with --engine=t5x, or start with "
+                    f"--init_from={self._model_dir} in another --model_dir"
+                )
+            stored = description.read(path)
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         now = run.data.fingerprints
@@ -204,6 +243,32 @@ class Checkpoints:
         best = stored.get("best")
         if best and best["metric"] == self._policy.best_metric:
             self._best = _Best(**best)
+
+    def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
+        """Returns the step of the newest undamaged checkpoint older than `before`, None if none."""
+        for step in reversed([step for step in self.steps() if step < before]):
+            try:
+                self.check_resumable(step, run)
+                self.restore(step, abstract)
+            except Damaged:
+                continue
+            return step
+        return None
+
+    def set_aside(self, after: int) -> list[str]:
+        """Renames the checkpoints newer than step `after`; returns their new names.
+
+        Nothing is deleted. Every process must call this together.
+        """
+        moved = []
+        with processes.failing_together():
+            for step in reversed([step for step in self.steps() if step > after]):
+                name = _free_name(self._model_dir, f"damaged_{_PREFIX}_{step}")
+                moved.append(name)
+                if processes.is_first():
+                    files.rename_folder(self.path(step), files.join(self._model_dir, name))
+        self._manager.reload()
+        return moved
 
     def close(self) -> None:
         """Waits until every checkpoint that was started is written, and frees resources."""
@@ -236,6 +301,85 @@ class Checkpoints:
                 code = errno.ENOSPC
                 raise OSError(code, os.strerror(code), self._model_dir) from error
             raise
+
+
+def _read(path: str, abstract: TrainState) -> TrainState:
+    """Reads the arrays of a checkpoint.
+
+    Orbax's handler is called without its checkpointer, in which the other processes would wait for
+    one that fails.
+
+    Raises:
+      Damaged: an array or a file cannot be read.
+      UserError: the checkpoint's store cannot be reached.
+    """
+    listed = description.array_names(path)
+    for name in named(abstract):
+        if name not in listed:
+            raise Damaged(path, f"state/_METADATA does not list {name}")
+    folder = epath.Path(_orbax_path(path)) / "state"
+    try:
+        return ocp.StandardCheckpointHandler().restore(
+            folder, args=ocp.args.StandardRestore(abstract)
+        )
+    except Exception as error:  # Orbax and TensorStore raise many kinds, also plain Exception.
+        causes = [error, *filter(None, (error.__cause__, error.__context__))]
+        text = " ".join(" ".join(map(str, causes)).split())
+        if isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError) or any(
+            part in text for part in _NOT_DAMAGE
+        ):
+            raise UserError(f"checkpoint {path} cannot be read now: {text[:300]}") from error
+        raise Damaged(path, _reason(path, text)) from error
+
+
+def _reason(path: str, text: str) -> str:
+    """Returns what an error of TensorStore says about an array and a file, without its details."""
+    array = re.search(r"""["']([\w.]+)/(?:\.zarray|zarr\.json|[\d.]+)?["']""", text)
+    below = re.escape(f"{files.local_path(path).rstrip('/')}/")
+    file = re.search(rf"""{below}([\w./-]*\w)["']""", text)
+    said = [array[1].replace(".", "/")] if array else []
+    said += [f"file {file[1]}"] if file else []
+    # Nothing else is read that has not been checked before.
+    said = said or ["state/array_metadatas or state/_sharding"]
+    return f"{' in '.join(said)} cannot be read"
+
+
+def _without_late_reads(unraisable: Any) -> None:
+    """Prints an error that cannot be raised, unless it is that of a read which nobody waits for.
+
+    Such reads and writes are left when one fails: Orbax has closed their event loop by then.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _orbax_path(path: str) -> str:
+    return path if files.is_remote(path) else os.path.abspath(files.local_path(path))
+
+
+def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> None:
+    """Rejects a checkpoint of another model, which is not a damaged one."""
+    wanted = {name: checksums.kind_of(leaf) for name, leaf in named(abstract).items()}
+    kept = {name: checksums.kind(checksum) for name, checksum in stored.items()}
+    for name in [*wanted, *kept]:
+        if wanted.get(name) != kept.get(name):
+            raise UserError(
+                f"checkpoint {path} is of another model or optimizer: it has "
+                f"{kept.get(name, 'no')} {name}, this run has {wanted.get(name, 'none')}"
+            )
+
+
+def _of_t5x(path: str) -> bool:
+    """Returns whether a checkpoint has no description because another program wrote it."""
+    return not files.exists(files.join(path, "run")) and not any(
+        name.startswith("params/") for name in description.array_names(path)
+    )
+
+
+def _free_name(folder: str, name: str) -> str:
+    taken = files.list_names(folder)
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
 
 
 def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:

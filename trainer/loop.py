@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
+from tasks.storage import files, lock
 from tasks.terminal import progress
-from trainer.beginning import resume_or_start
+from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine import processes
@@ -38,25 +41,40 @@ def train(run: Run, origins: dict[str, str]) -> int:
       The exit code: 0 when finished, EXIT_PREEMPTED after SIGTERM with the state saved.
 
     Raises:
-      UserError: the run in model_dir has other settings, or the guard rejected an update.
+      UserError: another run is writing to model_dir, the run in it has other settings, or the
+        guard rejected an update.
     """
+    with _locked(run.config.model_dir) as check_lock:
+        return _train(run, origins, check_lock)
+
+
+@contextlib.contextmanager
+def _locked(model_dir: str) -> Iterator[Callable[[], None]]:
+    """Locks model_dir for all processes of a run; yields a function that checks the lock."""
+    if not processes.is_first():
+        yield lambda: None
+        return
+    files.make_folder(model_dir)
+    with lock.held(model_dir, "run", "--model_dir") as held:
+        yield held.check
+
+
+def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) -> int:
     config, last = run.config, run.config.train_steps
+    processes.check_shared(config.model_dir)
     checkpoints = Checkpoints(config.model_dir, config.checkpoint)
-    beginning = resume_or_start(run, checkpoints)
-    evaluated = checkpoints.evaluated or not config.evaluation.every_steps
-    if beginning.step >= last and evaluated:
+    program = Program(run)
+    beginning, state = begin(run, checkpoints, program)
+    if state is None:
         print(f"training is finished: checkpoint of step {beginning.step} in {config.model_dir}")
         checkpoints.close()
         return 0
+    evaluated = checkpoints.evaluated or not config.evaluation.every_steps
     writer = MetricsWriter(config, beginning.step, processes.is_first(), evaluated)
     if processes.is_first():
         save_config(config, origins)
         changes = save_software(config.model_dir)
-
-    program = Program(run)
-    if processes.is_first():
         print(startup_text(run, program, beginning, changes), flush=True)
-    state = beginning.state(program)
     batches = run.data.training(beginning.step, *program.host_part)
     evaluator = None
     if config.evaluation.every_steps:
@@ -104,6 +122,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
                 with reports.speed.blocking():
                     # First the metrics: a checkpoint says that those of its steps are written.
                     writer.flush()
+                    check_lock()
                     checkpoints.save(step, state, run, evaluated)
             bar.update(step, reports.note)
             if stopping:

@@ -6,6 +6,11 @@
         --cache_dir=DIR
 """
 
+from tasks.terminal import interrupt
+
+if __name__ == "__main__":
+    interrupt.end_at_once("python -m trainer.pretrain")  # also while the rest is imported
+
 import argparse
 import itertools
 import sys

@@ -15,11 +15,8 @@ replaced, existing shards are renamed to the new number of shards, and the build
 
 import contextlib
 import dataclasses
-import fcntl
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -37,7 +34,7 @@ from tasks.cache.manifest import (
     shard_file,
 )
 from tasks.reading import sources
-from tasks.storage import files
+from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY, Vocabulary
 
@@ -54,8 +51,8 @@ ShardKey = tuple[str, int]
 def claim(folder: str) -> Iterator[None]:
     """Creates and locks the folder, and deletes files that killed builds left partly written.
 
-    The lock is advisory and holds on this machine only. Two builds of one plan on different
-    machines, or in a remote folder, write equal bytes atomically; at worst, work is done twice.
+    A remote folder is not locked: two builds of one plan write equal bytes atomically; at worst,
+    work is done twice.
 
     Raises:
       UserError: another build has locked the folder.
@@ -65,21 +62,9 @@ def claim(folder: str) -> Iterator[None]:
     if files.is_remote(folder):
         yield
         return
-    path = files.local_path(folder)
-    with tempfile.TemporaryFile(dir=path, prefix=files.PARTIAL):
-        pass  # fails now, rather than at the first shard, if the folder cannot be written
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another build is writing {folder}: wait for it, or choose another --cache_dir"
-            ) from error
+    with lock.held(folder, "build", "--cache_dir"):
         files.remove_partial(folder)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def planned(folder: str) -> Plan | None:

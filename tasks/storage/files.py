@@ -360,6 +360,26 @@ def rename(source: str, target: str) -> None:
     remove(source)
 
 
+def rename_folder(source: str, target: str) -> None:
+    """Renames a folder to a name that is free; in a store, copies it and then deletes the old one.
+
+    A copy in a store that is interrupted leaves the old folder as it was.
+    """
+    if not is_remote(source):
+        os.rename(local_path(source), local_path(target))
+        return
+    inside = filesystem(target)[1]
+
+    def copy_all(fs: Any, inner: str) -> list[str]:
+        names = [name for name in fs.find(inner) if not name.endswith("/")]
+        for name in names:
+            fs.cp_file(name, inside + name.removeprefix(inner))
+        return names
+
+    on_store(source, copy_all)
+    on_store(source, lambda fs, inner: fs.rm(inner, recursive=True))
+
+
 def read_bytes(path: str) -> bytes:
     """Returns a file's bytes."""
     if is_remote(path):

@@ -1,15 +1,22 @@
 """Checkpoints: which are kept, what they hold, and the checks when a run resumes."""
 
+import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
+from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
-from trainer.config import CheckpointConfig
-from trainer.engine.guard import new_guard
+from trainer.config import CheckpointConfig, fields
+from trainer.description import Damaged, sealed
+from trainer.engine.guard import new_guard, older
 from trainer.engine.step import TrainState
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -89,7 +96,165 @@ def test_another_vocabulary_is_rejected(text_cache, tmp_path):
     stored = json.loads(file.read_text())
     known = run.data.tasks[0].manifest.plan.vocabulary.sha256
     assert stored["vocabulary_sha256"] == known
-    file.write_text(json.dumps({**stored, "vocabulary_sha256": "0" * 64}))
+    del stored["sha256"]
+    file.write_text(json.dumps(sealed({**stored, "vocabulary_sha256": "0" * 64})))
     with pytest.raises(UserError, match="the vocabulary has changed"):
         checkpoints.check_resumable(1, run)
     checkpoints.close()
+
+
+def abstract_of(state):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), state
+    )
+
+
+def state_of(step):
+    numbers = np.random.default_rng(step).normal(size=(64, 48)).astype(np.float32)
+    params = {"w": jnp.asarray(numbers), "b": jnp.asarray(numbers[0], jnp.bfloat16)}
+    return dataclasses.replace(STATE, step=jnp.int32(step), params=params)
+
+
+ABSTRACT = abstract_of(state_of(0))
+PROGRAM = SimpleNamespace(abstract_state=lambda: ABSTRACT)
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    """A model directory with checkpoints of steps 1, 2 and 3."""
+    folder = tmp_path / "model"
+    checkpoints = Checkpoints(str(folder))
+    for step in (1, 2, 3):
+        checkpoints.save(step, state_of(step), run_of(folder))
+    checkpoints.close()
+    return folder
+
+
+def equal(one, other):
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in leaves)
+
+
+def damages(data):
+    """Yields (kind, content); None stands for a deleted file."""
+    yield from (("gone", None), ("empty", b""), ("cut", data[: len(data) // 2]))
+    yield "zeroed", bytes(len(data))
+    generator = np.random.default_rng(len(data))
+    for bit in generator.integers(0, 8 * len(data), 4) if data else ():
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit}", bytes(flipped)
+
+
+def test_damage_to_any_file_is_noticed_or_harmless(model_dir, capfd):
+    folder = model_dir / "checkpoint_3"
+    checkpoints = Checkpoints(str(model_dir), writable=False)
+    noticed, messages = set(), []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        for kind, content in damages(data):
+            path.unlink()
+            if content is not None:
+                path.write_bytes(content)
+            try:
+                checkpoints.check_resumable(3, run_of(model_dir))
+                restored = checkpoints.restore(3, ABSTRACT)
+                assert equal(restored, state_of(3)), (path, kind)
+            except Damaged as error:
+                messages.append(str(error))
+                noticed.add(str(path.relative_to(folder)).partition("/d/")[0])
+            path.write_bytes(data)
+    checkpoints.close()
+    assert all(str(folder) in text and len(text.splitlines()) == 1 for text in messages)
+    assert noticed >= {"run/metadata", "state/_METADATA", "state/manifest.ocdbt", "state"}
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err
+
+
+def test_arrays_of_another_checkpoint_are_noticed(model_dir):
+    shutil.rmtree(model_dir / "checkpoint_3" / "state")
+    shutil.copytree(model_dir / "checkpoint_2" / "state", model_dir / "checkpoint_3" / "state")
+    checkpoints = Checkpoints(str(model_dir), writable=False)
+    with pytest.raises(Damaged, match=r"step is not what was saved, and 2 more arrays"):
+        checkpoints.restore(3, ABSTRACT)
+    checkpoints.close()
+
+
+def test_another_model_is_not_damage(model_dir):
+    checkpoints = Checkpoints(str(model_dir), writable=False)
+    other = {"w": jnp.zeros((64, 49)), "b": ABSTRACT.params["b"]}
+    with pytest.raises(UserError, match=r"another model.*float32\[64,48\] params/w") as raised:
+        checkpoints.restore(3, dataclasses.replace(ABSTRACT, params=other))
+    assert not isinstance(raised.value, Damaged)
+    checkpoints.close()
+
+
+def begun(model_dir, on_damage):
+    config = fields.replace(run_of(model_dir).config, "checkpoint.on_damage", on_damage)
+    run = SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}))
+    checkpoints = Checkpoints(str(model_dir), config.checkpoint)
+    try:
+        beginning, state = begin(run, checkpoints, PROGRAM)
+        checkpoints.save(beginning.step + 1, state_of(beginning.step + 1), run)
+        return beginning.step, state
+    finally:
+        checkpoints.close()
+
+
+@pytest.mark.parametrize("file", ["run/metadata", "state/manifest.ocdbt"])
+def test_the_newest_sound_one_is_offered_and_taken(model_dir, capsys, file):
+    (model_dir / "checkpoint_3" / file).write_bytes(b"")
+    before = sorted(path.name for path in model_dir.iterdir())
+    with pytest.raises(UserError, match=r"checkpoint_3 is damaged .* checkpoint_2; run with"):
+        begun(model_dir, "stop")
+    assert sorted(path.name for path in model_dir.iterdir()) == before
+
+    step, state = begun(model_dir, "fall_back")
+    assert step == 2
+    assert equal(state, state_of(2))
+    assert "renamed to damaged_checkpoint_3" in capsys.readouterr().err
+    assert (model_dir / "damaged_checkpoint_3" / file).exists()
+    # The same command again goes on where the run is.
+    step, state = begun(model_dir, "fall_back")
+    assert step == 3
+    assert equal(state, state_of(3))
+    # A second damage of the same step does not replace the first.
+    (model_dir / "checkpoint_4" / file).write_bytes(b"")
+    (model_dir / "checkpoint_3" / file).write_bytes(b"")
+    assert begun(model_dir, "fall_back")[0] == 2
+    assert (model_dir / "damaged_checkpoint_3_2").exists()
+
+
+def test_nothing_is_renamed_without_a_sound_checkpoint(model_dir):
+    for step in (1, 2, 3):
+        (model_dir / f"checkpoint_{step}" / "run" / "metadata").unlink()
+    for on_damage in ("stop", "fall_back"):
+        with pytest.raises(UserError, match="there is no sound one before it"):
+            begun(model_dir, on_damage)
+    assert (model_dir / "checkpoint_3").exists()
+
+
+def test_checkpoints_of_earlier_versions_are_read(tmp_path, capsys):
+    state = dataclasses.replace(state_of(150), guard=new_guard().replace(mean_loss=jnp.float32(2)))
+    manager = ocp.CheckpointManager(
+        tmp_path, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint")
+    )
+    description = {"config": {}, "cache_fingerprints": {}}
+    for step, mean_loss in ((150, 2.0), (151, 0.0)):
+        guard = older(state.guard.replace(mean_loss=jnp.float32(mean_loss)))
+        manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state.replace(guard=guard)),
+                run=ocp.args.JsonSave(description),
+            ),
+        )
+    manager.close()
+    checkpoints = Checkpoints(str(tmp_path), writable=False)
+    restored = checkpoints.restore(150, ABSTRACT)
+    assert equal(restored, state.replace(guard=state.guard.replace(updates=jnp.int32(150))))
+    # A guard with a mean of 0 has seen nothing: it came with --init_from.
+    assert int(checkpoints.restore(151, ABSTRACT).guard.updates) == 0
+    checkpoints.close()
+    assert capsys.readouterr().err.count("written without checksums") == 1

@@ -34,6 +34,7 @@ _SHUFFLES = ("global", "block", "none")
 _ORDERS = (1, 2)
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
+_ON_DAMAGE = ("stop", "fall_back")
 # The metrics of `Evaluator` that can rank checkpoints; for accuracy, higher is better.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
@@ -207,6 +208,13 @@ class CheckpointConfig:
         "also keep the checkpoint with the best validation value of this metric; an evaluation "
         "that improves on all before it is followed by a checkpoint",
         choices=BEST_METRICS,
+    )
+    on_damage: str = field(
+        "stop",
+        "what to do if the newest checkpoint is damaged; stop = name the newest sound one and end, "
+        "fall_back = rename the damaged one to damaged_checkpoint_STEP and resume from the newest "
+        "sound one",
+        choices=_ON_DAMAGE,
     )
 
     def __post_init__(self) -> None:

@@ -16,9 +16,9 @@ from trainer.model.paths import path_name
 # Values of `Guard.cause` that are not the index of a gradient.
 NONE, SPIKE = -1, -2
 
-# Steps over which the running mean of the loss averages, roughly. Until that many steps have been
-# made, no loss counts as a spike.
-_MEMORY_STEPS = 100
+# Updates over which the running mean of the loss averages, roughly. Until the guard has seen that
+# many, no loss counts as a spike.
+_MEMORY = 100
 
 State = TypeVar("State")
 
@@ -33,8 +33,20 @@ class Guard:
         are applied.
       skipped: int32 scalar, number of updates skipped since step 0.
       mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
-        for the first `_MEMORY_STEPS`, an exponential moving average from then on.
+        for the first `_MEMORY`, an exponential moving average from then on.
+      updates: int32 scalar, number of updates in that mean. It is not the step: a run that starts
+        from another's checkpoint has its step but a new guard, and skipped updates count as steps.
     """
+
+    cause: jax.Array
+    skipped: jax.Array
+    mean_loss: jax.Array
+    updates: jax.Array
+
+
+@flax.struct.dataclass
+class OlderGuard:
+    """The guard in checkpoints of earlier versions, which did not count its updates."""
 
     cause: jax.Array
     skipped: jax.Array
@@ -42,8 +54,27 @@ class Guard:
 
 
 def new_guard() -> Guard:
-    """Returns the guard of step 0."""
-    return Guard(jnp.int32(NONE), jnp.int32(0), jnp.float32(0))
+    """Returns the guard of a run that has made no update."""
+    return Guard(jnp.int32(NONE), jnp.int32(0), jnp.float32(0), jnp.int32(0))
+
+
+def older(guard: Guard) -> OlderGuard:
+    """Returns the part of a guard, abstract or not, that checkpoints of earlier versions hold."""
+    return OlderGuard(guard.cause, guard.skipped, guard.mean_loss)
+
+
+def upgraded(guard: OlderGuard, step: jax.Array, like: Guard) -> Guard:
+    """Returns the guard of an older checkpoint at `step`, with the shardings of `like`.
+
+    A mean of 0 is that of a guard which has not seen an update.
+    """
+
+    def fill(guard: OlderGuard, step: jax.Array) -> Guard:
+        updates = jnp.where(guard.mean_loss == 0, 0, step - guard.skipped)
+        return Guard(guard.cause, guard.skipped, guard.mean_loss, updates.astype(jnp.int32))
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(fill, out_shardings=shardings)(guard, step)
 
 
 def checked(
@@ -76,17 +107,19 @@ def checked(
     bad = first_nonfinite({"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]})
     spike = jnp.asarray(False)
     if config.spike_factor is not None:
-        spike = (step >= _MEMORY_STEPS) & (mean_loss > config.spike_factor * guard.mean_loss)
+        spike = (guard.updates >= _MEMORY) & (mean_loss > config.spike_factor * guard.mean_loss)
     cause = jnp.where(bad >= 0, bad, jnp.where(spike, SPIKE, NONE)).astype(jnp.int32)
     stops = config.on_nan == "stop"
     if stops:
         cause = jnp.where(guard.cause != NONE, guard.cause, cause)
     rejected = cause != NONE
-    weight = 1.0 / jnp.minimum(step + 1, _MEMORY_STEPS)
+    weight = 1.0 / jnp.minimum(guard.updates + 1, _MEMORY)
     kept = dataclasses.replace(
         after,  # type: ignore[type-var]
         guard=dataclasses.replace(
-            guard, mean_loss=guard.mean_loss + weight * (mean_loss - guard.mean_loss)
+            guard,
+            mean_loss=guard.mean_loss + weight * (mean_loss - guard.mean_loss),
+            updates=guard.updates + 1,
         ),
     )
     kept = jax.tree.map(lambda old, new: jnp.where(rejected, old, new), before, kept)

@@ -17,11 +17,14 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
+from trainer.description import Damaged
 
 # Exit code of a process that lost another one: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76
@@ -30,6 +33,11 @@ EXIT_LOST = 76
 _START_SECONDS = 300
 # Time that a process waits, after another one ended with an error, for the same error of its own.
 _GRACE_SECONDS = 2
+# Time for a file that process 0 wrote to appear on the other hosts: network file systems cache
+# what a folder holds for up to a minute.
+_SHARED_SECONDS = 60
+# Bytes of an error that are passed to the other processes.
+_TEXT_BYTES = 1024
 # Keys of the coordinator's key-value store; a process is alive while its value changes.
 _FOLDER = "palimpsest/alive/"
 _DONE, _ENDED = "done", "ended: "
@@ -62,6 +70,93 @@ def stop_agreed(times: int, received: bool) -> bool:
     return multihost_utils.reached_preemption_sync_point(times)
 
 
+def gathered(text: str) -> list[str]:
+    """Returns the text of every process, in order; every process must call this together.
+
+    Texts are cut at `_TEXT_BYTES` of UTF-8.
+    """
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() == 1:
+        return [text]
+    row = np.zeros(_TEXT_BYTES, np.uint8)
+    data = text.encode()[:_TEXT_BYTES]
+    row[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(row))
+    return [bytes(one).rstrip(b"\0").decode(errors="ignore") for one in rows]
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+    """Raises, in every process, the UserError that any process raises in the block.
+
+    Without this, the processes that succeed would wait for the one that failed. Every process must
+    enter the block together, and the block must not wait for other processes.
+    """
+    error: UserError | None = None
+    try:
+        yield
+    except UserError as raised:
+        error = raised
+    said = ""
+    if isinstance(error, Damaged):
+        said = f"{error.path}\n{error.reason}"
+    elif error:
+        said = f"\n{' '.join(str(error).split())}"
+    first = next(filter(None, gathered(said)), None)
+    if error and first == said:
+        raise error
+    if first:
+        path, _, text = first.partition("\n")
+        raise Damaged(path, text) if path else UserError(text)
+
+
+def check_shared(folder: str) -> None:
+    """Checks that every process sees what process 0 writes into a folder.
+
+    Raises:
+      UserError: in every process, if one of them does not.
+    """
+    import jax
+
+    if jax.process_count() == 1:
+        return
+    name = gathered(f".shared-{uuid.uuid4().hex}")[0]
+    path = files.join(folder, name)
+    with failing_together():
+        if is_first():
+            files.write_bytes(path, b"")
+    end = time.monotonic() + _SHARED_SECONDS
+    while not (seen := files.exists(path)) and time.monotonic() < end:
+        time.sleep(0.5)
+    blind = list(filter(None, gathered("" if seen else socket.gethostname())))
+    if is_first():
+        files.remove(path)
+    if blind:
+        raise UserError(
+            f"--model_dir={folder} is not shared: the process on {blind[0]} does not see what "
+            "process 0 wrote there; give a folder on a network file system, or a gs:// URL, that "
+            "every host sees"
+        )
+
+
+def check_equal(what: str, text: str) -> None:
+    """Checks that every process sees the same, such as the same list of checkpoints.
+
+    Raises:
+      UserError: in every process, if they differ.
+    """
+    texts = gathered(text)
+    for index, other in enumerate(texts):
+        if other != texts[0]:
+            raise UserError(
+                f"{what}: process 0 sees {texts[0] or 'none'}, process {index} {other or 'none'}; "
+                "run the same command on every host again, and see that all use the same storage"
+            )
+
+
 @contextlib.contextmanager
 def joined(config: ProcessesConfig) -> Iterator[None]:
     """Joins this process to the others for the duration of the block, if so configured.
@@ -76,6 +171,9 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
     if config.coordinator is None:
         yield
         return
+    # Ctrl-C has to be told to the other processes first.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _initialise(config)
     import jax
 

@@ -13,9 +13,10 @@ Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer import description
+from trainer.engine import checksums
 from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -33,6 +36,8 @@ _FIRST_VERSION_WITH_BFLOAT16 = 3
 _OLDEST_VERSION = 2
 # Reading any part of a chunk decodes all of it. The cache lets the layers of a stack share chunks.
 _CACHE_BYTES = 1 << 30
+# Bytes read at a time of a tensor that is only compared with its checksum.
+_PIECE_BYTES = 256 << 20
 # Where chunks of zeros are stored too, a missing chunk is data loss and must not be read as zeros.
 _NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
@@ -94,7 +99,7 @@ def load(path: str) -> Checkpoint:
     try:
         orbax = files.exists(files.join(folder, _METADATA))
         tensors = _orbax_tensors(folder) if orbax else _msgpack_tensors(folder)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
         raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
 
     def inside(prefix: str) -> dict[str, Tensor]:
@@ -115,9 +120,43 @@ def load(path: str) -> Checkpoint:
     parameters = inside("params/")
     if not parameters or "step" not in tensors:
         raise UserError(f"{path} has neither T5X's parameters (target/…) nor ours (params/…)")
-    run = files.read_json(files.join(path, "run", "metadata"))
-    step_of_run = int(tensors["step"].whole())
-    return Checkpoint(path, step_of_run, parameters, state=inside("opt_state/"), run=run)
+    run = description.read(path)
+    stored = run.get(description.CHECKSUMS, {})
+    tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
+    parameters, state = inside("params/"), inside("opt_state/")
+    return Checkpoint(path, int(tensors["step"].whole()), parameters, state=state, run=run)
+
+
+def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
+    """Returns a tensor that is compared with its stored checksum, if it has one, when it is read.
+
+    The first read of a part reads all of the tensor once more, in pieces.
+    """
+    if name not in stored:
+        return tensor
+    sound = False
+
+    def read(index: Index) -> np.ndarray:
+        nonlocal sound
+        value = tensor.read(index)
+        if not sound:
+            parts = [value] if value.shape == tensor.shape else _pieces(tensor)
+            found = checksums.of_parts(tensor.dtype, tensor.shape, parts)
+            description.compare(path, stored, {name: found})
+            sound = True
+        return value
+
+    return Tensor(tensor.shape, tensor.dtype, read)
+
+
+def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
+    """Yields a tensor in pieces along its first dimension, of about _PIECE_BYTES."""
+    rows = tensor.shape[0]
+    row_bytes = max(1, math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
+    step = max(1, _PIECE_BYTES // row_bytes)
+    rest = (slice(None),) * (len(tensor.shape) - 1)
+    for start in range(0, rows, step):
+        yield tensor.read((slice(start, start + step), *rest))
 
 
 def _tree_folder(path: str) -> str | None:
@@ -204,7 +243,7 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
         def read(index: Index) -> np.ndarray:
             try:
                 return array[index].read().result()
-            except ValueError as error:
+            except Exception as error:  # TensorStore raises many kinds.
                 raise UserError(
                     f"{name} in {folder} cannot be read: {_first_line(error)}"
                 ) from error

@@ -1,7 +1,6 @@
 """A cache has the same bytes whatever happens while it is built."""
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -14,7 +13,7 @@ import pytest
 from sentencepiece import sentencepiece_model_pb2
 
 from pipeline.building import graph
-from tasks.storage import files
+from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 
 TASK = "python_docs_span_corruption"
@@ -205,14 +204,10 @@ def test_one_build_at_a_time(build, tmp_path):
     folder = tmp_path / TASK
     folder.mkdir()
     (folder / f"{files.PARTIAL}of-the-other").touch()
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another build"):
+    with lock.held(str(folder), "build", "--cache_dir"):
+        with pytest.raises(UserError, match=f"another build .*process {os.getpid()} on"):
             build(tmp_path)
         assert (folder / f"{files.PARTIAL}of-the-other").exists()
-    finally:
-        os.close(descriptor)
 
 
 def test_foreign_files_are_not_changed(build, tmp_path):

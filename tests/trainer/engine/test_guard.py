@@ -210,3 +210,17 @@ def test_the_first_nonfinite_leaf_is_named(bad, name):
 
 def test_a_tree_without_leaves_is_finite():
     assert int(guard.first_nonfinite({})) == -1
+
+
+def test_a_new_guard_warms_up_whatever_the_step(monkeypatch):
+    monkeypatch.setattr(guard, "_MEMORY", 5)
+    config = config_of("--spike_factor=3", "--on_nan=skip")
+    step, state = step_of(config), dataclasses.replace(start(), step=jnp.int32(1000))
+    for loss in (6.0, 4.0, np.nan, 4.0, 6.0):
+        state = step(state, (jnp.float32(1.0), jnp.float32(loss)))
+    # Nothing but the bad loss was skipped, and it does not count into the mean.
+    assert (int(state.guard.skipped), int(state.guard.updates)) == (1, 4)
+    assert float(state.guard.mean_loss) == 5.0
+    for loss, skipped in ((5.0, 1), (16.0, 2)):
+        state = step(state, (jnp.float32(1.0), jnp.float32(loss)))
+        assert int(state.guard.skipped) == skipped

@@ -270,3 +270,33 @@ def test_auto_on_a_single_machine_is_an_error(text_cache, tmp_path):
     assert made.returncode == 2
     assert "leave it out on a single machine" in made.stderr.splitlines()[-1]
     assert "Traceback" not in made.stderr
+
+
+def test_hosts_with_folders_of_their_own_are_refused(text_cache, tmp_path):
+    port = free_port()
+    flags = (f"--train_steps={STEPS}",)
+    folders = [tmp_path / "one", tmp_path / "two"]
+    shorter = "import trainer.engine.processes as p; p._SHARED_SECONDS = 2; "
+    main = "from tasks.terminal import command_line; from trainer import pretrain; "
+    code = f"{shorter}{main}command_line.run(pretrain.main)"
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", code),
+                *pretrain(text_cache, folder, *flags)[3:],
+                *(f"--processes.coordinator=localhost:{port}", "--processes.count=2"),
+                *(f"--processes.index={index}", f"--processes.timeout_seconds={TIMEOUT}"),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, folder in enumerate(folders)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 2, errors
+        assert "Traceback" not in errors
+        assert "is not shared: the process on" in errors.splitlines()[-1]
+    assert not any(folder.glob("checkpoint*") for folder in folders if folder.exists())

@@ -1,0 +1,271 @@
+"""Locks on folders: one writer at a time, named to the second.
+
+In a local folder the lock is `flock` on a file in it, which the kernel releases however the holder
+ends. In a bucket of Cloud Storage it is an object that only its holder may change, and that it
+rewrites every few seconds. Other stores offer no such thing, and their folders are not locked.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.storage import files, remote
+from tasks.terminal.command_line import UserError
+
+LOCK = ".lock"
+# Seconds between rewrites of a lock in a bucket, and without one after which its holder is dead.
+# Nobody else takes it earlier, so a holder may lose its network for the difference.
+_BEAT_SECONDS = 5.0
+_PATIENCE_SECONDS = 30.0
+_NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class Lock:
+    """A lock that is held.
+
+    Args:
+      folder: the locked folder.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+
+    def check(self) -> None:
+        """Raises UserError if another writer has taken the lock over; only possible in a bucket."""
+
+
+@contextlib.contextmanager
+def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
+    """Locks a folder, which must exist, for the duration of the block.
+
+    Args:
+      folder: local folder or URL.
+      what: the writer, for messages: "build" or "run".
+      flag: the flag that names the folder.
+
+    Raises:
+      UserError: another writer holds the lock; names it.
+      OSError: the folder cannot be written.
+    """
+    if not files.is_remote(folder):
+        with _local(folder, what, flag):
+            yield Lock(folder)
+    elif folder.startswith(("gs://", "gcs://")):
+        with _InBucket(folder, what, flag) as lock:
+            yield lock
+    else:
+        print(f"{folder}: this store has no locks; start one {what} only", file=sys.stderr)
+        yield Lock(folder)
+
+
+@contextlib.contextmanager
+def _local(folder: str, what: str, flag: str) -> Iterator[None]:
+    path = os.path.join(files.local_path(folder), LOCK)
+    descriptor = _open_current(path, folder, what, flag)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps(_holder()).encode())
+        yield
+    finally:
+        # Deleted while it is locked: whoever waits for it sees that, and makes a new one.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        os.close(descriptor)
+
+
+def _open_current(path: str, folder: str, what: str, flag: str) -> int:
+    """Returns a descriptor of the lock file, locked."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(_refusal(folder, what, flag, os.read(descriptor, 4096))) from error
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise
+                print(
+                    f"{folder}: this file system has no locks; start one {what} only",
+                    file=sys.stderr,
+                )
+                return descriptor
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+class _InBucket(Lock):
+    """A lock in a bucket of Cloud Storage: an object, changed on condition of its generation.
+
+    A second writer takes the lock over if the object did not change while it watched, or if it was
+    written by a process of this machine that has ended. The first notices at its next `check`.
+    """
+
+    def __init__(self, folder: str, what: str, flag: str):
+        super().__init__(folder)
+        self._what, self._flag = what, flag
+        self._path = files.join(folder, LOCK)
+        self._content = {**_holder(), "id": uuid.uuid4().hex}
+        self._lost = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+
+    def check(self) -> None:
+        if self._lost:
+            raise UserError(
+                f"{self.folder}: {self._lost} has taken over, since this {self._what} could not "
+                "reach the bucket for a while: let it go on"
+            )
+
+    def __enter__(self) -> Lock:
+        generation, found = self._read()
+        if generation and not _ended_here(found):
+            generation = self._wait_for_end(generation, found)
+        written = self._write(generation)
+        if not written:
+            raise UserError(_refusal(self.folder, self._what, self._flag, self._read()[1]))
+        self._generation = written
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+        if not self._lost:
+            with contextlib.suppress(Exception):
+                files.remove(self._path)
+
+    def _wait_for_end(self, generation: str, found: bytes) -> str:
+        """Returns the generation of a lock whose holder has ended; "" if it has been released.
+
+        Raises:
+          UserError: the holder is alive.
+        """
+        print(
+            f"{self.folder} is locked by {_named(found)}: watching for {_PATIENCE_SECONDS:.0f} s "
+            "whether it is alive",
+            file=sys.stderr,
+        )
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < end:
+            time.sleep(_BEAT_SECONDS / 2)
+            now, found = self._read()
+            if not now:
+                return ""
+            if now != generation:
+                raise UserError(_refusal(self.folder, self._what, self._flag, found))
+        return generation
+
+    def _beat(self) -> None:
+        while not self._stop.wait(_BEAT_SECONDS):
+            # A failure is not the loss of the lock: it is tried again.
+            with contextlib.suppress(Exception):
+                written = self._write(self._generation)
+                if not written:
+                    self._lost = _named(self._read()[1])
+                    return
+                self._generation = written
+
+    def _read(self) -> tuple[str, bytes]:
+        """Returns (generation, content) of the lock; ("", b"") if there is none."""
+        try:
+            info = files.on_store(self._path, lambda fs, inner: fs.info(inner))
+            return str(info["generation"]), files.read_bytes(self._path)
+        except FileNotFoundError:
+            return "", b""
+
+    def _write(self, generation: str) -> str:
+        """Writes the lock if it still has this generation; returns the new one, "" if it has not.
+
+        A generation of "" stands for a lock that does not exist. If the answer to a write is lost,
+        the lock has another generation but is ours.
+        """
+        data = json.dumps({**self._content, "beat": time.time()}).encode()
+
+        def upload(fs: Any, inner: str) -> str:
+            bucket, _, name = inner.partition("/")
+            url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
+            made = fs.call(
+                *("POST", url, bucket),
+                uploadType="media",
+                name=name,
+                ifGenerationMatch=generation or "0",
+                data=data,
+                headers={"Content-Type": "application/json"},
+                json_out=True,
+            )
+            return str(made["generation"])
+
+        try:
+            fs, inner = files.filesystem(self._path)
+            return remote.with_retries(self._path, lambda: upload(fs, inner))
+        except Exception as error:
+            if remote.http_status(error)[0] != 412:
+                raise
+        now, found = self._read()
+        return now if self._content["id"].encode() in found else ""
+
+
+def _holder() -> dict[str, Any]:
+    """Returns what a lock says about its holder: this process."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "since": since,
+        "machine": _machine(),
+    }
+
+
+def _machine() -> str:
+    """Returns an id of this boot of this machine and of its numbering of processes; "" if unknown.
+
+    Containers may share a host name and number their processes alike.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _ended_here(content: bytes) -> bool:
+    """Returns whether a lock's holder was a process of this machine that has ended."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, PermissionError):
+        holder = json.loads(content)
+        if holder["machine"] == _machine() != "":
+            try:
+                os.kill(holder["pid"], 0)
+            except ProcessLookupError:
+                return True
+    return False
+
+
+def _named(content: bytes) -> str:
+    """Returns the holder of a lock in words."""
+    try:
+        holder = json.loads(content)
+        return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _refusal(folder: str, what: str, flag: str, content: bytes) -> str:
+    return (
+        f"another {what} is writing {folder}: {_named(content)}; wait until it ends, or choose "
+        f"another {flag}"
+    )

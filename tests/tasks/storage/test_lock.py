@@ -1,0 +1,98 @@
+"""Locks on folders: a second writer is refused, and a killed one leaves nothing that blocks."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tasks.storage import lock
+from tasks.terminal.command_line import UserError
+
+HOLD = """
+import sys, time
+from tasks.storage import lock
+lock._BEAT_SECONDS = 0.1
+with lock.held(sys.argv[1], "run", "--model_dir"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(folder):
+    """Starts a process that holds the lock; returns it when it does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def held(folder):
+    return lock.held(str(folder), "run", "--model_dir")
+
+
+def refused(folder, process):
+    with pytest.raises(UserError, match=f"another run .*process {process.pid} on .*since") as error:
+        held(folder).__enter__()
+    assert "--model_dir" in str(error.value)
+
+
+def test_a_second_process_is_refused_by_name(tmp_path):
+    process = hold(tmp_path)
+    refused(tmp_path, process)
+    refused(tmp_path, process)
+    process.kill()
+    process.wait()
+    # A killed holder leaves the file, but no lock.
+    assert (tmp_path / lock.LOCK).exists()
+    with held(tmp_path):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(lock.errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    with held(tmp_path):
+        assert "has no locks" in capsys.readouterr().err
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(lock, "_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 1.0)
+
+
+def test_a_bucket_is_locked_too(gcs, quick, capsys, monkeypatch):
+    for name, value in gcs.environment().items():
+        monkeypatch.setenv(name, value)
+    process = hold("gs://bucket/model")
+    refused("gs://bucket/model", process)
+    # Stopped for a while it keeps the lock; killed on this machine it loses it at once.
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with held("gs://bucket/model") as mine:
+        mine.check()
+        assert gcs.names("model/") == ["model/.lock"]
+    assert gcs.names("model/") == []
+    assert capsys.readouterr().err.count("watching") == 1
+
+
+def test_a_lock_of_another_machine_is_taken_over_when_it_stands_still(gcs, quick, monkeypatch):
+    first = held("gs://bucket/model")
+    mine = first.__enter__()
+    mine._stop.set()  # as if its network were gone
+    mine._thread.join()
+    monkeypatch.setattr(lock, "_machine", lambda: "another")
+    with held("gs://bucket/model"):
+        mine._stop.clear()
+        mine._beat()
+        with pytest.raises(UserError, match="has taken over"):
+            mine.check()
+    mine._thread = lock.threading.Thread(target=print)
+    mine._thread.start()
+    first.__exit__(None, None, None)

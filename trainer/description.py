@@ -1,0 +1,101 @@
+"""The description of a run in its checkpoints: `checkpoint_STEP/run/metadata`, a JSON file.
+
+It holds the checksums of the checkpoint's arrays, and a SHA-256 of its own. Checkpoints of earlier
+versions have neither and cannot be checked. Needs neither JAX nor Orbax.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+# Keys of the description: checksum by array, and the SHA-256 of everything else.
+CHECKSUMS = "checksums"
+_SEAL = "sha256"
+# Part of every description, also of earlier versions.
+_REQUIRED = ("config", "cache_fingerprints")
+# Where Orbax writes the item `run`, and where it writes the tree of arrays.
+_FILE = ("run", "metadata")
+_TREE = ("state", "_METADATA")
+
+
+class Damaged(UserError):
+    """A checkpoint cannot be read, or is not what was written.
+
+    Attributes:
+      path: the checkpoint's folder.
+      reason: the array or the file that is damaged, and how.
+    """
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(f"checkpoint {path} is damaged ({reason}): use another one, or a copy")
+        self.path, self.reason = path, reason
+
+
+def sealed(description: dict[str, Any]) -> dict[str, Any]:
+    """Returns the description with its SHA-256."""
+    return {**description, _SEAL: _sha256(description)}
+
+
+def read(checkpoint: str) -> dict[str, Any]:
+    """Returns the description in a checkpoint's folder.
+
+    Raises:
+      Damaged: it is missing, cannot be read, or does not match its SHA-256.
+      UserError: the store cannot be reached; see `files.on_store`.
+    """
+    name = "/".join(_FILE)
+    try:
+        found = json.loads(files.read_bytes(files.join(checkpoint, *_FILE)))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise Damaged(checkpoint, f"{name} is missing") from error
+    except ValueError as error:
+        raise Damaged(checkpoint, f"{name} is not valid JSON") from error
+    if not isinstance(found, dict):
+        raise Damaged(checkpoint, f"{name} is not a description")
+    seal = found.pop(_SEAL, None)
+    if seal is None and CHECKSUMS in found:
+        raise Damaged(checkpoint, f"{name} has lost its SHA-256")
+    if seal is not None and seal != _sha256(found):
+        raise Damaged(checkpoint, f"{name} does not match its SHA-256")
+    for key in _REQUIRED:
+        if not isinstance(found.get(key), dict):
+            raise Damaged(checkpoint, f"{name} has no {key}")
+    return found
+
+
+def array_names(checkpoint: str) -> set[str]:
+    """Returns the paths of a checkpoint's arrays, as in "params/decoder/decoder_norm/scale".
+
+    Raises:
+      Damaged: Orbax's list of them cannot be read.
+    """
+    name = "/".join(_TREE)
+    try:
+        tree = json.loads(files.read_bytes(files.join(checkpoint, *_TREE)))["tree_metadata"]
+        return {
+            "/".join(str(part["key"]) for part in entry["key_metadata"]) for entry in tree.values()
+        }
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise Damaged(checkpoint, f"{name} is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(checkpoint, f"{name} cannot be read") from error
+
+
+def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> None:
+    """Compares the checksums of arrays that were read with the stored ones.
+
+    Raises:
+      Damaged: an array differs; names it.
+    """
+    wrong = [name for name, checksum in found.items() if stored.get(name) != checksum]
+    if wrong:
+        more = f", and {len(wrong) - 1} more arrays" if len(wrong) > 1 else ""
+        raise Damaged(checkpoint, f"{wrong[0]} is not what was saved{more}")
+
+
+def _sha256(description: dict[str, Any]) -> str:
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
