@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-EXIT_INTERRUPTED = 130
+from tasks.terminal.command_line import EXIT_INTERRUPTED
 
 
 def end_at_once(program: str) -> None:

@@ -75,7 +75,8 @@ def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
     # A word beside its copy, from which a shift takes the word rotated.
     kind: type = np.uint32 if word_bits <= 16 else np.uint64
     mask = kind((1 << word_bits) - 1)
-    high, low = (values >> np.uint64(word_bits)).astype(kind), values.astype(kind) & mask
+    high: np.ndarray = (values >> np.uint64(word_bits)).astype(kind)
+    low: np.ndarray = values.astype(kind) & mask
     by_1, by_2, by_8 = (kind(word_bits - bits) for bits in (1, 2, 8))
     for key in keys:
         twice = low | low << kind(word_bits)
