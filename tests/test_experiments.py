@@ -110,7 +110,7 @@ def test_a_small_comparison(tmp_path):
     text = [line for line in (ROOT / "README.md").read_text().splitlines() if len(line) > 30]
     (tmp_path / "train.txt").write_text("\n".join(text[20:]))
     (tmp_path / "validation.txt").write_text("\n".join(text[:20]))
-    corpus = f"text:{tmp_path}/*.txt"
+    corpus = f"text:{tmp_path}/*.txt?split=train"
     for module, *flags in (
         ("vocab.train", "--vocab_size=300", f"--output={tmp_path}/vocabulary"),
         (

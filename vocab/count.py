@@ -98,7 +98,9 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
         if beam_arguments is None:
             done = begun
             for number in missing:
-                _count_piece(job, number, lambda inside, done=done: bar.update(done + inside))
+                piece = job.corpus.pieces[number]
+                show = lambda inside, done=done: bar.update(done + inside)  # noqa: E731
+                _count_piece(job, (number, piece), show)
                 done += sizes[names[number]]
         elif missing:
 
@@ -110,8 +112,14 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
                 # Importing Beam takes seconds, which a small corpus does not need to spend.
                 from pipeline.runners import beam_job
 
-                count = functools.partial(_count_piece, job)
-                beam_job.run(count, missing, job.folder, beam_arguments, verbose)
+                # A worker is sent its own pieces; the others may be a million files.
+                record = {
+                    key: job.corpus.record[key] for key in job.corpus.record.keys() - {"files"}
+                }
+                corpus = dataclasses.replace(job.corpus, record=record, pieces=())
+                count = functools.partial(_count_piece, dataclasses.replace(job, corpus=corpus))
+                elements = [(number, job.corpus.pieces[number]) for number in missing]
+                beam_job.run(count, elements, job.folder, beam_arguments, verbose)
 
 
 def clean(folder: str, key: str = "") -> None:
@@ -131,12 +139,14 @@ def _train_pieces(job: Job) -> list[int]:
 # --- one piece
 
 
-def _count_piece(job: Job, number: int, on_read: Any = lambda inside: None) -> Mapping[str, int]:
+def _count_piece(
+    job: Job, numbered: tuple[int, sources.Piece], on_read: Any = lambda inside: None
+) -> Mapping[str, int]:
     """Writes the counts of a piece; returns its document and byte totals as job counters."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    piece = job.corpus.pieces[number]
+    number, piece = numbered
     problems: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     schema = pa.schema({"hash": pa.uint64(), "word": pa.large_string(), "count": pa.int64()})

@@ -263,6 +263,8 @@ def main(argv: list[str]) -> None:
     flags = parser.parse_args(argv)
     loaded = vocabulary.load(flags.vocabulary, flags.extra_ids)
     corpora = [sources.resolve(sources.parse(spec)) for spec in flags.corpus]
+    for note in (note for corpus in corpora for note in corpus.notes):
+        print(note)
     specs = ", ".join(str(corpus.spec) for corpus in corpora)
     print(f"{flags.vocabulary} on {specs} (sha256 {loaded.record.sha256[:12]})")
     reports = [measure(loaded, corpus) for corpus in corpora]

@@ -479,7 +479,10 @@ def main(argv: list[str]) -> None:
     spec, output = sources.parse(flags.corpus), flags.output
     options, base = _options(flags)
     work = Work(beam_arguments, flags.verbose)
-    loaded = train(options, sources.resolve(spec), output, base, work)
+    corpus = sources.resolve(spec)
+    for note in corpus.notes:
+        print(note)
+    loaded = train(options, corpus, output, base, work)
     measured = report.Report.from_dict(files.read_json(files.join(output, _REPORT)))
     task = "python_docs" if spec.kind == "python_docs" else "rlm"
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")

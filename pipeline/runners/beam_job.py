@@ -5,6 +5,8 @@ and Ctrl-C where the shell ignores it.
 """
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +23,16 @@ from typing import Any
 
 from pipeline.runners import beam_options
 from pipeline.runners.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _FAILURE = "the job stopped: "
 # Namespace of the job's counters, shown by Dataflow.
 _COUNTERS = "palimpsest"
-# Elements per chunk.
+# Elements per chunk, bytes of a chunk before it is compressed, and bytes of all chunks in a graph.
 _CHUNK = 256
+_CHUNK_BYTES = 16 << 20
+_GRAPH_BYTES = 4 << 20
 
 
 class WorkerFailure(Exception):
@@ -87,6 +93,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if service:
             arguments = stack.enter_context(service.prepared(arguments, folder))
+        chunks = stack.enter_context(_sendable(_packed(elements), folder))
         stack.enter_context(quiet)
         interruption = stack.enter_context(interruptible())
         workers = local_workers.create(interrupt)
@@ -102,7 +109,7 @@ def run(
                 raise UserError(f"Beam refuses its flags: {error}") from error
             _ = (
                 pipeline
-                | "Pieces" >> beam.Create(_packed(elements))
+                | "Pieces" >> beam.Create(chunks)
                 | "Unpack" >> beam.FlatMap(_unpacked)
                 | "Spread" >> beam.Reshuffle()
                 | "Work" >> beam.Map(_Call(function, folder))
@@ -132,16 +139,54 @@ def _service(arguments: list[str]) -> Any:
     return next((service for service in (dataflow, portable) if service.is_runner(runner)), None)
 
 
-def _packed(elements: Sequence[Any]) -> list[bytes]:
-    """Returns compressed chunks of the elements: Dataflow rejects graphs of more than 10 MB."""
-    return [
-        zlib.compress(pickle.dumps(elements[start : start + _CHUNK]))
-        for start in range(0, len(elements), _CHUNK)
-    ]
+def _packed(elements: Sequence[Any], most: int = _CHUNK) -> list[bytes]:
+    """Returns compressed chunks of at most `most` elements, fewer if they are large."""
+    chunks = []
+    for start in range(0, len(elements), most):
+        data = pickle.dumps(elements[start : start + most])
+        if len(data) > _CHUNK_BYTES and most > 1:
+            chunks += _packed(elements[start : start + most], most // 2)
+        else:
+            chunks.append(zlib.compress(data))
+    return chunks
 
 
-def _unpacked(chunk: bytes) -> Sequence[Any]:
-    return pickle.loads(zlib.decompress(chunk))
+def _unpacked(chunk: "bytes | _Spilled") -> Sequence[Any]:
+    data = chunk.read() if isinstance(chunk, _Spilled) else chunk
+    return pickle.loads(zlib.decompress(data))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spilled:
+    """A chunk of elements in a file: its path and its first and last byte."""
+
+    path: str
+    start: int
+    stop: int
+
+    def read(self) -> bytes:
+        with files.open_read(self.path) as file:
+            file.seek(self.start)
+            return file.read(self.stop - self.start)
+
+
+@contextlib.contextmanager
+def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
+    """Yields the chunks, or if they are too large for a job's graph, their places in a file.
+
+    Dataflow rejects graphs of more than 10 MB; a million files are 30 MB. The file lies in the
+    `folder` of the results until the block ends.
+    """
+    if sum(map(len, chunks)) <= _GRAPH_BYTES:
+        yield chunks
+        return
+    path = files.join(folder, f"{files.PARTIAL}{uuid.uuid4().hex}-elements")
+    ends = list(itertools.accumulate(map(len, chunks)))
+    files.write_bytes(path, b"".join(chunks))
+    try:
+        yield [_Spilled(path, *place) for place in itertools.pairwise([0, *ends])]
+    finally:
+        files.remove(path)
 
 
 def _wait(result: Any, service: Any, arguments: list[str]) -> None:

@@ -16,10 +16,10 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 # What a pattern may match besides the files that are read.
-_HIDDEN = "hidden files (a name that begins with a dot)"
+_HIDDEN = "hidden files"
 _FOLDERS = "folders"
-_SEEN = "links to folders that are read under another name"
-_SPECIAL = "neither files nor folders"
+_SEEN = "links to folders with another name here"
+_SPECIAL = "pipes and devices"
 _KINDS = {"directory": _FOLDERS, "seen": _SEEN}
 _NO_STATE: dict[str, str] = {}
 
@@ -66,7 +66,7 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
             listed.append(_source_file(folder, name, found, by_words, is_remote))
     if pattern.endswith("**"):
         del others[_FOLDERS]  # their files match as well
-    notes = [f"{count:,} matches are not read: {kind}" for kind, count in sorted(others.items())]
+    notes = [f"not read: {kind}, {count:,}" for kind, count in sorted(others.items())]
     if not listed:
         raise UserError("; ".join([f"no file matches {spec.location}", *notes]))
     listed.sort(key=lambda file: file.name)
@@ -114,7 +114,7 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
         return
     except ValueError as error:  # of fsspec, about the pattern
         raise UserError(
-            f"{spec.location}: {error}; FOLDER/**/*.{spec.kind} matches files at any depth"
+            f"{spec.location}: {error}; {_any_depth(spec.location)} matches at any depth"
         ) from error
     except OSError as error:
         raise UserError(f"{spec.location} cannot be listed: {error}") from error
@@ -124,6 +124,11 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
             f"{files.join(spec.location, '*')}"
         )
     yield from found
+
+
+def _any_depth(location: str) -> str:
+    """Returns a pattern as it was probably meant: FOLDER/**.txt as FOLDER/**/*.txt."""
+    return re.sub(r"(?<![*/])\*\*|\*\*(?![*/]|$)", lambda _: "**/*", location)
 
 
 def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:

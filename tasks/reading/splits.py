@@ -105,18 +105,19 @@ def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> 
     asked = [each for each in chosen if not each.held_out and each.splits == (VALIDATION,)]
     if asked and len(asked) < len(chosen):
         size = sum(each.file.bytes for each in asked)
-        lines.append(f"{_amount(len(asked), size)} are validation, so no documents are held out")
-    for split, (count, size) in left_out(found, chosen).items():
         lines.append(
-            f"{_amount(count, size)} of the split {split} are not read; ?split={split} reads them"
+            f"read as validation: {_amount(len(asked), size)}, and no documents are held out"
         )
+    for split, (count, size) in left_out(found, chosen).items():
+        amount = _amount(count, size)
+        lines.append(f"not read: {amount} of the split {split}; ?split={split} reads them")
     if not by_words:
         words = Counter(split_of(file.name) for file in found)
         del words[TRAIN]
         if words:
             names = " or ".join(sorted(words))
             lines.append(
-                f"{words.total():,} files have {names} in their paths and are read as all others; "
+                f"read as all others: {_amount(words.total())} with {names} in their paths; "
                 "?split=train would set them apart"
             )
     return lines
@@ -133,8 +134,9 @@ def left_out(found: list[SourceFile], chosen: list[ChosenFile]) -> dict[str, tup
     return dict(sorted(totals.items()))
 
 
-def _amount(count: int, size: int) -> str:
-    return f"{count:,} {'file' if count == 1 else 'files'} ({size / 1e6:,.1f} MB)"
+def _amount(count: int, size: int | None = None) -> str:
+    amount = f"{count:,} {'file' if count == 1 else 'files'}"
+    return amount if size is None else f"{amount} ({size / 1e6:,.1f} MB)"
 
 
 def divide(

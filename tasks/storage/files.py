@@ -408,8 +408,12 @@ def read_json(path: str) -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """Returns indented JSON with sorted keys and a final newline; equal for equal values."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    return text.encode()
+    # Chunk by chunk: a plan of a million files would be a gigabyte of small strings at once.
+    data = bytearray()
+    for chunk in json.JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False).iterencode(value):
+        data += chunk.encode()
+    data += b"\n"
+    return bytes(data)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     lines = [line for line in text.splitlines() if len(line) > 20][:1500]
     (folder / "train.txt").write_text("\n".join(lines[100:]))
     (folder / "validation.txt").write_text("\n".join(lines[:100]))
-    spec = f"text:{folder}/*.txt"
+    spec = f"text:{folder}/*.txt?split=train"
     run("vocab.train", f"--corpus={spec}", "--vocab_size=500", f"--output={folder}/vocabulary")
     first, *others = NAMES
     run(

@@ -37,7 +37,7 @@ def text_cache(tmp_path_factory, pytestconfig):
     lines = [line for line in "\n".join(texts).splitlines() if len(line) > 20]
     (folder / "train.txt").write_text("\n".join(lines[200:3000]))
     (folder / "validation.txt").write_text("\n".join(lines[:200]))
-    spec = f"text:{folder}/*.txt"
+    spec = f"text:{folder}/*.txt?split=train"
     made = command(
         "vocab.train", f"--corpus={spec}", "--vocab_size=600", f"--output={folder}/vocabulary"
     )

@@ -33,7 +33,7 @@ def cache(text_cache, tmp_path_factory):
     made = command(
         "pipeline.build",
         "--task=python_docs_span_corruption",
-        f"--corpus=text:{text_cache.parents[1]}/*.txt",
+        f"--corpus=text:{text_cache.parents[1]}/*.txt?split=train",
         f"--vocabulary={text_cache.parents[1]}/vocabulary",
         f"--cache_dir={folder}",
         "--row_tokens=100",

@@ -29,7 +29,7 @@ def separated_cache(text_cache):
     folder = text_cache.parents[1]
     arguments = [
         "--task=python_docs_full_lm",
-        f"--corpus=text:{folder}/*.txt",
+        f"--corpus=text:{folder}/*.txt?split=train",
         f"--vocabulary={folder}/vocabulary",
         f"--cache_dir={folder}/separated",
     ]

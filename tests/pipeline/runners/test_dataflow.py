@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pathlib
+import pickle
 import re
 import signal
 import sys
@@ -334,6 +335,33 @@ def test_a_large_corpus_is_a_small_job():
     packed = beam_job._packed(elements)
     assert sum(map(len, packed)) < 0.8e6
     assert beam_job._unpacked(packed[1])[0] == elements[256]
+
+
+def test_a_million_files_are_no_part_of_the_graph(tmp_path, monkeypatch):
+    files = [
+        SourceFile("gs://bucket/", f"{n:06}.jsonl", "train", 1000, {"etag": f"{n:032x}"})
+        for n in range(4000)
+    ]
+    parts = [FilePart(file, 0, 1000, 1000) for file in files]
+    pieces = [
+        sources.Piece(str(n), ("train",), 1000, True, "json", tuple(parts[n::40]))
+        for n in range(40)
+    ]
+    monkeypatch.setattr(beam_job, "_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(beam_job, "_GRAPH_BYTES", 1000)
+    packed = beam_job._packed(pieces)
+    assert len(packed) > 10
+    with beam_job._sendable(packed, str(tmp_path)) as chunks:
+        assert len(list(tmp_path.iterdir())) == 1
+        assert len(pickle.dumps(chunks)) < 10_000
+        assert [piece for chunk in chunks for piece in beam_job._unpacked(chunk)] == pieces
+    counts = beam_job.run(_files_of, pieces, str(tmp_path), ["--runner=FnApiRunner"], False)
+    assert counts["files"] == 4000
+    assert not list(tmp_path.iterdir())
+
+
+def _files_of(piece):
+    return {"files": len(piece.parts)}
 
 
 def test_threads_of_a_worker_share_no_buffers(cache, checksums, tmp_path, corpus, monkeypatch):

@@ -40,8 +40,8 @@ def folder(tmp_path_factory):
         build.main(
             [
                 *(f"--task={NAME}", "--task_module=continuation_tasks"),
-                *(f"--corpus=text:{folder}/*.txt", f"--vocabulary={folder}/words.model"),
-                f"--cache_dir={folder}/cache",
+                f"--corpus=text:{folder}/*.txt?split=train",
+                *(f"--vocabulary={folder}/words.model", f"--cache_dir={folder}/cache"),
             ]
         )
     return folder

@@ -21,7 +21,7 @@ import numpy as np
 import seqio
 from tasks import seqio_tasks
 
-CORPUS = "text:{folder}/*.txt"
+CORPUS = "text:{folder}/*.txt?split=train"
 seqio_tasks.register("{folder}/vocabulary", corpus=CORPUS, row_tokens=100,
                      names=["python_docs_span_corruption", "python_docs_autoregressive_lm"])
 VOCABULARY = seqio.SentencePieceVocabulary("{folder}/vocabulary/sentencepiece.model")

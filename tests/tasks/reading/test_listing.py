@@ -1,0 +1,122 @@
+"""Which files a pattern matches: links are followed, and what is not read is said."""
+
+import os
+import pathlib
+
+import pytest
+
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
+
+
+def listed(text):
+    """Returns the names of a corpus's files, and its notes without the SPEC."""
+    corpus = sources.resolve(sources.parse(text))
+    notes = [note.removeprefix(f"{text}: ") for note in corpus.notes]
+    return [file["name"] for file in corpus.record["files"]], notes
+
+
+def write(folder: pathlib.Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name}\n")
+
+
+def test_links_to_files_are_read_as_in_a_snapshot_of_the_hub(tmp_path):
+    write(tmp_path, "blobs/0123", "blobs/4567", "snapshot/data/real.txt")
+    for name, blob in (("a.txt", "0123"), ("b.txt", "4567")):
+        (tmp_path / "snapshot/data" / name).symlink_to(f"../../blobs/{blob}")
+    expected = ["a.txt", "b.txt", "real.txt"]
+    assert listed(f"text:{tmp_path}/snapshot/data/*.txt") == (expected, [])
+    assert listed(f"text:{tmp_path}/snapshot/**/*.txt")[0] == [f"data/{name}" for name in expected]
+    corpus = sources.resolve(sources.parse(f"text:{tmp_path}/snapshot/data/*.txt?validation=0"))
+    texts = [
+        text
+        for piece in corpus.pieces
+        for _, batch in sources.read(corpus, piece)
+        for text in batch.column("text").to_pylist()
+    ]
+    assert texts == ["blobs/0123", "blobs/4567", "snapshot/data/real.txt"]
+
+
+def test_links_to_folders_are_followed_and_no_folder_is_read_twice(tmp_path):
+    write(tmp_path, "elsewhere/x.txt", "corpus/z-real/y.txt")
+    (tmp_path / "corpus/linked").symlink_to("../elsewhere")
+    assert listed(f"text:{tmp_path}/corpus/*/*.txt") == (["linked/x.txt", "z-real/y.txt"], [])
+    assert listed(f"text:{tmp_path}/corpus/**/*.txt") == (["linked/x.txt", "z-real/y.txt"], [])
+    (tmp_path / "corpus/latest").symlink_to("z-real")
+    (tmp_path / "corpus/z-real/up").symlink_to("..")
+    names, notes = listed(f"text:{tmp_path}/corpus/**/*.txt")
+    assert names == ["linked/x.txt", "z-real/y.txt"]
+    assert notes == ["not read: links to folders with another name here, 2"]
+
+
+@pytest.mark.parametrize("pattern", ["*.txt", "**/*.txt", "gone.txt"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, pattern):
+    write(tmp_path, "a.txt")
+    (tmp_path / "gone.txt").symlink_to("not-here")
+    with pytest.raises(UserError, match=r"gone\.txt is a link to not-here, which cannot be read"):
+        listed(f"text:{tmp_path}/{pattern}")
+    assert listed(f"text:{tmp_path}/a*.txt") == (["a.txt"], [])
+
+
+def test_what_matches_and_is_not_read_is_counted(tmp_path):
+    write(tmp_path, "a.txt", ".hidden.txt", ".more.txt", "folder/b.txt")
+    os.mkfifo(tmp_path / "pipe")
+    names, notes = listed(f"text:{tmp_path}/*")
+    assert names == ["a.txt"]
+    assert notes == [
+        "not read: folders, 1",
+        "not read: hidden files, 2",
+        "not read: pipes and devices, 1",
+    ]
+    with pytest.raises(UserError, match=r"no file matches .*; not read: hidden files, 2"):
+        listed(f"text:{tmp_path}/.*.txt")
+
+
+def test_words_in_paths_leave_nothing_out(tmp_path):
+    names = ["arxiv-2019", "books.dev-edition", "eval_cases", "github-unit-test-logs"]
+    names += ["test/x", "val-de-marne"]
+    write(tmp_path, *(f"{name}.txt" for name in names))
+    found, notes = listed(f"text:{tmp_path}/**/*.txt")
+    assert sorted(found) == sorted(f"{name}.txt" for name in names)
+    assert notes == [
+        "read as all others: 5 files with test or validation in their paths; "
+        "?split=train would set them apart"
+    ]
+    found, notes = listed(f"text:{tmp_path}/**/*.txt?split=train")
+    assert sorted(found) == ["arxiv-2019.txt", "books.dev-edition.txt", "val-de-marne.txt"]
+    assert notes == [
+        "read as validation: 2 files (0.0 MB), and no documents are held out",
+        "not read: 3 files (0.0 MB) of the split test; ?split=test reads them",
+    ]
+
+
+def test_a_pattern_that_cannot_be_is_one_line(tmp_path):
+    write(tmp_path, "a.txt")
+    with pytest.raises(UserError, match=r"'\*\*' can only be an entire.*/\*\*/\*\.txt matches"):
+        listed(f"text:{tmp_path}/**.txt")
+
+
+def test_a_name_that_is_not_utf8_is_shown(tmp_path):
+    write(tmp_path, "a.txt")
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "wb") as file:
+        file.write(b"x\n")
+    with pytest.raises(UserError) as caught:
+        listed(f"text:{tmp_path}/*.txt")
+    assert "/caf\\xe9.txt is not UTF-8: rename the file" in str(caught.value)
+    str(caught.value).encode()
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    write(tmp_path, "closed/a.txt", "b.txt")
+    usual = os.scandir
+
+    def closed(path):  # root may read everything
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return usual(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(UserError, match=r"cannot be listed.*Permission denied.*closed"):
+        listed(f"text:{tmp_path}/**/*.txt")
