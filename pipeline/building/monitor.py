@@ -74,7 +74,8 @@ class Monitor:
     def look(self) -> None:
         """Lists the folder once: for new receipts, which are read, and for files in progress."""
         sizes = files.list_sizes(self._folder)
-        done, waiting = [], []
+        done: list[Assignment] = []
+        waiting: list[Assignment] = []
         for each in self._waiting:
             (done if sizes.keys() >= self._names(each, "receipt") else waiting).append(each)
         self._read(done, sizes)
