@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="python -m pipeline.verify", description=__doc__.splitlines()[0])
     parser.add_argument("--cache", required=True, help="folder of the cache: CACHE_DIR/TASK")
     parser.add_argument(
-        "--workers", type=positive, default=os.cpu_count(), help="worker processes on this machine"
+        "--workers", type=positive, default=os.cpu_count(), help="most worker processes"
     )
     flags = parser.parse_args(argv)
     splits, faults = verify(flags.cache, flags.workers)

@@ -150,7 +150,7 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 
 
 def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None:
-    """Writes plan.json and the vocabulary unless they exist already.
+    """Writes plan.json, its mark and the vocabulary unless they exist already.
 
     `extend`: whether an existing plan may be replaced by one with more files.
 
@@ -160,12 +160,14 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
     existing = check(folder, plan, extend)
     if existing and plan.difference(existing):
         invalidate(folder, plan)
+    # Until the new plan is written, the marks of both are there.
+    marks = _marks(folder)
+    if plan.fingerprint not in marks:
+        files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
     text = files.json_bytes(dataclasses.asdict(plan))
     if not _holds(files.join(folder, PLAN), text):
-        # Until the new plan is written, the marks of both are there.
-        files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
         files.write_bytes(files.join(folder, PLAN), text)
-    for other in _marks(folder) - {plan.fingerprint}:
+    for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
     copy = files.join(folder, VOCABULARY)
     if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:

@@ -25,10 +25,14 @@ from tasks.vocabulary import VOCABULARY
 _DIGEST_PARTS = 64
 # Shards that a worker process checks at a time: small ones take less time than a message.
 _CHUNK = 16
+# Caches of fewer bytes take less time than worker processes to start.
+_SMALL_BYTES = 64 << 20
 
 
 def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Fault]]:
-    """Returns (contents by split, all faults); a valid cache has no faults.
+    """Returns (contents by split, all faults in order); a valid cache has no faults.
+
+    `workers` is the largest number of processes.
 
     Raises:
       UserError: there is no cache in `folder`.
@@ -56,6 +60,7 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
     ):
         digests = _Digests(scratch)
         done = 0
+        workers = workers if sum(sizes) > _SMALL_BYTES else 1
         results = _checked(folder, manifest.plan, jobs, workers)
         for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
             _add(splits[split], checked)
@@ -72,7 +77,7 @@ _Job = tuple[str, int, Shard]
 
 def _checked(folder: str, plan: Plan, jobs: list[_Job], workers: int) -> Iterator[Checked]:
     """Yields the result of each job in order; only some chunks of them are held at a time."""
-    if workers == 1 or len(jobs) < 2:
+    if workers == 1:
         yield from itertools.starmap(ShardChecker(folder, plan), jobs)
         return
     import multiprocessing

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.verification import cache as verification
 from pipeline.verify import main, verify
 from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, FileEntry, shard_file
@@ -73,8 +74,23 @@ def fill(path):
     path.write_text("{}")
 
 
+@pytest.fixture
+def in_processes(monkeypatch):
+    """Makes small caches be verified by worker processes too."""
+    monkeypatch.setattr(verification, "_SMALL_BYTES", 0)
+
+
+def test_processes_find_the_same_faults_in_the_same_order(copy, in_processes):
+    for name in ("train.rows-00006-of-00008.npy", "train.tfrecord-00001-of-00008"):
+        flip(copy / name)
+    (copy / "validation.receipt-00002-of-00008.json").unlink()
+    alone = found(copy)
+    assert len(alone) == 3
+    assert found(copy, workers=2) == alone
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_valid_cache_passes(cache, documents, capsys, workers):
+def test_a_valid_cache_passes(cache, documents, capsys, workers, in_processes):
     assert main([f"--cache={cache}", f"--workers={workers}"]) == 0
     out = capsys.readouterr().out
     assert out.endswith(f"{cache}: verified\n")
@@ -244,6 +260,14 @@ def headless(table):
     ), "the part of its document before part 4 is missing"
 
 
+def other_packing(copy):
+    """In plan and manifest alike: only the shards tell that documents run over rows."""
+    for name in ("plan.json", "manifest.json"):
+        path = copy / name
+        path.write_text(path.read_text().replace('"packing": "concat"', '"packing": "best_fit"'))
+    return "a part runs over the end of its row, as best_fit never does"
+
+
 def lost(table):
     return table.slice(1), "parts, but"
 
@@ -257,6 +281,7 @@ def lost(table):
         row_of(0),
         row_of(1),
         row_of(690),
+        other_packing,
         lineage(moved),
         lineage(shorter),
         lineage(headless),

@@ -131,6 +131,7 @@ def test_a_build_over_a_bad_network_has_the_same_bytes(with_hub, folder, tmp_pat
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in (tmp_path / name / "rlm_span_corruption").iterdir()
             if not token or TOKEN.encode() not in path.read_bytes()
+            if not path.name.startswith(".plan-")  # named after the plan, which names the corpus
         }
 
     here = build("here", f"parquet:{folder}/**/*.parquet", "--workers=2")
