@@ -26,6 +26,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import stores
 from trainer.config import BEST_METRICS, CheckpointConfig, Config, config_changes, fields
+from trainer.data import recorded
 from trainer.engine import processes
 from trainer.engine.step import TrainState
 from trainer.setup import Run, vocabulary_sha256
@@ -130,6 +131,7 @@ class Checkpoints:
             "cache_fingerprints": run.data.fingerprints,
             "vocabulary_sha256": vocabulary_sha256(run.data),
             "best": self._best and self._best._asdict(),
+            **run.data.record,
         }
         with self._naming_full_disk():
             self._manager.save(
@@ -174,6 +176,12 @@ class Checkpoints:
             ) from error
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
+        differences += recorded.changes(stored, run.data.record, step)
+        if "tasks" not in stored and processes.is_first():
+            print(
+                f"checkpoint {step} does not say what its tasks were: that their objectives and "
+                "rates are the same as before cannot be checked"
+            )
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} has changed"

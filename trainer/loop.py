@@ -49,7 +49,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
         return 0
     writer = MetricsWriter(config, beginning.step, processes.is_first())
     if processes.is_first():
-        save_config(config, origins)
+        save_config(config, origins, run.data.record)
         save_software(config.model_dir)
 
     program = Program(run)

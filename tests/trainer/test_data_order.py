@@ -116,3 +116,15 @@ def test_microbatches_may_change_only_where_they_change_nothing_else(flags, why)
     assert changes() == []
     assert len(changes(*flags)) == 1
     assert changes(*flags)[0].startswith("microbatches was 1, is 2, and " + why)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--lengths.inputs=1", r"--lengths\.inputs=1 --lengths\.targets=114: inputs length 1"),
+        ("--mixing.schedule=nonsense", r"--mixing\.schedule: nonsense: write STEP:TASK=RATE"),
+    ],
+)
+def test_a_mistake_in_a_flag_names_the_flag(text_cache, flag, says):
+    with pytest.raises(UserError, match=says):
+        run_of(text_cache, flag)
