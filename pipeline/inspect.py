@@ -3,6 +3,8 @@
 python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18] [--output=FILE]
 """
 
+import argparse
+
 import numpy as np
 
 from tasks import registry
@@ -63,7 +65,10 @@ def samples(
     made = []
     for index in indices:
         if not 0 <= index < count:
-            raise UserError(f"--index={index}: {split} has windows 0 to {count - 1:,} of {width:,}")
+            raise UserError(
+                f"--index={index}: {split} has {count:,} windows of {width:,} tokens, 0 to "
+                f"{count - 1:,}"
+            )
         places = windows.where(index)
         tokens_WN, lengths_W = windows.read(np.array([index]))
         tokens_N = tokens_WN[0, : int(lengths_W[0])]
@@ -103,6 +108,13 @@ def _indices(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def _epoch(text: str) -> int:
+    epoch = int(text)
+    if epoch < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0, the first epoch")
+    return epoch
+
+
 def _parser() -> Parser:
     parser = Parser(prog="python -m pipeline.inspect", description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -119,7 +131,7 @@ def _parser() -> Parser:
     add("--index", type=_indices, metavar="I,J", help="indices of the windows to show, instead of "
         "drawing some: 17,18")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of the draw, and of the run whose noise to show")
-    add("--epoch", type=int, default=0, help="epoch of the run whose noise to show, from 0; "
+    add("--epoch", type=_epoch, default=0, help="epoch of the run whose noise to show, from 0; "
         "evaluation splits have the same noise in every epoch")  # fmt: skip
     add("--output", "--html", metavar="FILE", help="HTML page to write, instead of printing")
     return parser

@@ -31,6 +31,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import description, stores
 from trainer.config import BEST_METRICS, CheckpointConfig, Config, config_changes, fields
+from trainer.data import recorded
 from trainer.description import CHECKSUMS, Damaged
 from trainer.engine import checksums, guard, processes
 from trainer.engine.step import TrainState
@@ -155,6 +156,7 @@ class Checkpoints:
             "best": self._best and self._best._asdict(),
             "evaluated": evaluated,
             CHECKSUMS: checksums.of_state(state),
+            **run.data.record,
         }
         with self._naming_full_disk():
             self._manager.save(
@@ -225,6 +227,12 @@ class Checkpoints:
             stored = description.read(path)
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
+        differences += recorded.changes(stored, run.data.record, step)
+        if "tasks" not in stored and processes.is_first():
+            print(
+                f"checkpoint {step} does not say what its tasks were: that their objectives and "
+                "rates are the same as before cannot be checked"
+            )
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} has changed"

@@ -59,9 +59,10 @@ def main(argv: list[str]) -> None:
     from trainer.engine.evaluator import Evaluator
     from trainer.engine.program import Program
     from trainer.reporting.metrics import EVALUATION_FILE
-    from trainer.setup import on_this_machine, prepare
+    from trainer.setup import on_this_machine, prepare, warn_of_changes
 
     run = prepare(on_this_machine(config), origins)
+    warn_of_changes(arguments.model_dir, run)
     checkpoints = Checkpoints(arguments.model_dir, writable=False)
     steps = chosen_steps(arguments.steps, checkpoints.steps(), arguments.model_dir)
     program = Program(run)

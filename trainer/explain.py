@@ -54,7 +54,8 @@ class Explanation:
     """
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
-        from trainer.config import fields, load_config
+        from trainer.config import fields, load_config, load_record
+        from trainer.data import recorded
         from trainer.data.cached import CachedData
         from trainer.setup import prepare
 
@@ -69,6 +70,12 @@ class Explanation:
         if not isinstance(run.data, CachedData):
             raise UserError(
                 f"task {config.task} is read through seqio, which does not record documents"
+            )
+        differences = recorded.changes(load_record(model_dir), run.data.record, step)
+        if differences:
+            raise UserError(
+                f"{model_dir} was trained on other examples ({'; '.join(differences)}): use the "
+                "task module, the caches and the version of this project that it was trained with"
             )
         self.step = step
         self._lengths, self._data = run.lengths, run.data

@@ -105,7 +105,7 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     """
     from trainer.config import fields, load_config
     from trainer.huggingface import configs
-    from trainer.setup import on_this_machine, prepare
+    from trainer.setup import on_this_machine, prepare, warn_of_changes
 
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
@@ -115,6 +115,7 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     if reason:
         raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
     run = prepare(on_this_machine(config), origins)
+    warn_of_changes(model_dir, run)
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
         raise UserError(
             f"{model_dir}: {config.task} shows prefixes in both directions, but LlamaForCausalLM "

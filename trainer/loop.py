@@ -72,7 +72,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
     evaluated = checkpoints.evaluated or not config.evaluation.every_steps
     writer = MetricsWriter(config, beginning.step, processes.is_first(), evaluated)
     if processes.is_first():
-        save_config(config, origins)
+        save_config(config, origins, run.data.record)
         changes = save_software(config.model_dir)
         print(startup_text(run, program, beginning, changes), flush=True)
     batches = run.data.training(beginning.step, *program.host_part)

@@ -1,16 +1,17 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
 import dataclasses
+import sys
 from typing import NamedTuple
 
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from trainer.config import Config, fields
+from trainer.config import Config, fields, load_record
 from trainer.config.mesh import MeshConfig, check_dimensions
 from trainer.config.processes import ProcessesConfig
-from trainer.data import features
+from trainer.data import features, recorded
 from trainer.data.cached import CachedData, Data, mixtures_of, open_cache
 from trainer.data.features import Converter
 
@@ -79,6 +80,13 @@ def on_this_machine(config: Config) -> Config:
     if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
         config = fields.replace(config, "model.attention", "einsum")
     return config
+
+
+def warn_of_changes(model_dir: str, run: Run) -> None:
+    """Says on stderr how the tasks of the run in `model_dir` differ from those of its training."""
+    before = {"tasks": load_record(model_dir).get("tasks", {})}
+    for change in recorded.changes(before, {"tasks": run.data.tasks_record}, step=0):
+        print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)
 
 
 def vocabulary_sha256(data: Data) -> str | None:

@@ -20,7 +20,16 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.beginning import start
-from trainer.config import CONFIG_FILE, Config, config_changes, fields, load_config, save_config
+from trainer.config import (
+    CONFIG_FILE,
+    Config,
+    config_changes,
+    fields,
+    load_config,
+    load_record,
+    save_config,
+)
+from trainer.data import recorded
 from trainer.data.cached import EvaluationSet
 from trainer.data.features import Batch
 from trainer.engine.program import Program
@@ -229,7 +238,10 @@ def _begin(run: Run, origins: dict[str, str]) -> int:
     if files.exists(files.join(folder, CONFIG_FILE)):
         before, _ = load_config(folder)
         steps = read.steps(folder)
-        if differences := config_changes(before, config, steps[-1] if steps else 0):
+        step = steps[-1] if steps else 0
+        differences = config_changes(before, config, step)
+        differences += recorded.changes(load_record(folder), run.data.record, step)
+        if differences:
             raise UserError(
                 f"{config.model_dir} holds a run with other settings ({'; '.join(differences)}): "
                 "use the same ones, or another --model_dir"
@@ -239,7 +251,7 @@ def _begin(run: Run, origins: dict[str, str]) -> int:
     beginning = start(run)
     state = beginning.state(Program(run))
     files.make_folder(folder)
-    save_config(config, origins)
+    save_config(config, origins, run.data.record)
     write.write(_as_checkpoint(state), config, folder)
     print(beginning.describe(), flush=True)
     return int(state.step)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Collection
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
@@ -28,9 +29,23 @@ class Cache:
 
     @functools.cached_property
     def ids(self) -> TokenIds:
-        """The vocabulary of the cache's rows, read when first used."""
-        record = self.manifest.plan.vocabulary
-        model = files.read_bytes(files.join(self.folder, VOCABULARY))
+        """The vocabulary of the cache's rows, read when first used.
+
+        Raises:
+          UserError: the file is missing, or is not the vocabulary that the cache was built with.
+        """
+        record, path = self.manifest.plan.vocabulary, files.join(self.folder, VOCABULARY)
+        again = "run pipeline.build again, which writes it anew"
+        try:
+            model = files.read_bytes(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is missing: {again}") from error
+        found = hashlib.sha256(model).hexdigest()
+        if found != record.sha256:
+            raise UserError(
+                f"{path} is damaged: its sha256 is {found}, and the cache was built with "
+                f"{record.sha256}: {again}"
+            )
         return TokenIds(record.size, record.sentinels, model)
 
 

@@ -28,7 +28,7 @@ STATE = TrainState(
 
 def run_of(model_dir):
     config, _ = build_config("t5_1_1_tiny", [f"--model_dir={model_dir}"])
-    return SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}))
+    return SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}, record={}))
 
 
 def train(model_dir, policy, losses, first=0):

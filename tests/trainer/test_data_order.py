@@ -37,7 +37,8 @@ def test_a_run_from_before_versions_keeps_the_first(tmp_path):
     assert keep_order(config, origins) is config
     save_config(config, origins)
     assert load_config(str(tmp_path))[0].data.order == 2
-    assert keep_order(config, origins) is config
+    assert keep_order(config, origins) == config
+    assert "data.order" not in origins
 
     forget_the_order(tmp_path)
     stored, _ = load_config(str(tmp_path))
@@ -49,6 +50,15 @@ def test_a_run_from_before_versions_keeps_the_first(tmp_path):
     # Set on the command line, it is refused like any other difference.
     insisted, typed = config_of(f"--model_dir={tmp_path}", "--data.order=2")
     assert keep_order(insisted, typed) is insisted
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"config": {}}', '{"config": []}', '{"config": {"data": {"order": 3}}}']
+)
+def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json is not a run's configuration of this"):
+        keep_order(*config_of(f"--model_dir={tmp_path}"))
 
 
 def test_the_version_is_no_setting_of_seqio_tasks():
@@ -116,3 +126,15 @@ def test_microbatches_may_change_only_where_they_change_nothing_else(flags, why)
     assert changes() == []
     assert len(changes(*flags)) == 1
     assert changes(*flags)[0].startswith("microbatches was 1, is 2, and " + why)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--lengths.inputs=1", r"--lengths\.inputs=1 --lengths\.targets=114: inputs length 1"),
+        ("--mixing.schedule=nonsense", r"--mixing\.schedule: nonsense: write STEP:TASK=RATE"),
+    ],
+)
+def test_a_mistake_in_a_flag_names_the_flag(text_cache, flag, says):
+    with pytest.raises(UserError, match=says):
+        run_of(text_cache, flag)

@@ -1,5 +1,6 @@
 """Runs with several tasks: exact batches, every window once, and start-up text."""
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -119,7 +120,9 @@ def test_tasks_that_cannot_be_mixed_are_rejected(text_cache, tmp_path):
     for name in (SPANS, PREFIX):
         shutil.copytree(text_cache, tmp_path / name)
     manifest = json.loads((tmp_path / PREFIX / "manifest.json").read_text())
-    manifest["plan"]["vocabulary"]["sha256"] = "0" * 64
+    model = (text_cache / "sentencepiece.model").read_bytes() + b"x"
+    (tmp_path / PREFIX / "sentencepiece.model").write_bytes(model)
+    manifest["plan"]["vocabulary"]["sha256"] = hashlib.sha256(model).hexdigest()
     (tmp_path / PREFIX / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="different vocabularies"):
         run_of(tmp_path, f"{SPANS}=1,{PREFIX}=1")
@@ -208,7 +211,7 @@ def test_fields_of_an_objective_are_flags(text_cache):
     assert (only_s.batches()[0]["encoder_input_tokens"][:, 0] == mode).all()
     for wrong, says in (
         ("mask.density=0.5", "no field mask.density; it has inputs, mask.mean_noise_span_length"),
-        ("mask.noise_density=much", "not a value of type float"),
+        ("mask.noise_density=much", "it must be a number"),
         ("inputs=nothing", "unknown side"),
     ):
         with pytest.raises(UserError, match=says):

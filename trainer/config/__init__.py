@@ -18,6 +18,7 @@ from trainer.config.run import (
     MixingConfig,
     VocabularyConfig,
     load_config,
+    load_record,
     save_config,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "config_changes",
     "keep_order",
     "load_config",
+    "load_record",
     "save_config",
 ]

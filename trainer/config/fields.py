@@ -171,9 +171,7 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
         try:
             values[path] = parse_value(text, declared)
         except ValueError as error:
-            raise UserError(
-                f"--{name}={text}: not a value of type {_type_name(declared)}"
-            ) from error
+            raise UserError(f"--{name}={text}: it must be {_kind(declared)}") from error
         typed[path] = (name, text)
         origins[path] = "command line"
     try:
@@ -257,8 +255,15 @@ def as_flag(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _type_name(declared: Any) -> str:
-    return getattr(declared, "__name__", str(declared))
+def _kind(declared: Any) -> str:
+    """Returns a declared type in words, as in "a number or None"."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(declared) if kind is not type(None)]
+        return " or ".join([*map(_kind, kinds), "None"])
+    if typing.get_origin(declared) is tuple:
+        return f"values separated by commas, each {_kind(typing.get_args(declared)[0])}"
+    return words.get(declared, str(declared))
 
 
 def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
@@ -283,8 +288,7 @@ def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> 
         try:
             parsed = parse_value(text, declared)
         except ValueError as error:
-            kind = getattr(declared, "__name__", declared)
-            raise UserError(f"--{flag}={setting}: not a value of type {kind}") from error
+            raise UserError(f"--{flag}={setting}: it must be {_kind(declared)}") from error
         try:
             value = replace(value, path, parsed)
         except RejectedField as error:

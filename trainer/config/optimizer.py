@@ -17,6 +17,7 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.fields import (
     BELOW_ONE,
     Rejected,
+    Rule,
     above,
     at_least,
     check,
@@ -183,7 +184,7 @@ class OptimizerConfig:
         "learning rate, the schedule's factor constant (T5X's base_learning_rate); "
         "relative to each tensor's root mean square with multiply_by_parameter_scale; None: 1.0 "
         "for adafactor, required for others",
-        rule=above(0),
+        rule=Rule("a finite number above 0", lambda rate: 0 < rate < math.inf),
     )
     schedule: str | None = field(
         None,

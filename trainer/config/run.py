@@ -7,6 +7,8 @@ No heavy import: `python -m trainer.pretrain --help` reads this module.
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from tasks import registry
 from tasks.storage import files
@@ -435,10 +437,18 @@ def _updates(text: str) -> range:
     return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
 
 
-def save_config(config: Config, origins: dict[str, str]) -> None:
-    """Writes config.json into the model directory."""
-    value = {"config": dataclasses.asdict(config), "origins": origins}
+def save_config(
+    config: Config, origins: dict[str, str], record: Mapping[str, Any] | None = None
+) -> None:
+    """Writes config.json into the model directory; `record` is that of the run's tasks, as JSON."""
+    value = {"config": dataclasses.asdict(config), "origins": origins, **(record or {})}
     files.write_json(files.join(config.model_dir, CONFIG_FILE), value)
+
+
+def load_record(model_dir: str) -> dict[str, Any]:
+    """Returns the record of the tasks of the run in `model_dir`; {} if it was begun without one."""
+    value = files.read_json(files.join(model_dir, CONFIG_FILE))
+    return {name: value[name] for name in ("tasks", "rates") if name in value}
 
 
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tasks import mixture, registry
 from tasks.cache.cache import Cache, find_cache
@@ -16,7 +16,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
-from trainer.data import startup
+from trainer.data import recorded, startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
@@ -48,6 +48,14 @@ class Data(Protocol):
     @property
     def fingerprints(self) -> dict[str, str]:
         """Checksum of each task's data, which must not change during a run."""
+
+    @property
+    def tasks_record(self) -> dict[str, Any]:
+        """Task -> what determines its examples, as JSON values (`trainer.data.recorded`)."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """`tasks_record` as "tasks", and "rates": [updates made before, task -> share] each."""
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
@@ -112,7 +120,10 @@ def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
     """Returns (updates made before, mixture) of the run's first mixture and its schedule."""
     known = registry.mixtures(config.task_module)
     first = known.get(config.task) or mixture.parse(config.task)
-    entries = [(0, first), *mixture.parse_schedule(config.mixing.schedule)]
+    try:
+        entries = [(0, first), *mixture.parse_schedule(config.mixing.schedule)]
+    except UserError as error:
+        raise UserError(f"--mixing.schedule: {error}") from error
     changed = {
         name: value
         for name in ("maximum", "temperature")
@@ -143,6 +154,13 @@ class CachedData:
                     "the same --vocabulary"
                 )
         for each in tasks:
+            try:
+                each.task.objective.window_tokens(self.lengths)
+            except UserError as error:
+                flags = f"--lengths.inputs={self.lengths.inputs}"
+                raise UserError(
+                    f"{flags} --lengths.targets={self.lengths.targets}: {error}"
+                ) from error
             where = f"the vocabulary of {each.cache}"
             each.task.check(self.lengths, each.ids, each.manifest.plan.separator, where)
 
@@ -155,6 +173,26 @@ class CachedData:
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of the plan of each task's cache."""
         return {each.task.name: each.manifest.plan.fingerprint for each in self.tasks}
+
+    @functools.cached_property
+    def tasks_record(self) -> dict[str, Any]:
+        """Task -> what determines its examples, as JSON values."""
+        return {
+            each.task.name: recorded.task_record(
+                each.task, self.lengths, each.ids, each.manifest.plan.separator
+            )
+            for each in self.tasks
+        }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """`tasks_record` as "tasks", and "rates": [updates made before, task -> share] each."""
+        names = [each.task.name for each in self.tasks]
+        rates = [
+            [step, {name: rate for name, rate in zip(names, shares, strict=True) if rate}]
+            for step, shares in self.rates
+        ]
+        return {"tasks": self.tasks_record, "rates": rates}
 
     def maker(self, each: CachedTask, split: str, keep_tails: bool) -> BatchMaker:
         """Opens a split of a task's cache; for `keep_tails` see tasks.cache.windows.Windows."""

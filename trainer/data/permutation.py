@@ -8,6 +8,7 @@ Dimensions: W requested ranks.
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
     """
     word_bits = bits // 2
     # A word beside its copy, from which a shift takes the word rotated.
-    kind: type = np.uint32 if word_bits <= 16 else np.uint64
+    kind: Any = np.uint32 if word_bits <= 16 else np.uint64
     mask = kind((1 << word_bits) - 1)
     high: np.ndarray = (values >> np.uint64(word_bits)).astype(kind)
     low: np.ndarray = values.astype(kind) & mask

@@ -5,6 +5,7 @@ converters. They lack the guarantees of caches of pipeline.build; `consequences`
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from tasks import registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
+from trainer.data import recorded
 from trainer.data.batches import pad_rows
 from trainer.data.cached import EvaluationSet
 from trainer.data.features import Batch
@@ -23,6 +25,30 @@ _LIMITS = (
     "a shuffle buffer, a restart reads from the beginning and skips the batches already used, and "
     "trainer.explain cannot name documents"
 )
+
+
+def _record(task: Any) -> dict[str, Any]:
+    """Returns what seqio exposes of a task, as JSON values: names and settings, not code."""
+    return {
+        "source": type(task.source).__qualname__,
+        "preprocessors": [_preprocessor(step) for step in task.preprocessors],
+        "features": {
+            name: {
+                "vocab_size": int(feature.vocabulary.vocab_size),
+                "add_eos": bool(feature.add_eos),
+                "dtype": str(getattr(feature.dtype, "name", feature.dtype)),
+            }
+            for name, feature in task.output_features.items()
+        },
+    }
+
+
+def _preprocessor(step: Any) -> Any:
+    """Returns the name of a preprocessor and, for a functools.partial, its arguments."""
+    if not isinstance(step, functools.partial):
+        return getattr(step, "__qualname__", type(step).__qualname__)
+    arguments = {name: recorded.plain(value) for name, value in step.keywords.items()}
+    return {"function": _preprocessor(step.func), "args": recorded.plain(step.args), **arguments}
 
 
 class SeqioData:
@@ -72,13 +98,23 @@ class SeqioData:
             for side, length in dataclasses.asdict(self.lengths).items()
             if side in features
         }
+        self.tasks_record = {task.name: _record(task) for task in self._tasks()}
         # seqio's caches have no fingerprint.
         self.fingerprints: dict[str, str] = {}
         self._cached = False
         if config.cache_dir and config.data.use_cached is not False:
             seqio.add_global_cache_dirs([config.cache_dir])
-            tasks = getattr(self._mixture, "tasks", [self._mixture])
-            self._cached = all(task.cache_dir for task in tasks)
+            self._cached = all(task.cache_dir for task in self._tasks())
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """`tasks_record` as "tasks", and the mixture's rates as "rates", as seqio gives them."""
+        rate_of = getattr(self._mixture, "get_rate", lambda _: 1.0)
+        rates = {task.name: float(rate_of(task)) for task in self._tasks()}
+        return {"tasks": self.tasks_record, "rates": [[0, rates]]}
+
+    def _tasks(self) -> list[Any]:
+        return list(getattr(self._mixture, "tasks", [self._mixture]))
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
@@ -129,8 +165,7 @@ class SeqioData:
         """Returns a warning if a cache was requested and there is none."""
         if self._cached or not self._config.data.use_cached:
             return []
-        tasks = getattr(self._mixture, "tasks", [self._mixture])
-        uncacheable = [task.name for task in tasks if not task.supports_caching]
+        uncacheable = [task.name for task in self._tasks() if not task.supports_caching]
         why = f"{', '.join(uncacheable)} cannot be cached" if uncacheable else "cache_dir has none"
         return [
             f"data.use_cached requests a cache, but {why}: this process tokenizes the text; "

@@ -273,6 +273,36 @@ def test_a_row_with_a_wrong_number_of_tokens_is_rejected(cache):
         cache.windows(100).read(np.array([32]))
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda shards, plan: (shards[1:], plan), "shard 0 of train lacks train.tfrecord-00000"),
+        (lambda shards, plan: (shards[::-1], plan), "shard 0 of train lacks train.tfrecord-00000"),
+        (
+            lambda shards, plan: ((*shards, shards[0]), plan),
+            "shard 0 of train lacks train.tfrecord-00000",
+        ),
+        (
+            lambda shards, plan: (shards, dataclasses.replace(plan, packing="concot")),
+            "its packing is 'concot', which is unknown",
+        ),
+        (
+            lambda shards, plan: ((dataclasses.replace(shards[0], tokens=-5), *shards[1:]), plan),
+            "the tokens of a shard do not fill its rows",
+        ),
+        (
+            lambda shards, plan: ((dataclasses.replace(shards[0], rows=3), *shards[1:]), plan),
+            "the tokens of a shard do not fill its rows",
+        ),
+    ],
+)
+def test_an_edited_manifest_is_refused(caches, change, says):
+    cache = caches[100]
+    found, plan = change(cache.manifest.splits["train"], cache.manifest.plan)
+    with pytest.raises(UserError, match=rf"manifest\.json is damaged \(.*{says}.*build again"):
+        Windows(cache.folder, CacheManifest(plan, {"train": found}, {}), "train", 100)
+
+
 def open_files(folder):
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     return sum(os.path.realpath(link).startswith(folder) for link in links if os.path.exists(link))

@@ -62,8 +62,10 @@ def test_flags_set_typed_fields_and_their_origin():
     [
         ("--train_step=7", "did you mean train_steps"),
         ("--optimizer.learning_rates=1", "did you mean optimizer.learning_rate"),
-        ("--train_steps=many", "not a value of type int"),
-        ("--metrics.tensorboard=maybe", "not a value of type bool"),
+        ("--lengths.inputs=many", "it must be a whole number or None"),
+        ("--optimizer.learning_rate=inf", "it must be a finite number above 0"),
+        ("--train_steps=many", "it must be a whole number"),
+        ("--metrics.tensorboard=maybe", "it must be true or false"),
         ("--model=big", "unknown flag --model"),
         ("--loss.normalizer=mean", "normalizer"),
         ("--optimizer.schedule=constnat", "constnat"),

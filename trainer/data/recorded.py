@@ -1,0 +1,135 @@
+"""What a run's tasks are: recorded with the run, and compared when it goes on.
+
+Objectives and mixtures are code, the user's or ours, and may change between two starts. Checkpoints
+and config.json therefore hold their settings, and a digest of the examples that they make.
+"""
+
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tasks.objectives import Lengths, Objective, noise
+from tasks.task import TaskSpec
+from tasks.vocabulary import UNK_ID, TokenIds
+
+# Windows of which an objective makes the examples of its digest, and the seed of their tokens.
+_PROBES, _PROBE_SEED = 16, 0x9E0B
+
+
+def task_record(task: TaskSpec, lengths: Lengths, ids: TokenIds, separator: str) -> dict[str, Any]:
+    """Returns what determines the examples of a task, as JSON values.
+
+    Args:
+      task: the task, with the run's settings of its objective.
+      lengths: lengths of the features.
+      ids: the vocabulary.
+      separator: what ends a document in the cache.
+    """
+    return {
+        "objective": plain(task.objective),
+        "lengths": dataclasses.asdict(lengths),
+        "window_tokens": task.objective.window_tokens(lengths),
+        "separator": separator,
+        "examples_sha256": _examples_sha256(task.objective, lengths, ids),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON: dataclasses and other objects with the name of their class."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, type | Callable):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    names = (
+        [field.name for field in dataclasses.fields(value)]
+        if dataclasses.is_dataclass(value)
+        else sorted(getattr(value, "__dict__", ()))
+    )
+    settings = {name: plain(getattr(value, name)) for name in names}
+    return {"class": type(value).__qualname__, **settings}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
+    """Returns one message per difference of two records that matters up to `step`.
+
+    Args:
+      before, now: "tasks", name -> record, and "rates", [updates made before, name -> share] of
+        the first mixture and each change; either may lack what is not to be compared.
+      step: number of updates made.
+    """
+    found: list[str] = []
+    known = now.get("tasks", {})
+    for task, record in before.get("tasks", {}).items():
+        if task in known:
+            found += _task_changes(task, record, known[task])
+    if "rates" in before and "rates" in now:
+        rates = [
+            [entry for entry in each["rates"] if entry[0] < max(step, 1)] for each in (before, now)
+        ]
+        if rates[0] != rates[1]:
+            found.append(f"the rates of the tasks were {_shown(rates[0])}, are {_shown(rates[1])}")
+    return found
+
+
+def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    settings = [path for path in differ if path != "examples_sha256"]
+    for path in settings:
+        subject, _, rest = path.partition(".")
+        name = f"{subject} of {task}" + (f": {rest}" if rest else "")
+        yield f"{name} was {old.get(path)}, is {new.get(path)}"
+    if differ and not settings:
+        yield f"the objective of {task} makes other examples, as its code has changed"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of everything in nested dicts and lists."""
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        yield path, value
+        return
+    for name, item in items:
+        yield from _leaves(item, f"{path}.{name}" if path else str(name))
+
+
+def _shown(rates: list[Any]) -> str:
+    return "; ".join(
+        ", ".join(f"{task} {share:.4%}" for task, share in shares.items())
+        + (f" from update {step + 1:,} on" if step else "")
+        for step, shares in rates
+    )
+
+
+def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> str:
+    """Returns the SHA-256 of the examples of some windows, full ones and shorter ones."""
+    width = objective.window_tokens(lengths)
+    generator = np.random.default_rng(_PROBE_SEED)
+    lengths_W = np.full(_PROBES, width, np.int64)
+    lengths_W[1::4] = generator.integers(1, width + 1, len(lengths_W[1::4]))
+    pieces = max(ids.first_sentinel, UNK_ID + 2)
+    tokens_WN = generator.integers(UNK_ID + 1, pieces, (_PROBES, width), dtype=np.int32)
+    tokens_WN *= np.arange(width) < lengths_W[:, None]
+    keys_W = noise.evaluation_keys(_PROBE_SEED, np.arange(_PROBES))
+    made = objective.examples(tokens_WN, lengths_W, keys_W, lengths, ids)
+    digest = hashlib.sha256()
+    for name in sorted(made):
+        values_WL, counts_W = made[name]
+        for values_L, count in zip(values_WL, counts_W, strict=True):
+            digest.update(f"{name} {count} ".encode() + values_L[:count].astype("<i8").tobytes())
+    return digest.hexdigest()
