@@ -213,9 +213,8 @@ class _InBucket(Lock):
         try:
             fs, inner = files.filesystem(self._path)
             return remote.with_retries(self._path, lambda: upload(fs, inner))
-        except Exception as error:
-            if remote.http_status(error)[0] != 412:
-                raise
+        except FileExistsError:  # HTTP 412, as gcsfs raises it
+            pass
         now, found = self._read()
         return now if self._content["id"].encode() in found else ""
 
