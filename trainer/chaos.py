@@ -263,9 +263,7 @@ def _damage(
     data = bytearray(path.read_bytes())
     if kind == "bit":
         data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
-    content = {"cut": bytes(data[: len(data) // 2]), "zeros": bytes(len(data))}.get(
-        kind, bytes(data)
-    )
+    contents = {"cut": bytes(data[: len(data) // 2]), "zeros": bytes(len(data))}
     path.unlink()
     if kind != "gone":
         path.write_bytes(contents.get(kind, bytes(data)))
