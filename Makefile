@@ -74,10 +74,10 @@ chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and other faults, and compa
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --workers=1-4 --seed=7
 
-chaos-train: $(VENV)/.demo ## kill a training run 10 times and compare its results (after make demo)
+chaos-train: $(VENV)/.demo ## break training runs 20 times and compare their results (after make demo)
 	@rm -rf $(DEMO)/chaos
 	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
-	    --kills=10 --steps=200 --seed=7
+	    --kills=10 --damages=9 --steps=200 --seed=7
 
 benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet

@@ -1,12 +1,15 @@
-"""Kills a training run at random moments and checks that the result is the same, bit for bit.
+"""Breaks training runs at random moments and checks that the result is the same, bit for bit.
 
-    python -m trainer.chaos --model_dir=DIR --kills=10 --steps=200 --seed=7
+    python -m trainer.chaos --model_dir=DIR --kills=10 --damages=5 --steps=200 --seed=7
 
-One run trains undisturbed. Another run of the same configuration is killed with SIGKILL at random
-moments, while it starts, makes updates, evaluates or writes a checkpoint, and restarted each time
-by the same command. Its final state and its loss curve must equal the undisturbed run's, bit for
-bit. Prints a Markdown table of the kills; exits with 1 if anything differs. Flags of
-`trainer.pretrain` are passed on to both runs.
+One run trains undisturbed. Another run of the same configuration is ended by SIGKILL, Ctrl-C or
+SIGTERM at random moments, while it starts, makes updates, evaluates or writes a checkpoint, and
+restarted each time by the same command. Then files of newest checkpoints are damaged: the run must
+name the newest sound one, and resume from it with `--checkpoint.on_damage=fall_back`. Last, a
+second run starts in the directory of one that is going on, and must be refused. Final states and
+loss curves must equal the undisturbed run's, bit for bit, and no run may print a traceback. Prints
+Markdown tables; exits with 1 if anything differs. Flags of `trainer.pretrain` are passed on to all
+runs.
 """
 
 import argparse
@@ -30,6 +33,11 @@ _DEADLINE_SECONDS = 600
 # Phases that kills are aimed at, with their weights. A kill may still land in another phase; the
 # table shows the actual one.
 _PHASE_WEIGHTS = {"start": 2, "update": 4, "evaluation": 2, "checkpoint": 2}
+# Signals that end a run, with their weights.
+_SIGNAL_WEIGHTS = {signal.SIGKILL: 6, signal.SIGINT: 2, signal.SIGTERM: 2}
+# Exit codes after Ctrl-C, after SIGTERM with the state saved, and of a user's mistake.
+_EXIT_INTERRUPTED, _EXIT_PREEMPTED, _EXIT_USER_ERROR = 130, 75, 2
+_DAMAGES = ("bit", "bit", "cut", "zeros", "gone")
 # Settings of the runs besides the command's own flags: short rows, dropout, every kind of output.
 _SETTINGS = (
     "--batch_size=4",
@@ -42,15 +50,17 @@ _SETTINGS = (
 
 
 class Kill(NamedTuple):
-    """A SIGKILL.
+    """A signal that ended a run.
 
     Attributes:
+      name: name of the signal.
       activity: what the run was doing.
       seconds: time since the run was started.
       step: its last step with metrics.
       checkpoint: step of its newest checkpoint, 0 if there was none.
     """
 
+    name: str
     activity: str
     seconds: float
     step: int
@@ -72,10 +82,33 @@ class Subject:
         ]
         self._leftovers: set[pathlib.Path] = set()
 
-    def start(self) -> None:
-        """Starts the run; `process` is its process group."""
+    def start(self, *more: str) -> None:
+        """Starts the run, with `more` flags; `process` is its process group."""
         self._leftovers = set(self._partial_checkpoints())
-        self.process = ProcessGroup(self.command, self.folder.with_suffix(".log"))
+        log = self.folder.with_suffix(".log")
+        self.process = ProcessGroup([*self.command, *more], log, preexec_fn=_hear_interrupts)
+
+    def end(self, number: signal.Signals) -> None:
+        """Ends the run by a signal.
+
+        Raises:
+          UserError: it printed a traceback, hung, or ended with an exit code of its own.
+        """
+        if number == signal.SIGKILL:
+            self.process.kill()
+            return
+        self.process.signal(number)
+        self._wait()
+        expected = {signal.SIGINT: _EXIT_INTERRUPTED, signal.SIGTERM: _EXIT_PREEMPTED}[number]
+        # SIGTERM before the first update ends a run as any program, and a run may finish first.
+        if self.process.exit_code not in (0, expected, -signal.SIGTERM):
+            self.check_exit_code()
+        self.check_output()
+
+    def check_output(self) -> None:
+        """Raises UserError if the run has printed a traceback."""
+        if "Traceback (most recent call last)" in self.process.output():
+            raise UserError(f"a run printed a traceback: {self.process.output()[-2000:]}")
 
     def finish(self) -> None:
         """Waits for the run to end.
@@ -83,11 +116,15 @@ class Subject:
         Raises:
           UserError: it failed or hung; quotes the end of its output.
         """
+        self._wait()
+        self.check_exit_code()
+        self.check_output()
+
+    def _wait(self) -> None:
         try:
             self.process.wait(_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise UserError(f"a run hung for {_DEADLINE_SECONDS} s and was killed") from error
-        self.check_exit_code()
 
     def check_exit_code(self) -> None:
         """Raises UserError if the run ended with an error; quotes the end of its output."""
@@ -138,6 +175,11 @@ class Subject:
         return "making updates" if steps and steps[-1] > before else "before its first update"
 
 
+def _hear_interrupts() -> None:
+    """Restores the default of Ctrl-C, which the shell's background jobs ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _flag(command: list[str], name: str) -> str:
     """Returns the last value of a flag."""
     return [text for text in command if text.startswith(f"--{name}=")][-1].partition("=")[2]
@@ -169,18 +211,95 @@ def _start_and_kill(
 
         subject.process.wait_until(reached, _DEADLINE_SECONDS)
         time.sleep(generator.uniform(0, 0.05))
+    number = generator.choices([*_SIGNAL_WEIGHTS], [*_SIGNAL_WEIGHTS.values()])[0]
     # Stop the run first, so that the recorded activity is the one in which it is killed.
-    subject.process.signal(signal.SIGSTOP)
+    if number == signal.SIGKILL:
+        subject.process.signal(signal.SIGSTOP)
     finished = subject.process.exit_code is not None
     steps = [line["step"] for line in subject.lines()]
     kill = Kill(
-        subject.activity(), time.monotonic() - begin, max(steps, default=0), subject.checkpoint()
+        number.name,
+        subject.activity(),
+        time.monotonic() - begin,
+        max(steps, default=0),
+        subject.checkpoint(),
     )
-    subject.process.kill()
     if finished:
         subject.check_exit_code()
         return None
+    subject.end(number)
     return kill
+
+
+class Damage(NamedTuple):
+    """Damage to a file of a newest checkpoint.
+
+    Attributes:
+      file: path in the checkpoint.
+      kind: one of _DAMAGES.
+      outcome: what the run made of it.
+    """
+
+    file: str
+    kind: str
+    outcome: str
+
+
+def _damage(
+    undisturbed: Subject, subject: Subject, generator: random.Random, steps: int
+) -> tuple[Damage, list[str]]:
+    """Damages a file of the newest checkpoint of a copy of a run, and resumes it.
+
+    Returns:
+      What happened, and what went wrong.
+    """
+    shutil.copytree(undisturbed.folder, subject.folder)
+    shutil.rmtree(subject.folder / f"checkpoint_{steps}")
+    newest = subject.folder / f"checkpoint_{subject.checkpoint()}"
+    path = generator.choice(
+        [path for path in sorted(newest.rglob("*")) if path.is_file() and path.stat().st_size]
+    )
+    kind = generator.choice(_DAMAGES)
+    data = bytearray(path.read_bytes())
+    if kind == "bit":
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    contents = {"cut": bytes(data[: len(data) // 2]), "zeros": bytes(len(data))}
+    path.unlink()
+    if kind != "gone":
+        path.write_bytes(contents.get(kind, bytes(data)))
+    name, failures = str(path.relative_to(newest)), []
+    subject.start()
+    subject.process.wait(_DEADLINE_SECONDS)
+    subject.check_output()
+    outcome = "harmless"
+    if subject.process.exit_code:
+        said = subject.process.output().splitlines()[-1]
+        outcome = "named; fell back"
+        if subject.process.exit_code != _EXIT_USER_ERROR or "is damaged" not in said:
+            failures.append(f"{kind} in {name}: {said}")
+        if "newest sound one is checkpoint_" not in said:
+            failures.append(f"{kind} in {name}: no sound checkpoint is offered: {said}")
+        subject.start("--checkpoint.on_damage=fall_back")
+        subject.finish()
+    failures += [f"{kind} in {name}: {text}" for text in differences(undisturbed, subject, steps)]
+    return Damage(name, kind, outcome), failures
+
+
+def _start_twice(undisturbed: Subject, subject: Subject, steps: int) -> list[str]:
+    """Starts a run and then another in its folder; returns what went wrong."""
+    subject.start()
+    subject.process.wait_until(lambda: bool(subject.lines()), _DEADLINE_SECONDS)
+    log = subject.folder.with_suffix(".second.log")
+    second = ProcessGroup(subject.command, log)
+    second.wait(_DEADLINE_SECONDS)
+    said = second.output()
+    failures = []
+    if second.exit_code != _EXIT_USER_ERROR or "another run is writing" not in said:
+        failures.append(f"a second run ended with {second.exit_code}: {said[-300:]}")
+    if "Traceback" in said:
+        failures.append(f"a second run printed a traceback: {said[-1000:]}")
+    subject.finish()
+    return failures + differences(undisturbed, subject, steps)
 
 
 def differences(one: Subject, other: Subject, step: int) -> list[str]:
@@ -227,7 +346,8 @@ def parser() -> Parser:
     add("--cache_dir", default="demo/cache", help="folder of caches by task; make demo writes one")
     add("--task", default="python_docs_span_corruption", help="task of a cache in --cache_dir")
     add("--preset", default="t5_1_1_tiny", help="model preset, see trainer.pretrain --help")
-    add("--kills", type=int, default=10, help="number of SIGKILLs, 0 or more")
+    add("--kills", type=int, default=10, help="number of signals that end a run, 0 or more")
+    add("--damages", type=int, default=5, help="number of damaged checkpoints, 0 or more")
     add("--steps", type=int, default=200, help="updates of a run, 20 or more")
     add("--seed", type=int, default=0, help="seed of the planned kills; their timing still varies")
     return made
@@ -239,7 +359,7 @@ def main(argv: list[str]) -> int:
     folder = pathlib.Path(flags.model_dir)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose a new folder for --model_dir")
-    for name, least in (("kills", 0), ("steps", 20)):
+    for name, least in (("kills", 0), ("damages", 0), ("steps", 20)):
         if getattr(flags, name) < least:
             raise UserError(f"--{name}={getattr(flags, name)}: must be at least {least}")
     if not files.exists(flags.cache_dir):
@@ -276,7 +396,26 @@ def main(argv: list[str]) -> int:
             failures += [f"{subject.folder}: {difference}" for difference in found]
             if not found:
                 shutil.rmtree(subject.folder)
+    damages: list[Damage] = []
+    with progress.shown("damaging", flags.damages) as bar:
+        while len(damages) < flags.damages:
+            subject = Subject(flags, settings, folder / f"damaged-{len(damages) + 1}")
+            damage, found = _damage(undisturbed, subject, generator, flags.steps)
+            damages.append(damage)
+            failures += [f"{subject.folder}: {text}" for text in found]
+            if not found:
+                shutil.rmtree(subject.folder)
+            bar.update(len(damages))
+    subject = Subject(flags, settings, folder / "twice")
+    found = _start_twice(undisturbed, subject, flags.steps)
+    failures += [f"{subject.folder}: {text}" for text in found]
+    if not found:
+        shutil.rmtree(subject.folder)
     print(_table(kills))
+    if damages:
+        rows = [(number, *damage) for number, damage in enumerate(damages, 1)]
+        print("\n" + table(("damage", "file", "kind", "outcome"), rows, markdown=True))
+    print("\na second run in the directory of a run was " + ("NOT " * bool(found)) + "refused")
     lines = len(undisturbed.lines())
     verdict = "differ from" if failures else "equal, bit for bit,"
     print(
@@ -291,9 +430,12 @@ def main(argv: list[str]) -> int:
 
 def _table(kills: list[Kill]) -> str:
     """Returns the kills as a Markdown table."""
-    header = ("SIGKILL", "after (s)", "while", "last step with metrics", "newest checkpoint")
+    header = (
+        *("kill", "after (s)", "while", "last step with metrics", "newest checkpoint"),
+        "signal",
+    )
     rows = [
-        (number, f"{kill.seconds:.2f}", kill.activity, kill.step, kill.checkpoint)
+        (number, f"{kill.seconds:.2f}", kill.activity, kill.step, kill.checkpoint, kill.name)
         for number, kill in enumerate(kills, 1)
     ]
     return table(header, rows, markdown=True)

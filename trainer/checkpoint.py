@@ -41,6 +41,8 @@ from trainer.setup import Run, vocabulary_sha256
 _PREFIX = "checkpoint"
 # The only one of config.BEST_METRICS of which higher values are better.
 _HIGHER_IS_BETTER = "accuracy"
+# Beginnings of errors of reads that were left when another one failed.
+_LATE_READS = ("Event loop is closed", "Encountered error while reading array")
 # Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
 # or file descriptors ran out.
 _NOT_DAMAGE = (
@@ -357,7 +359,7 @@ def _without_late_reads(unraisable: Any) -> None:
 
     Such reads and writes are left when one fails: Orbax has closed their event loop by then.
     """
-    if str(unraisable.exc_value) != "Event loop is closed":
+    if not str(unraisable.exc_value).startswith(_LATE_READS):
         sys.__unraisablehook__(unraisable)
 
 

@@ -3,11 +3,12 @@
 python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000]
 """
 
+import os
 import sys
 
 from tasks.storage import files
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.terminal.table import table
 
 # By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
@@ -38,6 +39,8 @@ def main(argv: list[str]) -> None:
         "Switch layers only",
     )
     arguments = parser.parse_args(argv)
+    if arguments.output:
+        _check_output(arguments.output)
 
     from trainer.config import fields, load_config
 
@@ -100,6 +103,18 @@ def merged(
         }
         rows[str(step)] = {**others, **result}
     return {step: rows[step] for step in sorted(rows, key=int)}
+
+
+def _check_output(output: str) -> None:
+    """Makes the folder of a file, before hours are spent on what is to be written into it."""
+    if files.is_remote(output):
+        return
+    path = os.path.abspath(files.local_path(output))
+    if os.path.isdir(path):
+        raise UserError(
+            f"--output={output} is a folder: name a file, such as {output}/metrics.json"
+        )
+    files.make_folder(os.path.dirname(path))
 
 
 def _table(results: dict[int, Results]) -> str:

@@ -7,7 +7,7 @@ import sys
 
 from tasks.storage import files
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser
+from tasks.terminal.command_line import Parser, UserError
 from trainer.config import load_config
 
 
@@ -33,6 +33,12 @@ def main(argv: list[str]) -> int:
 
     path = arguments.model_dir
     if arguments.step is not None:
+        found = read.steps(path)
+        if arguments.step not in found:
+            raise UserError(
+                f"{path} has no checkpoint of step {arguments.step}; it has "
+                f"{', '.join(map(str, found)) or 'none'}"
+            )
         path = files.join(path, f"checkpoint_{arguments.step}")
     checkpoint = read.load(path)
     written = write.write(checkpoint, config, arguments.output, arguments.scan_layers)

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.storage import files, remote
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 LOCK = ".lock"
@@ -211,11 +211,9 @@ class _InBucket(Lock):
             return str(made["generation"])
 
         try:
-            fs, inner = files.filesystem(self._path)
-            return remote.with_retries(self._path, lambda: upload(fs, inner))
-        except Exception as error:
-            if remote.http_status(error)[0] != 412:
-                raise
+            return files.on_store(self._path, upload)
+        except FileExistsError:  # HTTP 412, as gcsfs raises it
+            pass
         now, found = self._read()
         return now if self._content["id"].encode() in found else ""
 

@@ -22,7 +22,9 @@ def kill(cache, folder, capsys, *flags):
 
 @pytest.mark.slow
 def test_two_kills_leave_no_trace(text_cache, tmp_path, capsys):
-    code, kills, output = kill(text_cache, tmp_path / "lab", capsys, "--kills=2", *SHORT)
+    code, kills, output = kill(
+        text_cache, tmp_path / "lab", capsys, "--kills=2", "--damages=0", *SHORT
+    )
     assert code == 0, output
     assert len(kills) == 2
     assert "equal, bit for bit" in output
@@ -32,10 +34,12 @@ def test_two_kills_leave_no_trace(text_cache, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_ten_kills_leave_no_trace(text_cache, tmp_path, capsys):
-    code, kills, output = kill(text_cache, tmp_path / "lab", capsys, "--kills=10", "--seed=1")
+    code, kills, output = kill(
+        text_cache, tmp_path / "lab", capsys, "--kills=10", "--damages=3", "--seed=1"
+    )
     assert code == 0, output
-    assert len(kills) == 10
-    assert len({line.split("|")[3] for line in kills}) > 2
+    assert len(kills) == 13
+    assert len({line.split("|")[3] for line in kills[:10]}) > 2
 
 
 def subject(folder, name, state, lines):
@@ -86,6 +90,7 @@ def test_a_failing_run_is_reported(text_cache, tmp_path, capsys):
     [
         (["--steps=5"], "at least 20"),
         (["--kills=-1"], "at least 0"),
+        (["--damages=-1"], "at least 0"),
         (["--cache_dir=nowhere"], "make demo"),
     ],
 )

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
+from trainer import evaluate, export_t5x
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig, fields
@@ -258,3 +259,18 @@ def test_checkpoints_of_earlier_versions_are_read(tmp_path, capsys):
     assert int(checkpoints.restore(151, ABSTRACT).guard.updates) == 0
     checkpoints.close()
     assert capsys.readouterr().err.count("written without checksums") == 1
+
+
+def test_a_step_that_does_not_exist_lists_those_that_do(model_dir, monkeypatch):
+    config = (run_of(model_dir).config, {})
+    monkeypatch.setattr(export_t5x, "load_config", lambda folder: config)
+    with pytest.raises(UserError, match="no checkpoint of step 7; it has 1, 2, 3"):
+        export_t5x.main([f"--model_dir={model_dir}", "--step=7", "--output=unused"])
+
+
+def test_an_output_that_cannot_be_written_ends_before_the_evaluation(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a folder"):
+        evaluate.main(["--model_dir=none", f"--output={tmp_path}"])
+    with pytest.raises(OSError, match="file"):
+        evaluate.main(["--model_dir=none", f"--output={tmp_path}/file/metrics.json"])
