@@ -1,12 +1,11 @@
-"""Runs a module that ends with the process that started it: `-m pipeline.runners.child PID MODULE`.
+"""A process that runs a module and ends with the process that started it.
 
 A process that was killed cannot end its children, and Beam's workers wait for a lost build for two
-minutes. SIGINT is ignored: the parent, which Ctrl-C reaches as well, decides when workers end.
+minutes.
 """
 
 import os
 import runpy
-import signal
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main() -> None:
+    """Runs a command line of two arguments: the parent's process id and the name of a module."""
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)

@@ -7,6 +7,7 @@ process that started them (see `pipeline.runners.child`).
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from google.protobuf import json_format, text_format
 
 # Time for a worker to end by itself after its job.
 _STOP_SECONDS = 5
+_CHILD = "from pipeline.runners import child; child.main()"
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
@@ -38,8 +40,13 @@ class Workers:
 
     def start(self, environment: dict[str, str]) -> subprocess.Popen:
         """Starts a worker with these environment variables."""
-        command = [sys.executable, "-m", "pipeline.runners.child", str(os.getpid()), _WORKER]
-        process = subprocess.Popen(command, env=environment)
+        command = [sys.executable, "-c", _CHILD, str(os.getpid()), _WORKER]
+        # The child inherits the mask: Ctrl-C reaches it as well, and the parent decides.
+        usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(command, env=environment)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
         self._running.append(process)
         threading.Thread(target=self._watch, args=(process,), daemon=True).start()
         if self._over:
