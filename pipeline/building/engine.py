@@ -73,9 +73,9 @@ def _planned(
         print(note)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):
         # A plan keeps its note of what was left out: no byte of the cache depends on it.
-        corpus.record.update(
-            (key, existing.corpus[key]) for key in ("left_out",) if key in existing.corpus
-        )
+        corpus.record.pop("left_out", None)
+        if "left_out" in existing.corpus:
+            corpus.record["left_out"] = existing.corpus["left_out"]
     assignments = assign(corpus.pieces)
     plan = Plan(
         task=task.name,

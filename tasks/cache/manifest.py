@@ -103,9 +103,14 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the plan without the task's name, so that equal tasks can share a cache."""
+        """SHA-256 of everything that determines the bytes of the shards.
+
+        The task's name is no part of it, so that equal tasks can share a cache, nor is the note of
+        the files that were left out of the corpus.
+        """
         value = dataclasses.asdict(self)
         del value["task"]
+        value["corpus"].pop("left_out", None)
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     @property

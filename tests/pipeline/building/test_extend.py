@@ -287,6 +287,9 @@ def test_a_file_of_another_split_changes_no_plan(build, tmp_path, growing, capsy
     printed = capsys.readouterr().out
     assert "nothing to do" in printed
     assert "of the split test; ?split=test" in printed
+    (cache / "plan.json").write_text("{")
+    (cache / "manifest.json").unlink()
+    build(tmp_path / "cache", flag(folder))  # is still the same plan
     add("c.jsonl")
     build(tmp_path / "cache", flag(folder), "--extend")
     record = json.loads((cache / "plan.json").read_text())["corpus"]
