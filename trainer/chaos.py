@@ -6,14 +6,16 @@ One run trains undisturbed. Another run of the same configuration is ended by SI
 SIGTERM at random moments, while it starts, makes updates, evaluates or writes a checkpoint, and
 restarted each time by the same command. Then files of newest checkpoints are damaged: the run must
 name the newest sound one, and resume from it with `--checkpoint.on_damage=fall_back`. Last, a
-second run starts in the directory of one that is going on, and must be refused. Final states and
-loss curves must equal the undisturbed run's, bit for bit, and no run may print a traceback. Prints
-Markdown tables; exits with 1 if anything differs. Flags of `trainer.pretrain` are passed on to all
-runs.
+second run starts in the directory of one that is going on, and a run resumes with an edited task:
+both must be refused. Final states and loss curves must equal the undisturbed run's, bit for bit,
+and no run may print a traceback. Prints Markdown tables; exits with 1 if anything differs. Flags of
+`trainer.pretrain` are passed on to all runs.
 """
 
 import argparse
+import functools
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -82,11 +84,13 @@ class Subject:
         ]
         self._leftovers: set[pathlib.Path] = set()
 
-    def start(self, *more: str) -> None:
+    def start(self, *more: str, env: dict[str, str] | None = None) -> None:
         """Starts the run, with `more` flags; `process` is its process group."""
         self._leftovers = set(self._partial_checkpoints())
         log = self.folder.with_suffix(".log")
-        self.process = ProcessGroup([*self.command, *more], log, preexec_fn=_hear_interrupts)
+        self.process = ProcessGroup(
+            [*self.command, *more], log, preexec_fn=_hear_interrupts, env=env
+        )
 
     def end(self, number: signal.Signals) -> None:
         """Ends the run by a signal.
@@ -302,6 +306,51 @@ def _start_twice(undisturbed: Subject, subject: Subject, steps: int) -> list[str
     return failures + differences(undisturbed, subject, steps)
 
 
+# A task module that redefines a task, with windows of one token less.
+_EDITED_MODULE = "chaos_edited_task"
+_EDITED_TASK = """
+import dataclasses
+
+from tasks import registry
+
+task = registry.get(%r)
+objective = task.objective
+
+
+class Edited(type(objective)):
+    def window_tokens(self, lengths):
+        return super().window_tokens(lengths) - 1
+
+
+settings = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
+TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
+"""
+
+
+def _edit_task(undisturbed: Subject, subject: Subject, task: str, steps: int) -> list[str]:
+    """Resumes a copy of a run with another objective of its task, then with its own.
+
+    Returns:
+      What went wrong.
+    """
+    shutil.copytree(undisturbed.folder, subject.folder)
+    shutil.rmtree(subject.folder / f"checkpoint_{steps}")
+    module = subject.folder.with_name(f"{_EDITED_MODULE}.py")
+    module.write_text(_EDITED_TASK % task)
+    path = os.pathsep.join(filter(None, (str(module.parent), os.environ.get("PYTHONPATH"))))
+    subject.start(f"--task_module={_EDITED_MODULE}", env={**os.environ, "PYTHONPATH": path})
+    subject.process.wait(_DEADLINE_SECONDS)
+    subject.check_output()
+    said = subject.process.output().splitlines()[-1]
+    failures = []
+    if subject.process.exit_code != _EXIT_USER_ERROR or f"objective of {task}" not in said:
+        failures.append(f"an edited task ended with {subject.process.exit_code}: {said}")
+    module.unlink()
+    subject.start()
+    subject.finish()
+    return failures + differences(undisturbed, subject, steps)
+
+
 def differences(one: Subject, other: Subject, step: int) -> list[str]:
     """Returns the differences between two finished runs: tensors of the final state, metrics."""
     import orbax.checkpoint as ocp
@@ -406,16 +455,24 @@ def main(argv: list[str]) -> int:
             if not found:
                 shutil.rmtree(subject.folder)
             bar.update(len(damages))
-    subject = Subject(flags, settings, folder / "twice")
-    found = _start_twice(undisturbed, subject, flags.steps)
-    failures += [f"{subject.folder}: {text}" for text in found]
-    if not found:
-        shutil.rmtree(subject.folder)
+    refused = []
+    for name, check in (
+        ("twice", functools.partial(_start_twice, steps=flags.steps)),
+        ("edited", functools.partial(_edit_task, task=flags.task, steps=flags.steps)),
+    ):
+        subject = Subject(flags, settings, folder / name)
+        found = check(undisturbed, subject)
+        refused.append(not found)
+        failures += [f"{subject.folder}: {text}" for text in found]
+        if not found:
+            shutil.rmtree(subject.folder)
     print(_table(kills))
     if damages:
         rows = [(number, *damage) for number, damage in enumerate(damages, 1)]
         print("\n" + table(("damage", "file", "kind", "outcome"), rows, markdown=True))
-    print("\na second run in the directory of a run was " + ("NOT " * bool(found)) + "refused")
+    faults = ("a second run in the directory of a run", "a run whose task was edited")
+    for fault, holds in zip(faults, refused, strict=True):
+        print(f"\n{fault} was {'refused' if holds else 'NOT refused'}")
     lines = len(undisturbed.lines())
     verdict = "differ from" if failures else "equal, bit for bit,"
     print(
