@@ -88,9 +88,7 @@ class Subject:
         """Starts the run, with `more` flags; `process` is its process group."""
         self._leftovers = set(self._partial_checkpoints())
         log = self.folder.with_suffix(".log")
-        self.process = ProcessGroup(
-            [*self.command, *more], log, preexec_fn=_hear_interrupts, env=env
-        )
+        self.process = ProcessGroup([*self.command, *more], log, env=env)
 
     def end(self, number: signal.Signals) -> None:
         """Ends the run by a signal.
@@ -177,11 +175,6 @@ class Subject:
         steps = [line["step"] for line in self.lines()]
         before = self.checkpoint()
         return "making updates" if steps and steps[-1] > before else "before its first update"
-
-
-def _hear_interrupts() -> None:
-    """Restores the default of Ctrl-C, which the shell's background jobs ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _flag(command: list[str], name: str) -> str:
@@ -414,6 +407,9 @@ def main(argv: list[str]) -> int:
     if not files.exists(flags.cache_dir):
         raise UserError(f"there is no cache {flags.cache_dir}: give --cache_dir, or run make demo")
     folder.mkdir(parents=True, exist_ok=True)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shells' background jobs ignore Ctrl-C, and so would the runs.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     begin, generator = time.monotonic(), random.Random(flags.seed)
 
     undisturbed = Subject(flags, settings, folder / "undisturbed")
