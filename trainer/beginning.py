@@ -58,10 +58,11 @@ def begin(
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
+        # Also read if training is finished, since nobody may look at its checkpoint for long.
+        state = checkpoints.restore(newest, program.abstract_state())
         evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
-        if newest >= run.config.train_steps and evaluated:
-            return _Resumed(newest), None
-        return _Resumed(newest), checkpoints.restore(newest, program.abstract_state())
+        finished = newest >= run.config.train_steps and evaluated
+        return _Resumed(newest), None if finished else state
     except Damaged as error:
         sound = checkpoints.newest_sound(newest, run, program.abstract_state())
         return _fall_back(run, checkpoints, program, error, sound)

@@ -32,7 +32,7 @@ from tasks.terminal.command_line import UserError
 from trainer import description, stores
 from trainer.config import BEST_METRICS, CheckpointConfig, Config, config_changes, fields
 from trainer.data import recorded
-from trainer.description import CHECKSUMS, Damaged
+from trainer.description import CHECKSUMS, STEP, Damaged
 from trainer.engine import checksums, guard, processes
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
@@ -157,6 +157,7 @@ class Checkpoints:
             "vocabulary_sha256": vocabulary_sha256(run.data),
             "best": self._best and self._best._asdict(),
             "evaluated": evaluated,
+            STEP: step,
             CHECKSUMS: checksums.of_state(state),
             **run.data.record,
         }
@@ -168,6 +169,12 @@ class Checkpoints:
                     run=ocp.args.JsonSave(description.sealed(of_run)),
                 ),
             )
+
+    def record_evaluation(self, step: int) -> None:
+        """Notes in the checkpoint at `step` that its evaluation has been made, and the best one."""
+        if processes.is_first():
+            best = self._best and self._best._asdict()
+            description.update(self.path(step), evaluated=True, best=best)
 
     def path(self, step: int) -> str:
         """Returns the folder of the checkpoint at `step`."""
@@ -251,6 +258,8 @@ class Checkpoints:
             )
         self.evaluated = stored.get("evaluated", True)
         best = stored.get("best")
+        # Without one, that of a damaged checkpoint which was looked at before is forgotten.
+        self._best = None
         if best and best["metric"] == self._policy.best_metric:
             self._best = _Best(**best)
 

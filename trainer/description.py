@@ -6,13 +6,16 @@ versions have neither and cannot be checked. Needs neither JAX nor Orbax.
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-# Keys of the description: checksum by array, and the SHA-256 of everything else.
+# Keys of the description: checksum by array, number of updates made, and the SHA-256 of everything
+# else.
 CHECKSUMS = "checksums"
+STEP = "step"
 _SEAL = "sha256"
 # Part of every description, also of earlier versions.
 _REQUIRED = ("config", "cache_fingerprints")
@@ -60,10 +63,20 @@ def read(checkpoint: str) -> dict[str, Any]:
         raise Damaged(checkpoint, f"{name} has lost its SHA-256")
     if seal is not None and seal != _sha256(found):
         raise Damaged(checkpoint, f"{name} does not match its SHA-256")
+    named_by = re.fullmatch(r"checkpoint_(\d+)", checkpoint.rstrip("/").rpartition("/")[2])
+    if named_by and found.get(STEP, int(named_by[1])) != int(named_by[1]):
+        raise Damaged(checkpoint, f"it is a copy of checkpoint_{found[STEP]}")
     for key in _REQUIRED:
         if not isinstance(found.get(key), dict):
             raise Damaged(checkpoint, f"{name} has no {key}")
     return found
+
+
+def update(checkpoint: str, **changes: Any) -> None:
+    """Replaces entries of the description in a checkpoint's folder, atomically."""
+    path = files.join(checkpoint, *_FILE)
+    text = json.dumps(sealed({**read(checkpoint), **changes}))
+    files.write_bytes(path, text.encode())
 
 
 def array_names(checkpoint: str) -> set[str]:

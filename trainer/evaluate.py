@@ -78,9 +78,10 @@ def main(argv: list[str]) -> None:
         found = evaluator(checkpoints.restore(step, program.abstract_state()).params)
         assert found is not None
         results[step] = found
+        # Written each time: a later checkpoint may be damaged.
+        kept = before.get(_CHECKPOINTS, {})
+        files.write_json(output, {_CHECKPOINTS: merged(kept, results, arguments.split)})
     checkpoints.close()
-    kept = before.get(_CHECKPOINTS, {})
-    files.write_json(output, {_CHECKPOINTS: merged(kept, results, arguments.split)})
     print(_table(results))
 
 

@@ -96,6 +96,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
             else:
                 reports.evaluations(step, results)
                 checkpoints.improved(step, results["validation"])
+                checkpoints.record_evaluation(step)
                 evaluated = True
         for step in () if stopping else range(begun + 1, last + 1):
             profile.before(step)

@@ -55,7 +55,8 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
         if not lifecycle.complete(folder, plan, shards) and not done:
-            print(f"{folder} is complete and valid: nothing to do")
+            state = "complete" if files.is_remote(folder) else "complete and valid"
+            print(f"{folder} is {state}: nothing to do")
             return
         _report(options, job, shards, done, time.monotonic() - started)
 

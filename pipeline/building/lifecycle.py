@@ -135,8 +135,9 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
     path = files.join(folder, PLAN)
     if marks:
         raise UserError(
-            f"{path} is damaged, and the cache was built with another plan than these flags and "
-            "this corpus make: use those that it was built with, or choose another --cache_dir"
+            f"{path} is damaged, and these flags and this corpus make another plan than the one "
+            "that the shards were built with: use the same flags; if the cache was extended, "
+            "restore the file from a copy or build again in another --cache_dir"
         )
     try:
         plan_from_dict(files.read_json(path))
@@ -284,7 +285,8 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
     }
-    wanted = closing_files(_keep_software(folder, CacheManifest(plan, splits, _software())))
+    manifest = _keep_software(folder, CacheManifest(plan, splits, _software()))
+    wanted = closing_files(folder, manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
         invalidate(folder, plan)
@@ -293,9 +295,14 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
     return bool(stale)
 
 
-def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns names and contents of the files that complete a cache, in the order of writing."""
+def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
+    """Returns names and contents of the files that complete a cache, in the order of writing.
+
+    A manifest of an earlier version, which has no checksum of its own, is left as it is.
+    """
     splits = manifest.splits
+    unsealed = manifest.content(sealed=False)
+    is_older = _holds(files.join(folder, MANIFEST), unsealed)
     return {
         **{
             f"info.{split}.json": files.json_bytes(_seqio_info(len(splits[split])))
@@ -304,7 +311,7 @@ def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
         **{
             f"stats.{split}.json": files.json_bytes(_seqio_stats(splits[split])) for split in splits
         },
-        MANIFEST: files.json_bytes(dataclasses.asdict(manifest)),
+        MANIFEST: unsealed if is_older else manifest.content(),
         COMPLETED: b"tfrecord",
     }
 

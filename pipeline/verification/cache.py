@@ -127,7 +127,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
 
     plan = manifest.plan
     faults = [Fault(MANIFEST, problem, FINISH) for problem in manifest.contradictions()]
-    wanted = lifecycle.closing_files(manifest)
+    wanted = lifecycle.closing_files(folder, manifest)
     for name, data in {**wanted, PLAN: files.json_bytes(dataclasses.asdict(plan))}.items():
         if name not in names:
             faults.append(Fault(name, "missing", FINISH))

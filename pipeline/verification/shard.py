@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _REDO = "run pipeline.build again with the same flags to redo this shard alone"
+# In a bucket, a build compares sizes only.
+_DELETE = "delete it, then " + _REDO
 FINISH = "run pipeline.build again with the same flags to rewrite it"
 _WRITTEN_WRONG = (
     "its checksum is right, so it was written like this: delete the shard's receipt, run "
@@ -181,7 +183,7 @@ class _Hashing:
             what = f"its bytes were changed, as the sha256 shows{inside}"
         else:
             return Fault(name, inside.strip(" ()"), _WRITTEN_WRONG) if inside else None
-        return Fault(name, what, _REDO)
+        return Fault(name, what, _DELETE)
 
 
 def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> bytes | None:

@@ -153,7 +153,8 @@ class CacheManifest:
     def load(cls, folder: str, check: bool = True) -> "CacheManifest":
         """Reads manifest.json and checks the form of everything in it.
 
-        `check`: whether to check also that its parts agree, as `contradictions` does.
+        `check`: whether to check also that its parts agree, as `contradictions` does, and that
+        nothing was changed since it was written.
 
         Raises:
           UserError: there is no finished cache in `folder`, or one of another format, or the
@@ -168,6 +169,7 @@ class CacheManifest:
             )
             raise UserError(f"{folder} {state} (there is no {MANIFEST})")
         value = files.read_json(path)
+        seal = value.pop(_SEAL, None) if isinstance(value, dict) else None
         try:
             _keys(value, "the manifest", {"plan", "splits", "software"})
             _form(value["splits"], dict, "splits", "an object")
@@ -188,7 +190,18 @@ class CacheManifest:
             raise UserError(f"{path}: {error}") from error
         for problem in manifest.contradictions() if check else ():
             raise UserError(f"{path}: {problem}; {_RESTORE}")
+        if check and seal is not None and seal != _sha256(value):
+            raise UserError(f"{path} is not what was written: {_RESTORE}")
         return manifest
+
+    def content(self, sealed: bool = True) -> bytes:
+        """Returns the content of manifest.json.
+
+        `sealed`: whether it has a SHA-256 of everything else in it, as all have that this version
+        writes.
+        """
+        value = dataclasses.asdict(self)
+        return files.json_bytes({**value, _SEAL: _sha256(value)} if sealed else value)
 
     def contradictions(self) -> Iterator[str]:
         """Yields what cannot be true of a cache: shards against plan, and counts of shards."""
@@ -231,7 +244,12 @@ class CacheManifest:
         return counts
 
 
+_SEAL = "sha256"
 _RESTORE = "restore the file from a copy, or run pipeline.build again with the same flags"
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(files.json_bytes(value)).hexdigest()
 
 
 def plan_from_dict(value: Any) -> Plan:

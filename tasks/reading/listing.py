@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import heapq
 import os
 import re
 import stat
@@ -105,7 +106,7 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
                 _Found(path, info["type"], info["size"], files.etag(info))
                 for path, info in files.on_store(spec.location, _matches).items()
             ]
-        elif os.path.lexists(pattern):  # a name, even if it has brackets
+        elif "*" not in pattern and os.path.lexists(pattern):  # a name, even if it has brackets
             found = [_local(pattern, os.lstat(pattern))]
         else:
             yield from _walk(pattern)
@@ -149,31 +150,54 @@ def _walk(pattern: str) -> Iterator[_Found]:
     """Yields what a pattern matches on this machine, with the patterns of fsspec.
 
     fsspec's own glob leaves out symbolic links, hides folders that it may not read, and needs
-    several times the time and memory. Here links are followed, and a folder is read once.
+    several times the time and memory. Here links are followed, and only folders that can lead to a
+    match are read: each once for each component of the pattern, by its own name if that matches,
+    else by the first of its links.
     """
     from fsspec.utils import glob_translate
 
-    matches = re.compile(glob_translate(pattern)).match
+    glob_translate(pattern)  # raises for patterns such as **.txt
     base = pattern.removesuffix(_relative(pattern))
-    deepest = None if "**" in pattern else pattern.count("/") - base.count("/")
+    parts = _relative(pattern).split("/")
+    matches = [re.compile(glob_translate(part)).match for part in parts]
+    # Folders with the number of the component that their entries have to match.
     folders = [(base, 0)] if os.path.isdir(base) else []
     links: list[tuple[str, int]] = []
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int, int]] = set()
     while folders or links:
         # Links come last, so that a folder keeps its own name.
-        folder, level = folders.pop() if folders else links.pop()
+        folder, place = folders.pop() if folders else heapq.heappop(links)
         state = os.stat(folder)
-        if (state.st_dev, state.st_ino) in seen:
+        key = (state.st_dev, state.st_ino, place)
+        if key in seen:
             yield _Found(folder, "seen", None, "")
             continue
-        seen.add((state.st_dev, state.st_ino))
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                descend = level != deepest and entry.is_dir()
-                if descend:
-                    (links if entry.is_symlink() else folders).append((entry.path, level + 1))
-                if matches(entry.path):
-                    yield _local(entry.path, entry.stat(follow_symlinks=False))
+        seen.add(key)
+        anywhere, last = parts[place] == "**", place + 1 == len(parts)
+        if anywhere and not last:
+            folders.append((folder, place + 1))
+        for path, is_link, is_folder in _entries(folder, parts[place]):
+            if not anywhere and not matches[place](os.path.basename(path)):
+                continue
+            if last:
+                yield _local(path, os.lstat(path))
+            if is_folder and (anywhere or not last):
+                following = (path, place if anywhere else place + 1)
+                heapq.heappush(links, following) if is_link else folders.append(following)
+
+
+def _entries(folder: str, part: str) -> Iterator[tuple[str, bool, bool]]:
+    """Yields (path, is a link, is a folder) of the entries of a folder that `part` may match."""
+    if not re.search(r"[*?\[]", part):  # the folder need not be readable for one name
+        path = os.path.join(folder, part)
+        if os.path.lexists(path):
+            yield path, os.path.islink(path), os.path.isdir(path)
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # Unlike the entry's own method, `isdir` is False for a link that leads to itself.
+            is_link = entry.is_symlink()
+            yield entry.path, is_link, os.path.isdir(entry.path) if is_link else entry.is_dir()
 
 
 def _local(path: str, state: os.stat_result) -> _Found:

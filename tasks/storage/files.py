@@ -402,8 +402,8 @@ def read_json(path: str) -> Any:
     """
     try:
         return json.loads(read_bytes(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}): restore it from a copy") from error
 
 
 def json_bytes(value: Any) -> bytes:

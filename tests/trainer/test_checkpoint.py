@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import evaluate, export_t5x
+from trainer import description, evaluate, export_t5x
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig, fields
@@ -75,6 +75,25 @@ def test_a_resumed_run_remembers_the_best(tmp_path):
     assert train(tmp_path, other, [0.1, 0.05], first=7) == [8, 9]
     # Without a metric, no checkpoint is kept for being the best.
     assert train(tmp_path, CheckpointConfig(keep=1), [0.0], first=9) == [10]
+
+
+def test_a_checkpoint_without_a_best_has_none(tmp_path):
+    """Also after one that has was looked at and found damaged."""
+    run, checkpoints = run_of(tmp_path), Checkpoints(str(tmp_path))
+    checkpoints.save(1, STATE, run)
+    checkpoints.close()
+    policy = CheckpointConfig(keep=1, best_metric="loss")
+    assert train(tmp_path, policy, [1.0], first=1) == [2]
+    checkpoints = Checkpoints(str(tmp_path), policy)
+    checkpoints.save(3, STATE, run)
+    checkpoints.check_resumable(2, run)
+    assert not checkpoints.improved(3, {"loss": 1.0, "accuracy": 1.0})
+    description.update(checkpoints.path(2), best=None)
+    checkpoints.check_resumable(2, run)
+    assert checkpoints.improved(3, {"loss": 1.0, "accuracy": 1.0})
+    checkpoints.record_evaluation(2)
+    assert description.read(checkpoints.path(2))["best"]["step"] == 3
+    checkpoints.close()
 
 
 def test_a_missing_metric_is_named(tmp_path):
@@ -182,6 +201,15 @@ def test_arrays_of_another_checkpoint_are_noticed(model_dir):
     checkpoints.close()
 
 
+def test_a_checkpoint_under_the_name_of_another_is_noticed(model_dir):
+    shutil.rmtree(model_dir / "checkpoint_3")
+    shutil.copytree(model_dir / "checkpoint_1", model_dir / "checkpoint_3")
+    checkpoints = Checkpoints(str(model_dir), writable=False)
+    with pytest.raises(Damaged, match="it is a copy of checkpoint_1"):
+        checkpoints.restore(3, ABSTRACT)
+    checkpoints.close()
+
+
 def test_another_model_is_not_damage(model_dir):
     checkpoints = Checkpoints(str(model_dir), writable=False)
     other = {"w": jnp.zeros((64, 49)), "b": ABSTRACT.params["b"]}
@@ -193,7 +221,7 @@ def test_another_model_is_not_damage(model_dir):
 
 def begun(model_dir, on_damage):
     config = fields.replace(run_of(model_dir).config, "checkpoint.on_damage", on_damage)
-    run = SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}))
+    run = SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}, record={}))
     checkpoints = Checkpoints(str(model_dir), config.checkpoint)
     try:
         beginning, state = begin(run, checkpoints, PROGRAM)

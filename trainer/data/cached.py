@@ -55,7 +55,10 @@ class Data(Protocol):
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and "rates": [updates made before, task -> share] each."""
+        """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]] each.
+
+        The order of the tasks decides between rows that are due at the same time.
+        """
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
@@ -189,7 +192,7 @@ class CachedData:
         """`tasks_record` as "tasks", and "rates": [updates made before, task -> share] each."""
         names = [each.task.name for each in self.tasks]
         rates = [
-            [step, {name: rate for name, rate in zip(names, shares, strict=True) if rate}]
+            [step, [[name, rate] for name, rate in zip(names, shares, strict=True) if rate]]
             for step, shares in self.rates
         ]
         return {"tasks": self.tasks_record, "rates": rates}

@@ -7,6 +7,7 @@ and config.json therefore hold their settings, and a digest of the examples that
 import dataclasses
 import enum
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from tasks.objectives import Lengths, Objective, noise
 from tasks.task import TaskSpec
-from tasks.vocabulary import UNK_ID, TokenIds
+from tasks.vocabulary import EOS_ID, UNK_ID, TokenIds
 
 # Windows of which an objective makes the examples of its digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
@@ -38,8 +39,13 @@ def task_record(task: TaskSpec, lengths: Lengths, ids: TokenIds, separator: str)
     }
 
 
-def plain(value: Any) -> Any:
-    """Returns a value as JSON: dataclasses and other objects with the name of their class."""
+def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
+    """Returns a value as JSON: dataclasses and other objects with the name of their class.
+
+    `within`: the ids of the objects that contain it.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # NaN does not equal itself
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, enum.Enum):
@@ -47,17 +53,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple | np.ndarray):
-        return [plain(item) for item in value]
+        return [plain(item, within) for item in value]
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): plain(item, within) for name, item in value.items()}
     if isinstance(value, type | Callable):
         return getattr(value, "__qualname__", type(value).__qualname__)
+    if id(value) in within:  # it refers to itself
+        return type(value).__qualname__
+    within = (*within, id(value))
     names = (
         [field.name for field in dataclasses.fields(value)]
         if dataclasses.is_dataclass(value)
         else sorted(getattr(value, "__dict__", ()))
     )
-    settings = {name: plain(getattr(value, name)) for name in names}
+    settings = {name: plain(getattr(value, name), within) for name in names}
     return {"class": type(value).__qualname__, **settings}
 
 
@@ -65,8 +74,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> lis
     """Returns one message per difference of two records that matters up to `step`.
 
     Args:
-      before, now: "tasks", name -> record, and "rates", [updates made before, name -> share] of
-        the first mixture and each change; either may lack what is not to be compared.
+      before, now: "tasks", name -> record, and "rates", [updates made before,
+        [[name, share], …]] of the first mixture and each change; either may lack what is not to
+        be compared.
       step: number of updates made.
     """
     found: list[str] = []
@@ -110,7 +120,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _shown(rates: list[Any]) -> str:
     return "; ".join(
-        ", ".join(f"{task} {share:.4%}" for task, share in shares.items())
+        ", ".join(f"{task} {share:.4%}" for task, share in shares)
         + (f" from update {step + 1:,} on" if step else "")
         for step, shares in rates
     )
@@ -124,6 +134,10 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     lengths_W[1::4] = generator.integers(1, width + 1, len(lengths_W[1::4]))
     pieces = max(ids.first_sentinel, UNK_ID + 2)
     tokens_WN = generator.integers(UNK_ID + 1, pieces, (_PROBES, width), dtype=np.int32)
+    # Windows hold separators and unknown characters, too.
+    rare_WN = generator.random((_PROBES, width))
+    tokens_WN[rare_WN < 2 / 16] = UNK_ID
+    tokens_WN[rare_WN < 1 / 16] = EOS_ID
     tokens_WN *= np.arange(width) < lengths_W[:, None]
     keys_W = noise.evaluation_keys(_PROBE_SEED, np.arange(_PROBES))
     made = objective.examples(tokens_WN, lengths_W, keys_W, lengths, ids)

@@ -110,7 +110,7 @@ class SeqioData:
     def record(self) -> dict[str, Any]:
         """`tasks_record` as "tasks", and the mixture's rates as "rates", as seqio gives them."""
         rate_of = getattr(self._mixture, "get_rate", lambda _: 1.0)
-        rates = {task.name: float(rate_of(task)) for task in self._tasks()}
+        rates = [[task.name, float(rate_of(task))] for task in self._tasks()]
         return {"tasks": self.tasks_record, "rates": [[0, rates]]}
 
     def _tasks(self) -> list[Any]:

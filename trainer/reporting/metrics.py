@@ -142,14 +142,28 @@ def _start_wandb(config: Config) -> Any:
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl, without a line that was cut short by a kill."""
+    """Returns the lines of metrics.jsonl, without a last line that was cut short by a kill.
+
+    Raises:
+      UserError: another line is damaged.
+    """
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):
         return []
     lines = []
-    for text in files.read_bytes(path).decode(errors="replace").splitlines():
+    texts = files.read_bytes(path).decode(errors="replace").splitlines()
+    for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
+            line = json.loads(text)
+            if not (isinstance(line["step"], int) and isinstance(line["split"], str)):
+                raise TypeError
+            if not isinstance(line["metrics"], dict):
+                raise TypeError
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(texts):
+                break
+            raise UserError(
+                f"{path} is damaged in line {number}: restore it from a copy, or delete the line"
+            ) from error
+        lines.append(line)
     return lines

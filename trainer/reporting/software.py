@@ -44,9 +44,10 @@ def save_software(model_dir: str) -> list[str]:
 def _read(path: str) -> dict[str, Any]:
     """Returns what the last start wrote; {} if there is nothing or it is damaged."""
     try:
-        return files.read_json(path) if files.exists(path) else {}
+        found = files.read_json(path) if files.exists(path) else {}
     except UserError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

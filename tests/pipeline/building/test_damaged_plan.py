@@ -1,10 +1,14 @@
 """A damaged plan.json never costs finished shards, nor lets shards of another plan pass as ours."""
 
+import json
 import os
 import shutil
 
 import pytest
 
+from pipeline.verify import verify
+from tasks.cache.manifest import CacheManifest
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 TASK = "python_docs_span_corruption"
@@ -91,3 +95,34 @@ def test_nothing_finished(build, cache, unfinished, checksums):
     cut(unfinished / "plan.json")
     build(unfinished.parent)
     assert checksums(unfinished) == checksums(cache)
+
+
+def test_a_changed_number_in_a_manifest_is_noticed(build, cache, tmp_path, checksums):
+    copy = tmp_path / TASK
+    shutil.copytree(cache, copy)
+    manifest = copy / "manifest.json"
+    value = json.loads(manifest.read_text())
+    shard = value["splits"]["train"][0]
+    # Still the tokens of as many rows, so that no number contradicts another.
+    shard["tokens"] += 1
+    manifest.write_bytes(files.json_bytes(value))
+    with pytest.raises(UserError, match=r"manifest\.json is not what was written: restore"):
+        CacheManifest.load(str(copy))
+    build(tmp_path)
+    assert checksums(copy) == checksums(cache)
+
+
+def test_a_manifest_without_a_checksum_is_read_and_kept(build, cache, tmp_path, capsys):
+    """As all of earlier versions are."""
+    copy = tmp_path / TASK
+    shutil.copytree(cache, copy)
+    manifest = copy / "manifest.json"
+    value = json.loads(manifest.read_text())
+    del value["sha256"]
+    manifest.write_bytes(files.json_bytes(value))
+    before = manifest.read_bytes()
+    assert CacheManifest.load(str(copy)) == CacheManifest.load(str(cache))
+    build(tmp_path)
+    assert "nothing to do" in capsys.readouterr().out
+    assert manifest.read_bytes() == before
+    assert not verify(str(copy))[1]

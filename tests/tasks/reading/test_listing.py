@@ -51,6 +51,38 @@ def test_links_to_folders_are_followed_and_no_folder_is_read_twice(tmp_path):
     assert notes == ["not read: links to folders with another name here, 2"]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("cur*/*.txt", ["current/x.txt"]),
+        ("m*/**/*.txt", ["main/r1/z.txt"]),
+        ("**/en/*.txt", ["en/w.txt", "french/en/y.txt"]),
+        ("current/*.txt", ["x.txt"]),
+    ],
+)
+def test_a_link_is_followed_where_its_target_does_not_match(tmp_path, pattern, names):
+    write(tmp_path, "v3/x.txt", "snapshots/r1/z.txt", "english/w.txt", "french/en/y.txt")
+    for name, target in (("current", "v3"), ("main", "snapshots"), ("en", "english")):
+        (tmp_path / name).symlink_to(target)
+    assert listed(f"text:{tmp_path}/{pattern}")[0] == names
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_the_first_name_of_a_linked_folder_counts(tmp_path, names):
+    write(tmp_path, "elsewhere/x.txt")
+    (tmp_path / "corpus").mkdir()
+    for name in names:
+        (tmp_path / "corpus" / name).symlink_to("../elsewhere")
+    assert listed(f"text:{tmp_path}/corpus/*/x.txt")[0] == ["a/x.txt"]
+
+
+def test_what_the_pattern_does_not_match_does_no_harm(tmp_path):
+    write(tmp_path, "part-1/x.txt", "b.txt", "*.txt")
+    (tmp_path / "self").symlink_to("self")
+    assert listed(f"text:{tmp_path}/part-*/*.txt") == (["part-1/x.txt"], [])
+    assert listed(f"text:{tmp_path}/*.txt") == (["*.txt", "b.txt"], [])
+
+
 @pytest.mark.parametrize("pattern", ["*.txt", "**/*.txt", "gone.txt"])
 def test_a_link_that_leads_nowhere_is_named(tmp_path, pattern):
     write(tmp_path, "a.txt")

@@ -1,7 +1,9 @@
 """What a run's tasks are is recorded with it, and changes of the task module are named."""
 
+import dataclasses
 import importlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -10,7 +12,8 @@ import types
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import explain
+from tasks.vocabulary import EOS_ID, UNK_ID
+from trainer import description, explain
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_record, save_config
 from trainer.data import recorded
@@ -19,6 +22,7 @@ from trainer.setup import prepare, warn_of_changes
 
 MODULE = """
 import dataclasses
+import numpy as np
 from tasks.mixture import MixtureSpec
 from tasks.objectives import AutoregressiveLM, Lengths, span_corruption
 from tasks.task import TaskSpec
@@ -26,6 +30,7 @@ from tasks.task import TaskSpec
 @dataclasses.dataclass(frozen=True)
 class Mine(AutoregressiveLM):
     def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        tokens_WN = {tokens}
         return super().examples(tokens_WN, lengths_W, keys_W + {shift}, lengths, ids){reversed}
 
 CORPUS = "text:none"
@@ -36,7 +41,7 @@ TASKS = (
 )
 MIXTURES = (MixtureSpec("mine", (("my_spans", {rate}), ("my_others", 0.5))),)
 """
-AS_IT_WAS = {"density": 0.15, "rate": 0.5, "shift": 0, "reversed": ""}
+AS_IT_WAS = {"density": 0.15, "rate": 0.5, "shift": 0, "reversed": "", "tokens": "tokens_WN"}
 
 
 @pytest.fixture
@@ -97,6 +102,34 @@ def test_changed_rates_of_a_named_mixture_are_named(run_of):
     )
 
 
+def test_the_order_of_a_mixture_s_tasks_is_part_of_it(run_of):
+    # Rows that are due at the same time come in this order.
+    before = run_of("mine").data.record
+    now = {**before, "rates": [[0, before["rates"][0][1][::-1]]]}
+    assert "the rates of the tasks were" in recorded.changes(before, now, step=5)[0]
+
+
+def test_changed_code_for_separators_and_unknown_tokens_is_noticed(run_of):
+    """Probes hold such tokens, as windows do."""
+    for token in (EOS_ID, UNK_ID):
+        other = run_of("my_lm", tokens=f"np.where(tokens_WN == {token}, 7, tokens_WN)")
+        assert changed(run_of("my_lm"), other) == [
+            "the objective of my_lm makes other examples, as its code has changed"
+        ]
+
+
+@dataclasses.dataclass
+class Odd:
+    number: float = math.nan
+    me: object = None
+
+
+def test_settings_that_json_cannot_hold_are_recorded():
+    odd = Odd()
+    odd.me = odd
+    assert recorded.plain(odd) == {"class": "Odd", "number": "nan", "me": "Odd"}
+
+
 def test_rates_may_change_ahead(run_of):
     before, later = run_of("mine"), run_of("mine", "--mixing.schedule=7: my_others=1")
     assert changed(before, later, step=7) == []
@@ -118,8 +151,8 @@ def test_a_checkpoint_is_resumed_by_the_same_tasks_alone(run_of, tmp_path, capsy
     # A checkpoint from before holds no tasks: it is accepted, and the limit is said.
     (file,) = (tmp_path / "model" / "checkpoint_1" / "run").glob("metadata")
     stored = json.loads(file.read_text())
-    del stored["tasks"], stored["rates"]
-    file.write_text(json.dumps(stored))
+    del stored["tasks"], stored["rates"], stored["sha256"]
+    file.write_text(json.dumps(description.sealed(stored)))
     checkpoints.check_resumable(1, run_of("my_spans", density=0.3))
     assert "cannot be checked" in capsys.readouterr().out
     checkpoints.close()

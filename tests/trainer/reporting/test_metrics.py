@@ -238,3 +238,14 @@ def test_an_empty_speed_is_written(tmp_path):
     writer.write(1, "train", {"loss": 1.5}, {})
     writer.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["speed"] == {}
+
+
+@pytest.mark.parametrize("damage", ['{"stdp": 1}', "5", "[]", '{"step": 1, "spl'])
+def test_a_damaged_line_is_named_unless_a_kill_cut_the_last(tmp_path, damage):
+    good = json.dumps({"step": 1, "split": "train", "metrics": {}})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{good}\n{damage}\n{good}\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 2"):
+        read_metrics(str(tmp_path))
+    path.write_text(f"{good}\n{damage}")
+    assert len(read_metrics(str(tmp_path))) == 1
