@@ -29,6 +29,11 @@ def main(argv: list[str]) -> int:
 
     target = _target(arguments)
 
+    import jax
+
+    # A program from the cache would come without the schedules of its kernels.
+    jax.config.update("jax_enable_compilation_cache", False)
+
     from trainer.planning import page, search
     from trainer.planning.compiled import compile_plan
     from trainer.planning.subject import subject

@@ -76,35 +76,28 @@ class Place:
 
 
 def seconds_of_collective(
-    chip: Chip, kind: str, size: int, group: list[Place], shape: tuple[int, ...]
+    chip: Chip, sent: int, group: list[Place], shape: tuple[int, ...]
 ) -> float:
-    """Returns the seconds that a collective takes at the bandwidth of its links.
+    """Returns the seconds that a collective within a slice takes at the bandwidth of its links.
 
-    Latency and other traffic are not counted. Between slices, the chips of a slice share the
-    exchange: each sends its part over the network.
+    Latency and other traffic are not counted.
 
     Args:
       chip: the chips.
-      kind: as "all-reduce".
-      size: bytes of the whole array on one device: the larger one of argument and result.
+      sent: bytes that a device sends.
       group: the devices that exchange.
       shape: chips of a slice along each axis of the interconnect.
     """
-    slices = len({place.slice for place in group})
-    within = len(group) // slices
-    seconds = 0.0
-    if within > 1:
-        links = _links(chip, [each for each in group if each.slice == group[0].slice], shape)
-        seconds += sent_bytes(kind, size, within) / (links * chip.link)
-    if slices > 1:
-        seconds += sent_bytes(kind, size // within, slices) / chip.network
-    return seconds
+    return sent / (_links(chip, group, shape) * chip.link)
 
 
 def sent_bytes(kind: str, size: int, group: int) -> int:
     """Returns the bytes that a device sends, with the algorithms that send the fewest.
 
-    `size` is in bytes and `group` in devices, as in `seconds_of_collective`.
+    Args:
+      kind: as "all-reduce".
+      size: bytes of the whole array on one device: the larger one of argument and result.
+      group: number of devices, or of slices.
     """
     if group < 2:
         return 0

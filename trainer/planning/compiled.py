@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -136,17 +135,6 @@ class Plan:
         return positions / self.step / len(self.target.devices) if self.step else None
 
 
-@contextlib.contextmanager
-def compiling_anew() -> Iterator[None]:
-    """Switches JAX's cache of compiled programs off: a program from it has no schedules."""
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-
-
 def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> Plan:
     """Compiles the programs of a run and returns its plan.
 
@@ -222,13 +210,12 @@ def _compiled(
 ) -> Compiled:
     begin = time.monotonic()
     target.forget()
-    with compiling_anew():
-        lowered = step.lower(*arguments)
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            first = str(error).strip().splitlines()[0]
-            raise UserError(f"{target.name}: the compiler gives up: {first}") from error
+    lowered = step.lower(*arguments)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"{target.name}: the compiler gives up: {first}") from error
     module = hlo.parse(compiled.as_text())
     times = None
     if target.chip:

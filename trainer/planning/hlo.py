@@ -163,7 +163,8 @@ def parse(text: str) -> Module:
       ValueError: the text has no entry computation.
     """
     computations: dict[str, tuple[Instruction, ...]] = {}
-    entry, name, current = "", "", []
+    entry, name = "", ""
+    current: list[Instruction] = []
     for line in text.splitlines():
         header = _HEADER.match(line)
         if header:

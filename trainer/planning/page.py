@@ -92,8 +92,8 @@ def _head(plan: Plan) -> list[tuple[str, str]]:
         ),
         (
             "devices",
-            f"{target.name} ({target.kind}): {len(target.devices)} on {target.hosts} host(s), mesh {mesh}, "
-            f"rules {config.mesh.rules}",
+            f"{target.name} ({target.kind}): {len(target.devices)} on {target.hosts} host(s), "
+            f"mesh {mesh}, rules {config.mesh.rules}",
         ),
         (
             "step",

@@ -16,6 +16,8 @@ from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_byte
 from trainer.planning.hlo import Instruction, Module, replica_groups
 
 PALLAS = "tpu_custom_call"
+# Before the kind of a collective between slices.
+NETWORK = "between slices: "
 _COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -26,6 +28,7 @@ _COLLECTIVES = (
     "collective-broadcast",
 )
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 
@@ -80,7 +83,11 @@ class Timing:
         return sum(self.seconds.values())
 
     def traffic(self) -> dict[str, dict[str, float]]:
-        """Returns, by kind of collective, bytes sent by a device and seconds, all and not hidden."""
+        """Returns the collectives by kind.
+
+        `bytes` are those that a device sends, `seconds` at the bandwidth of the links, and
+        `exposed` the seconds that no other work hides.
+        """
         kinds: dict[str, dict[str, float]] = {}
         for each in sorted(self.collectives, key=lambda each: each.kind):
             total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})
@@ -107,21 +114,22 @@ def timing(
     unpriced = 0
     shape = slice_shape(places)
 
+    slices = len({place.slice for place in places})
+
     def price(first: Found, times: int) -> Collective:
         kind, size = first.kind, first.size
+        if kind.startswith(NETWORK):
+            sent = sent_bytes(kind.removeprefix(NETWORK), size, slices)
+            return Collective(kind, sent, sent / chip.network, times)
         group = [places[number] for number in first.group if number < len(places)] or places
-        return Collective(
-            kind,
-            sent_bytes(kind, size, len(group)),
-            seconds_of_collective(chip, kind, size, group, shape),
-            times,
-        )
+        sent = sent_bytes(kind, size, len(group))
+        return Collective(kind, sent, seconds_of_collective(chip, sent, group, shape), times)
 
     def walk(name: str, times: int) -> None:
         nonlocal unpriced
         clock = 0.0  # seconds from the start of this computation
-        # Channel -> the collective's parts, and the clock at its start and end.
-        channels: dict[str, tuple[list[Found], float, float]] = {}
+        # Key -> the collective's parts, and the clock at its start and end.
+        pieces: dict[str, tuple[list[Found], float, float]] = {}
         for each in module.computations.get(name, ()):
             cycles = each.cycles
             if each.target == PALLAS:
@@ -134,12 +142,12 @@ def timing(
             spent = cycles / chip.clock
             seconds[parts.part_of(each.op_name)] += spent * times
             for found in collectives_of(module, each):
-                before, start, _ = channels.get(found.channel, ([], clock, clock))
-                channels[found.channel] = ([*before, found], start, clock + spent)
+                before, start, _ = pieces.get(found.key, ([], clock, clock))
+                pieces[found.key] = ([*before, found], start, clock + spent)
             clock += spent
             for inner, runs in module.called(each):
                 walk(inner, times * runs)
-        for found_parts, start, end in channels.values():
+        for found_parts, start, end in pieces.values():
             collective = price(found_parts[0], times)
             if len(found_parts) > 1 or found_parts[0].overlapped:
                 collective.hidden = min(end - start, collective.seconds)
@@ -156,14 +164,14 @@ class Found:
     """A collective, or one piece of an asynchronous one, as an instruction holds it.
 
     Attributes:
-      channel: names the collective within its computation; pieces share it.
+      key: names the collective within its computation; its pieces share it.
       kind: as "all-reduce".
       size: bytes of the whole array on one device.
       group: numbers of the devices of one group; () means all.
       overlapped: True for a piece of an asynchronous collective.
     """
 
-    channel: str
+    key: str
     kind: str
     size: int
     group: tuple[int, ...]
@@ -171,38 +179,45 @@ class Found:
 
 
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
-    """Yields the collectives that an instruction is, or that its fusion holds."""
-    scattered = (instruction.computation("calls") or "").startswith("all-reduce-scatter")
-    of_fusion = "async_collective" in (instruction.computation("calls") or "")
+    """Yields the collectives that an instruction is, or that its fusion holds.
+
+    Between slices the TPU's compiler writes a `send`, which the runtime carries out over the
+    network.
+    """
+    called = instruction.computation("calls") or ""
+    scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
+    transfer = _TRANSFER.search(instruction.attributes)
+    if instruction.opcode == "send" and transfer:
+        kind = NETWORK + transfer[1].lower().replace("_", "-")
+        yield Found(instruction.name, kind, instruction.arrays[0].size, (), True)
+    elif instruction.opcode == "send-done":
+        yield Found(instruction.operands[0], NETWORK, 0, (), True)
     for each in (instruction, *module.inside(instruction)):
         kind = _kind(each.opcode)
-        if kind is None:
+        if not kind:
+            continue
+        if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
+            # The end of an asynchronous collective names its start.
+            yield Found(instruction.operands[0], kind, 0, (), True)
             continue
         started = each.opcode.endswith("-start") or instruction.opcode.endswith("-start")
-        ended = each.opcode.endswith("-done") or instruction.opcode.endswith("-done")
-        channel = _CHANNEL.search(each.attributes)
-        if ended and each.operands and not channel:
-            # The end of an asynchronous collective names its start, not the channel.
-            yield Found(each.operands[0], kind, 0, (), True)
-            continue
         sizes = [array.size for array in each.arrays if array.size]
         # The result of a start lists the argument before the result.
         size = max(sizes, default=0) if started else sum(sizes)
+        group = tuple(_group(each))
         if kind == "reduce-scatter":
-            size *= max(len(_group(each)), 1)
-        name = each.name if started or not channel else channel[1]
-        yield Found(
-            name,
-            "reduce-scatter" if scattered and kind == "all-reduce" else kind,
-            size,
-            tuple(_group(each)),
-            started or of_fusion,
-        )
+            size *= max(len(group), 1)
+        if scattered and kind == "all-reduce":
+            kind = "reduce-scatter"
+        # The pieces of an asynchronous collective in several fusions share a channel.
+        channel = _CHANNEL.search(each.attributes) if asynchronous else None
+        key = f"{kind} {channel[1]}" if channel else instruction.name
+        yield Found(key, kind, size, group, started or asynchronous)
 
 
-def _kind(opcode: str) -> str | None:
+def _kind(opcode: str) -> str:
     plain = re.sub(r"-(start|done)$", "", opcode)
-    return plain if plain in _COLLECTIVES else None
+    return plain if plain in _COLLECTIVES else ""
 
 
 def _group(instruction: Instruction) -> list[int]:
