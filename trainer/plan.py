@@ -10,10 +10,14 @@ of this machine.
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
 from trainer import pretrain
+
+if TYPE_CHECKING:
+    from trainer.planning.compiled import Target
 
 _COMPILATIONS = 10
 
@@ -43,7 +47,7 @@ def main(argv: list[str]) -> int:
         if target.chip is None:
             raise UserError("--search compares estimated times: it needs a --topology")
         found = search.search(run, target, arguments.search)
-        print(page.as_json([*found]) if arguments.json else page.ranking(found, run))
+        print(page.as_json(found, arguments.price) if arguments.json else page.ranking(found, run))
         return 0
     plan = compile_plan(run, target)
     if arguments.json:
@@ -53,6 +57,7 @@ def main(argv: list[str]) -> int:
     if not plan.missing:
         return 0
     missing = f"{plan.missing / 1e9:,.1f} GB a device too much"
+    print("it does not fit: looking for what does", file=sys.stderr, flush=True)
     remedy = search.first_that_fits(plan, _COMPILATIONS)
     if remedy is None:
         raise UserError(
@@ -65,7 +70,7 @@ def main(argv: list[str]) -> int:
     )
 
 
-def _target(arguments: argparse.Namespace):
+def _target(arguments: argparse.Namespace) -> "Target":
     """Returns the devices of the plan; JAX is imported here, not before."""
     if not arguments.topology:
         from trainer.planning.compiled import local_target
@@ -118,10 +123,17 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--price", type=float, metavar="DOLLARS", help="price of a chip and hour, for the cost"
+        "--price", type=_dollars, metavar="DOLLARS", help="price of a chip and hour, for the cost"
     )
     pretrain.add_sources(parser)
     return parser
+
+
+def _dollars(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a price")
+    return value
 
 
 if __name__ == "__main__":

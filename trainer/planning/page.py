@@ -66,12 +66,10 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
         )
     best = next((each.plan for each in attempts if each.plan and not each.plan.missing), None)
     last = f"best: {flags(best, asked) or 'as asked'}" if best else "nothing that was tried fits"
-    return f"{table(header, rows)}\n\n{last}\n{_HONEST}"
+    return f"{table(header, rows)}\n\n{last}\n\n{_HONEST}"
 
 
-_HONEST = (
-    "Times are the compiler's estimates, not a clock: good for comparing, to be checked on a chip."
-)
+_HONEST = "times are the compiler's estimates, not a clock: compare with them, check on a chip"
 
 
 def _shown(values: Mapping[str, Any]) -> str:
@@ -180,14 +178,16 @@ def _cost(plan: Plan, price: float | None) -> list[tuple[str, str]]:
             )
         )
         hours, dollars, origin = _bill(plan, price)
-        cost = f", ${dollars:,.2f} ({origin})" if dollars is not None else ""
+        cost = f", ${dollars:,.2f}" if dollars is not None else ""
         lines.append(
             (
                 "the run",
-                f"{config.train_steps:,} steps: {hours:,.1f} h{cost}; evaluations, checkpoints and "
-                "compilation come on top",
+                f"{config.train_steps:,} steps: {hours:,.1f} h{cost}; evaluations and checkpoints "
+                "come on top",
             )
         )
+        if origin:
+            lines.append(("price", origin))
     elif plan.least:
         lines.append(("speed", f"at least {plan.least * 1e3:,.1f} ms a step, at the peak"))
     else:
@@ -199,8 +199,9 @@ def _cost(plan: Plan, price: float | None) -> list[tuple[str, str]]:
             ("evaluation", f"a batch{ms}, {plan.evaluation.memory.total / _GB:,.2f} GB a device")
         )
     seconds = plan.train.seconds + (plan.evaluation.seconds if plan.evaluation else 0)
-    honest = _HONEST if plan.step else "Memory is what this backend's compiler plans."
-    lines.append(("compiled", f"in {seconds:,.0f} s. {honest}"))
+    lines.append(("compiled", f"in {seconds:,.0f} s"))
+    if plan.step:
+        lines.append(("", _HONEST))
     return lines
 
 

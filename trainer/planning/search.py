@@ -15,6 +15,7 @@ from tasks.terminal.command_line import UserError
 from trainer.config import fields
 from trainer.config.mesh import check_dimensions
 from trainer.planning.compiled import Plan, Target, compile_plan, make_program
+from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.planning.subject import Subject
 
 # More devices along "tensor" exchange more than they compute.
@@ -63,7 +64,7 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 
 def first_that_fits(plan: Plan, most: int) -> Plan | None:
     """Returns the plan of the first configuration found that fits, or None after `most`."""
-    for attempt in itertools.islice(_attempts(plan.subject, plan.target), most):
+    for attempt in itertools.islice(_attempts(plan.subject, plan.target, plan), most):
         _report(attempt)
         if attempt.plan and not attempt.plan.missing:
             return attempt.plan
@@ -108,21 +109,28 @@ def _report(attempt: Attempt) -> None:
     print(f"tried {text or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
 
 
-def _attempts(asked: Subject, target: Target) -> Iterator[Attempt]:
-    """Yields attempts, the likeliest first; each depends on how those before it went."""
+def _attempts(asked: Subject, target: Target, known: Plan | None = None) -> Iterator[Attempt]:
+    """Yields attempts, the likeliest first; each depends on how those before it went.
+
+    `known` is the plan of what was asked, if it has been compiled.
+    """
     scanned = _may_scan(asked)
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
     best: Attempt | None = None
     for mesh in _meshes(asked, target):
         found = False
+        least: Plan | None = None
         for values in _ways(asked, mesh):
+            parts = values.get("microbatches")
             # Microbatches cost time: only where nothing less was enough.
-            if found and "microbatches" in values:
-                break
-            attempt = _attempt(asked, target, {**mesh, **base, **values})
+            if parts and (found or (least and _in_parts(least, parts) > (target.memory or 0))):
+                continue
+            attempt = _attempt(asked, target, {**mesh, **base, **values}, known)
             if attempt is None:
                 continue
             yield attempt
+            if attempt.plan and values["model.remat"] == "dots" and not parts:
+                least = attempt.plan
             if attempt.plan and not attempt.plan.missing:
                 found = True
                 best = attempt if best is None else min(best, attempt, key=lambda each: each.rank)
@@ -135,10 +143,27 @@ def _attempts(asked: Subject, target: Target) -> Iterator[Attempt]:
             yield attempt
 
 
-def _attempt(asked: Subject, target: Target, values: Values) -> Attempt | None:
+def _in_parts(plan: Plan, parts: int) -> int:
+    """Returns about the bytes of a device if the batch of a plan is made in more parts."""
+    held = plan.train.memory.parts
+    parameters = held.get(PARAMETERS, 0)
+    state = parameters + held.get(OPTIMIZER_STATE, 0)
+    more = parts // plan.subject.config.microbatches
+    # The sum of the gradients is kept as well.
+    return state + parameters + (plan.needed - state) // more
+
+
+def _attempt(
+    asked: Subject, target: Target, values: Values, known: Plan | None = None
+) -> Attempt | None:
     """Returns an attempt, or None if model or batch do not divide so."""
     before = dict(fields.leaves(asked.config))
+    if before["mesh.data"] == -1:
+        devices = len(target.devices)
+        before["mesh.data"] = devices // (before["mesh.fsdp"] * before["mesh.tensor"])
     differing = {path: value for path, value in values.items() if before[path] != value}
+    if not differing and known:
+        return Attempt(differing, known)
     try:
         subject = asked.with_values(values)
         make_program(subject, target)
@@ -190,7 +215,9 @@ def _meshes(asked: Subject, target: Target) -> list[Values]:
                 continue
             values = {f"mesh.{axis}": size for axis, size in sizes.items()}
             fitting.append(((tensor * fsdp, tensor), values))
-    state = _state_bytes(asked, target)
+    if not fitting:
+        return []
+    state = _state_bytes(asked.with_values(fitting[0][1]), target)
     limit = target.memory or math.inf
     roomy = [each for each in fitting if state / each[0][0] <= _STATE_SHARE * limit] or sorted(
         fitting, key=lambda each: -each[0][0]
@@ -202,12 +229,8 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
     return [size for size in range(1, min(number, most or number) + 1) if number % size == 0]
 
 
-def _state_bytes(asked: Subject, target: Target) -> int:
+def _state_bytes(subject: Subject, target: Target) -> int:
     """Returns the bytes of parameters and optimizer state together, not divided."""
-    whole = asked.with_values({"mesh.data": -1, "mesh.fsdp": 1, "mesh.tensor": 1})
-    try:
-        state = make_program(whole, target).abstract_state()
-    except UserError:
-        return 0
+    state = make_program(subject, target).abstract_state()
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
