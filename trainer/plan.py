@@ -48,6 +48,11 @@ def main(argv: list[str]) -> int:
             raise UserError("--search compares estimated times: it needs a --topology")
         found = search.search(run, target, arguments.search)
         print(page.as_json(found, arguments.price) if arguments.json else page.ranking(found, run))
+        if not any(each.plan and not each.plan.missing for each in found):
+            raise UserError(
+                f"none of the {len(found)} configurations tried fits {target.name}: use a larger "
+                "slice, a smaller batch, or --search=N to try more"
+            )
         return 0
     plan = compile_plan(run, target)
     if arguments.json:
