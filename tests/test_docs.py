@@ -19,6 +19,8 @@ OWN = {
     *("--gin", "--gin_file", "--gin_search_paths", "--gin_location_prefix", "--gin_param"),
     "--print_config",
 }
+# Those that trainer.plan adds to them.
+OF_PLAN = {"--topology", "--search", "--json", "--price"}
 # Scripts that run a module with the flags they are given.
 WRAPPERS = {"scripts/tpu_pod.sh start": "trainer.pretrain"}
 
@@ -42,8 +44,11 @@ def commands(document):
 
 def refused(module, flags):
     """Returns the flags that a module does not have."""
-    if module == "trainer.pretrain":
+    if module in ("trainer.pretrain", "trainer.plan"):
         from trainer.pretrain import build_config
+
+        if module == "trainer.plan":
+            flags = [flag for flag in flags if flag.partition("=")[0] not in OF_PLAN]
 
         # tests/trainer/gin tests the flags about gin files.
         flags = [flag for flag in flags if flag.partition("=")[0].partition(".")[0] not in OWN]

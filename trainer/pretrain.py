@@ -75,7 +75,7 @@ def _import_task_module(overrides: list[str]) -> None:
 
 def main(argv: list[str]) -> int:
     arguments, others = _parser().parse_known_args(_with_values(argv))
-    config, origins = _configured(arguments, others)
+    config, origins = configured(arguments, others)
 
     from trainer.setup import prepare
 
@@ -133,19 +133,25 @@ def _parser() -> Parser:
         help="show this help, only one group of it, as --help=optimizer, or the models, "
         "--help=presets",
     )
-    parser.add_argument("--preset", metavar="NAME", help="the model; --help=presets lists them")
-    parser.add_argument(
-        "--optimizer_preset",
-        metavar="NAME",
-        help="a published recipe of optimizer, schedule and loss, any field of which may be "
-        f"overridden: {', '.join(OPTIMIZER_PRESETS)}",
-    )
+    add_sources(parser)
     parser.add_argument(
         "--print_config",
         nargs="?",
         const="values",
         choices=("values", "words"),
         help="print every field with its value and origin, and exit; words: with its help, too",
+    )
+    return parser
+
+
+def add_sources(parser: Parser) -> None:
+    """Adds the flags that name a preset, a recipe or gin files, which `configured` reads."""
+    parser.add_argument("--preset", metavar="NAME", help="the model; --help=presets lists them")
+    parser.add_argument(
+        "--optimizer_preset",
+        metavar="NAME",
+        help="a published recipe of optimizer, schedule and loss, any field of which may be "
+        f"overridden: {', '.join(OPTIMIZER_PRESETS)}",
     )
     gin = parser.add_argument_group(
         "gin files of T5X and Mesh T5", "read, never executed; docs/migrating_from_t5x.md"
@@ -171,10 +177,9 @@ def _parser() -> Parser:
         metavar="NAME=VALUE",
         help="a binding that overrides the files; --gin.NAME=VALUE, as in T5X, does the same",
     )
-    return parser
 
 
-def _configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config, dict[str, str]]:
+def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration, field path -> origin); prints what gin files have to report.
 
     Raises:

@@ -99,8 +99,12 @@ def vocabulary_sha256(data: Data) -> str | None:
     return data.tasks[0].manifest.plan.vocabulary.sha256
 
 
-def batch_of_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
+def batch_of_tokens(
+    config: Config, origins: dict[str, str], lengths: Lengths, devices: int | None = None
+) -> Config:
     """Returns `config` with `batch_size` and `microbatches` computed where given in tokens.
+
+    `devices` is the number of devices of the run; None: those that are there.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
 
@@ -121,9 +125,11 @@ def batch_of_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -
         config = dataclasses.replace(config, batch_size=rows)
         origins["batch_size"] = "tokens_per_batch"
     if config.tokens_per_microbatch_per_replica is not None:
-        import jax
+        if devices is None:
+            import jax
 
-        sizes = config.mesh.sizes(jax.device_count())
+            devices = jax.device_count()
+        sizes = config.mesh.sizes(devices)
         replicas = sizes["data"] * sizes["fsdp"]
         # A batch that does not divide is rejected later, as any batch is.
         if config.batch_size % replicas == 0:

@@ -1,6 +1,7 @@
 """The compiled program of a run: mesh, state and steps."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,6 +34,9 @@ from trainer.setup import Run
 class Program:
     """The compiled program of a run, made once from its configuration.
 
+    It is for all devices of all processes, or for `devices`: those of a slice that is not there,
+    for which programs can be compiled but not run.
+
     Attributes:
       mesh: the devices of all processes.
       host_part: the part of each batch's rows that this process makes.
@@ -45,18 +49,18 @@ class Program:
         model or batch do not divide over the mesh.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, devices: Sequence[jax.Device] | None = None):
         config = run.config
         if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
             raise UserError(
                 "--model.attention=cudnn needs an NVIDIA GPU: use einsum or dot_product here"
             )
         _enable_compilation_cache()
-        sizes = config.mesh.sizes(jax.device_count())
+        sizes = config.mesh.sizes(len(devices or jax.devices()))
         check_dimensions(
             sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
         )
-        self.mesh = make_mesh(config.mesh)
+        self.mesh = make_mesh(config.mesh, devices)
         self.host_part = host_part(self.mesh)
         self._spec = model_spec(config.model)
         self._seed, self._rules = config.seed, config.mesh.rules

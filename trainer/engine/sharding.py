@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tasks.terminal.command_line import UserError
@@ -19,17 +20,36 @@ from trainer.model.paths import path_name
 Tree = Any
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of all devices of all processes, with axes "data", "fsdp" and "tensor".
 
+    The devices of several TPU slices lie along "data", which needs the network between them least.
+
+    Args:
+      config: the sizes.
+      devices: the devices; None: all.
+
     Raises:
-      UserError: the sizes do not fit the number of devices.
+      UserError: the sizes do not fit the number of devices or of slices.
     """
-    sizes = config.sizes(jax.device_count())
+    devices = list(devices or jax.devices())
+    sizes = config.sizes(len(devices))
+    shape = tuple(sizes[axis] for axis in AXES)
     # Auto: the compiler propagates shardings from parameters and batch; they are not part of types.
-    return jax.make_mesh(
-        tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES)
-    )
+    types = (AxisType.Auto,) * len(AXES)
+    # On GPUs JAX calls every machine a slice.
+    on_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu})
+    if slices < 2:
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+    if sizes["data"] % slices:
+        raise UserError(
+            f"--mesh.data={sizes['data']} does not divide among {slices} slices, which only data "
+            f"can span: use a multiple of {slices}"
+        )
+    within = (sizes["data"] // slices, *shape[1:])
+    grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices)
+    return Mesh(grid, AXES, axis_types=types)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,177 @@
+"""What is read off the text of an optimised program: loops, times, bytes, kernels."""
+
+import pathlib
+
+import pytest
+
+from trainer.planning import hlo, parts
+from trainer.planning.chips import CHIPS, Place, seconds_of_collective, sent_bytes
+from trainer.planning.kernels import bundles
+from trainer.planning.memory import Liveness
+from trainer.planning.timing import timing
+
+HERE = pathlib.Path(__file__).parent
+CHIP = CHIPS["v5e"]
+PLACES = [Place(0, (x, y, 0)) for x in range(4) for y in range(4)]
+# Of the stored program; its loop has six layers, and its kernel is given 500 cycles.
+CYCLES = {
+    parts.ATTENTION: 6 * (1000 + 500),
+    parts.SCAN: 6 * 50,
+    parts.EMBEDDING: 200,
+    parts.LOGITS: 400 + 70,
+    parts.FEED_FORWARD: 300,
+    parts.OPTIMIZER: 130,
+    parts.REST: 20,
+}
+ACTIVATIONS = 16 * 64 * 256 * 2
+
+
+@pytest.fixture(scope="module")
+def module():
+    return hlo.parse((HERE / "step.hlo").read_text())
+
+
+@pytest.fixture(scope="module")
+def estimate(module):
+    return timing(module, CHIP, PLACES, {"kernel.1": 500}.get)
+
+
+def test_cycles_are_booked_by_part_and_loops_count(estimate):
+    seconds = dict(estimate.seconds)
+    seconds.pop(parts.COLLECTIVES)
+    assert seconds == pytest.approx({part: n / CHIP.clock for part, n in CYCLES.items()})
+
+
+def test_parts_add_up_to_the_step(estimate):
+    exposed = sum(kind["exposed"] for kind in estimate.traffic().values())
+    assert estimate.step == pytest.approx(sum(CYCLES.values()) / CHIP.clock + exposed)
+
+
+def test_the_bytes_of_collectives(estimate):
+    traffic = estimate.traffic()
+    # An all-reduce of two devices sends each byte once, in each of six layers.
+    assert traffic["all-reduce"]["bytes"] == 6 * ACTIVATIONS
+    assert traffic["all-gather"]["bytes"] == 1024 * 256 * 4 * 15 // 16
+    # A fusion of an all-reduce and a slice is a reduce-scatter; its groups are rows of four chips.
+    assert traffic["reduce-scatter"]["bytes"] == 1024 * 256 * 2 * 3 // 4
+    assert {*traffic} == {"all-reduce", "all-gather", "reduce-scatter"}
+
+
+def test_work_between_start_and_end_hides_a_collective(estimate):
+    traffic = estimate.traffic()
+    gather = traffic["all-gather"]
+    assert gather["seconds"] - gather["exposed"] == pytest.approx(400 / CHIP.clock)
+    assert traffic["all-reduce"]["exposed"] == traffic["all-reduce"]["seconds"] > 0
+
+
+def test_a_kernel_without_schedule_is_named(module):
+    (kernel,) = timing(module, CHIP, PLACES, lambda name: None).kernels
+    assert (kernel.name, kernel.cycles, kernel.times) == ("kernel.1", None, 6)
+    assert kernel.size == ACTIVATIONS
+
+
+def test_the_fullest_moment_by_part(module):
+    peak = Liveness(module, {1024}).peak()
+    # Six layers' stack, which begins as nameless memory, is the attention's.
+    assert peak["activations, attention"] >= 6 * ACTIVATIONS
+    assert peak["logits and loss"] == 16 * 64 * 1024 * 4
+    # The updated table lies in the memory of the argument.
+    assert sum(peak.values()) < 8 * ACTIVATIONS + 16 * 64 * 1024 * 4 + 2 * 1024 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[]", 4),
+        ("f32[10,20]{1,0}", 800),
+        ("f32[10,20]{1,0:T(8,128)}", 16 * 128 * 4),
+        ("bf16[3,20,10]{1,2,0:T(8,128)(2,1)}", 3 * 16 * 128 * 2),
+        ("pred[7]{0}", 7),
+        ("s4[6]{0}", 3),
+    ],
+)
+def test_bytes_of_a_shape(shape, size):
+    (array,) = hlo.arrays(shape)
+    assert array.size == size
+
+
+def test_memory_spaces_and_tuples():
+    arrays = hlo.arrays("(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/u32[]{:S(2)}, f32[4]{0})")
+    assert [array.in_hbm for array in arrays] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("replica_groups={{0,2},{1,3}}, x", [[0, 2], [1, 3]]),
+        ("replica_groups=[2,3]<=[6], x", [[0, 1, 2], [3, 4, 5]]),
+        ("replica_groups=[3,2]<=[2,3]T(1,0), x", [[0, 3], [1, 4], [2, 5]]),
+        ("replica_groups=mesh['a'=2,'b'=1,'c'=2] {'a'}, x", [[0, 2], [1, 3]]),
+        ("to_apply=%add", []),
+    ],
+)
+def test_groups_of_devices(text, groups):
+    assert hlo.replica_groups(text) == groups
+
+
+def test_loops_of_a_kernel():
+    # Two bundles before and one after; 12 runs of the grid's loop, two of which only fill and
+    # drain its pipeline, of 4 bundles, 3 bundles seven times and 1 bundle three times.
+    text = (HERE / "kernel.bundles").read_text()
+    assert bundles(text) == 3 + 10 * (4 + 7 * 3 + 3 * 1)
+
+
+def test_sent_bytes():
+    assert sent_bytes("all-reduce", 1600, 16) == 3000
+    assert sent_bytes("all-gather", 1600, 16) == 1500
+    assert sent_bytes("collective-permute", 1600, 2) == 1600
+    assert sent_bytes("all-reduce", 1600, 1) == 0
+
+
+def test_rings_have_two_links_to_an_axis():
+    shape = (4, 4, 1)
+    # On v5e, rows of four chips are open; on v5p they are closed to rings.
+    assert seconds_of_collective(CHIP, 10**9, PLACES, shape) == pytest.approx(1e9 / (2 * CHIP.link))
+    row, other = PLACES[:4], CHIPS["v5p"]
+    assert seconds_of_collective(other, 10**9, row, shape) == pytest.approx(1e9 / (2 * other.link))
+
+
+def test_between_slices_the_network_is_used():
+    send = (
+        "HloModule two, is_scheduled=true\n\nENTRY %main (p: f32[256,1024]) -> f32[256,1024] {\n"
+        "  %p = f32[256,1024]{1,0} parameter(0)\n"
+        "  %send = (f32[256,1024]{1,0}, u32[], token[]) send(%p), channel_id=1, "
+        'frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}\n'
+        '  %busy = f32[8,128]{1,0} copy(%p), backend_config={"estimated_cycles":"1500"}\n'
+        "  ROOT %done = token[] send-done(%send), channel_id=1\n}\n"
+    )
+    both = [Place(number, place.coordinates) for number in (0, 1) for place in PLACES]
+    found = timing(hlo.parse(send), CHIP, both, lambda name: None)
+    total = found.traffic()["between slices: all-reduce"]
+    assert total["bytes"] == 2**20
+    assert total["seconds"] == pytest.approx(2**20 / CHIP.network)
+    assert total["seconds"] - total["exposed"] == pytest.approx(1e-6)
+
+
+def test_a_text_without_entry_is_no_program():
+    with pytest.raises(ValueError, match="entry"):
+        hlo.parse("HloModule empty\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("jit(train_step)/jvp(Transformer)/decoder/layers_0/self_attention/query/dot", "attention"),
+        ("jit(train_step)/transpose(jvp(Encoder))/encoder/layers_0/mlp/wi_0/dot", "feed-forward"),
+        ("jit(train_step)/jvp(Transformer)/encoder/relpos_bias/gather", "attention"),
+        ("jit(train_step)/jvp(Transformer)/encoder/layers_0/pre_mlp_layer_norm/mul", "embedding"),
+        ("jit(train_step)/jvp()/reduce_sum", "logits"),
+        ("jit(train_step)/mul", "optimizer"),
+        ("jit(evaluation_step)/Transformer/decoder/layers_1/mlp/wo/dot", "feed-forward"),
+        ("jit(evaluation_step)/reduce_max", "logits"),
+        ("broadcast.7", "rest"),
+        ("", "rest"),
+    ],
+)
+def test_part_of_an_operation(path, part):
+    assert parts.part_of(path).startswith(part)

@@ -1,0 +1,145 @@
+"""Plans: on this machine's CPU, of runs that do not fit, and of wrong flags."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer import plan
+from trainer.planning import search
+from trainer.planning.compiled import compile_plan, local_target
+from trainer.planning.devices import Topology
+from trainer.planning.subject import subject
+from trainer.pretrain import build_config
+
+LENGTHS = ("--lengths.inputs=32", "--lengths.targets=16")
+TINY = ("--preset=t5_1_1_tiny", *LENGTHS, "--batch_size=8")
+
+
+@pytest.fixture(autouse=True)
+def cache_of_programs_as_before():
+    before = jax.config.jax_enable_compilation_cache
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+
+
+def tiny(*flags, preset="t5_1_1_tiny"):
+    config, origins = build_config(preset, [*LENGTHS, "--batch_size=8", *flags])
+    return subject(config, origins, devices=1)
+
+
+def test_the_page_of_this_machine(capsys):
+    assert plan.main([*TINY]) == 0
+    page = capsys.readouterr().out
+    assert "t5_1_1_tiny: " in page
+    assert "cpu" in page
+    assert "parameters" in page
+    assert "logits and loss" in page
+    assert "each host reads 8 rows" in page
+    assert len(page.splitlines()) < 40
+    assert max(map(len, page.splitlines())) <= 120
+
+
+def test_json_adds_up(capsys):
+    assert plan.main([*TINY, "--evaluation.every_steps=0", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    parts = values["train"]["bytes"]
+    assert sum(parts.values()) == values["needed_bytes"] >= parts["parameters"] > 0
+    assert parts["parameters"] == values["parameters"] * 4
+    assert values["fits"] is None
+    assert values["host_rows"] == 8
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags"),
+    [
+        ("lm_tiny", ("--lengths.inputs=0",)),
+        ("lm_tiny", ("--lengths.inputs=0", "--task=rlm_decoder_prefix_lm")),
+        ("llama_tiny", ()),
+        ("bert_tiny", ()),
+        ("tiny_switch_primer", ("--lengths.inputs=0",)),
+    ],
+)
+def test_batches_of_every_architecture_can_be_traced(preset, flags):
+    run = tiny(*flags, preset=preset)
+    program = search.make_program(run, local_target())
+    batch = {
+        name: jax.ShapeDtypeStruct((8, *array.shape[1:]), array.dtype)
+        for name, array in run.row().items()
+    }
+    program.train_step.lower(program.abstract_state(), batch)
+    assert ("decoder_causal_attention" in batch) == (
+        "--task=rlm_decoder_prefix_lm" in flags or preset == "llama_tiny"
+    )
+
+
+def test_a_run_that_does_not_fit_gets_a_remedy(capsys):
+    whole = tiny("--evaluation.every_steps=0", "--batch_size=64")
+    unlimited = compile_plan(whole, local_target())
+    target = dataclasses.replace(local_target(), memory=int(unlimited.needed * 0.7))
+    tight = compile_plan(whole, target)
+    assert tight.missing > 0
+    remedy = search.first_that_fits(tight, most=6)
+    assert remedy is not None
+    assert remedy.missing == 0
+    assert "--microbatches=" in search.flags(remedy, whole)
+    assert "GB too much" in capsys.readouterr().err
+
+
+def test_lengths_are_the_tasks():
+    config, origins = build_config("t5_1_1_tiny", ["--task=rlm_span_corruption"])
+    assert subject(config, origins, devices=1).lengths == (512, 114)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--preset=t5_1_1_tiny"], "--lengths.inputs is missing"),
+        ([*TINY, "--topology=v9:4x4"], "v4, v5e, v5p, v6e"),
+        ([*TINY, "--topology=v5e:4x4x4"], "2 axes"),
+        ([*TINY, "--topology=v5e:3x4"], "must be even"),
+        ([*TINY, "--search"], "it needs a --topology"),
+        ([*TINY, "--engine=t5x"], "--engine=t5x"),
+        ([*TINY, "--task=c5"], "c5"),
+        ([*TINY, "--cache_dir=nowhere"], "--cache_dir needs a --task"),
+        ([*TINY, "--mesh.tensor=3"], "--mesh.data=-1"),
+    ],
+)
+def test_mistakes_are_named(flags, message):
+    with pytest.raises(UserError) as error:
+        plan.main(flags)
+    assert message in str(error.value)
+
+
+def test_without_the_tpus_compiler_one_line_says_so(tmp_path):
+    script = tmp_path / "without.py"
+    script.write_text(
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'libtpu' "
+        "else found(name, *rest)\n"
+        "from tasks.terminal import command_line\n"
+        "from trainer import plan\n"
+        "command_line.run(plan.main)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, script, *TINY, "--topology=v5e:4x4"], capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "libtpu" in result.stderr
+    assert ".[tpu]" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "chips"),
+    [("v5e:4x4", 4, 16), ("v5p:4x4x4", 16, 64), ("2xv6e:8x8", 32, 64), ("v5e:1x1", 1, 1)],
+)
+def test_topologies(name, hosts, chips):
+    topology = Topology.named(name)
+    assert topology.hosts == hosts
+    assert topology.shape[0] ** len(topology.shape) == chips

@@ -1,0 +1,224 @@
+"""Compiles the programs of a run ahead of time, and reads off what they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+
+from tasks.terminal.command_line import UserError
+from trainer.config.mesh import AXES
+from trainer.engine.cost import flops_per_step, parameter_count
+from trainer.engine.hardware import peak_flops
+from trainer.engine.program import Program
+from trainer.engine.sharding import host_part, rows
+from trainer.planning import hlo
+from trainer.planning.chips import Chip, chip_of
+from trainer.planning.devices import place_of
+from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
+from trainer.planning.subject import Subject
+from trainer.planning.timing import Timing, timing
+from trainer.setup import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The devices of a plan.
+
+    Attributes:
+      name: as "v5e:4x4", or the platform of local devices.
+      devices: JAX's devices, of all hosts.
+      hosts: number of hosts.
+      chip: facts about the chips; None where they are unknown.
+      memory: bytes that a program may use on a device; None if unknown.
+      kernel_cycles: maps the name of a kernel in the last compiled program to its cycles.
+      forget: called before each compilation.
+    """
+
+    name: str
+    devices: list[Any]
+    hosts: int
+    chip: Chip | None
+    memory: int | None
+    kernel_cycles: Callable[[str], int | None] = lambda name: None
+    forget: Callable[[], None] = lambda: None
+
+    @property
+    def kind(self) -> str:
+        """JAX's name of the kind of device."""
+        return self.devices[0].device_kind
+
+
+def local_target() -> Target:
+    """Returns the devices of this machine."""
+    devices = jax.devices()
+    stats = devices[0].memory_stats() or {}
+    chip = chip_of(devices[0].device_kind)
+    limit = stats.get("bytes_limit") or (chip.memory if chip else None)
+    return Target(devices[0].platform, devices, jax.process_count(), chip, limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled program.
+
+    Attributes:
+      memory: of a device.
+      timing: None where the backend estimates no time.
+      seconds: that the compilation took.
+    """
+
+    memory: Memory
+    timing: Timing | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run needs on its target.
+
+    Attributes:
+      subject: the run.
+      target: its devices.
+      mesh: sizes by axis.
+      host_rows: rows of each batch that a host reads.
+      parameters: of the model.
+      flops: of a step on all devices, by `cost.flops_per_step`.
+      train: the training step.
+      evaluation: the evaluation step, with the optimizer's state beside it; None if the run
+        never evaluates.
+    """
+
+    subject: Subject
+    target: Target
+    mesh: dict[str, int]
+    host_rows: int
+    parameters: int
+    flops: int
+    train: Compiled
+    evaluation: Compiled | None
+
+    @property
+    def needed(self) -> int:
+        """Bytes that a device must have."""
+        both = (self.train, self.evaluation) if self.evaluation else (self.train,)
+        return max(each.memory.total for each in both)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that a device lacks; 0 if the run fits, or if the limit is unknown."""
+        return max(self.needed - self.target.memory, 0) if self.target.memory else 0
+
+    @property
+    def step(self) -> float | None:
+        """Estimated seconds of a step; None if unknown."""
+        return self.train.timing.step if self.train.timing else None
+
+    @property
+    def least(self) -> float | None:
+        """Seconds that a step takes at the devices' peak; None if the peak is unknown."""
+        peak = peak_flops(self.target.kind)
+        return self.flops / len(self.target.devices) / peak if peak else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Estimated share of the peak that the model's operations make up; None if unknown."""
+        return self.least / self.step if self.least and self.step else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Estimated positions, of both sides, per second and device; None if unknown."""
+        positions = self.subject.config.batch_size * sum(self.subject.lengths)
+        return positions / self.step / len(self.target.devices) if self.step else None
+
+
+def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> Plan:
+    """Compiles the programs of a run and returns its plan.
+
+    Args:
+      subject: the run.
+      target: its devices.
+      evaluation: False leaves out the evaluation step.
+
+    Raises:
+      UserError: model, batch or mesh do not fit the devices, or the compiler gives up.
+    """
+    config = subject.config
+    program = make_program(subject, target)
+    state = program.abstract_state()
+    sharding = rows(program.mesh)
+
+    def batch_of(size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=sharding)
+            for name, array in subject.row().items()
+        }
+
+    batch = batch_of(config.batch_size)
+    held = {
+        PARAMETERS: state.params,
+        OPTIMIZER_STATE: state.opt_state,
+        BATCH: (batch, state.step, state.metrics, state.guard),
+    }
+    vocab_size = config.model.vocab_size
+    train = _compiled(program, target, program.train_step, (state, batch), held, vocab_size)
+    evaluated = None
+    if evaluation and config.evaluation.every_steps:
+        size = config.evaluation.batch_size or config.batch_size
+        batch = batch_of(size)
+        held = {PARAMETERS: state.params, BATCH: batch}
+        arguments = (state.params, batch)
+        step = program.evaluation_step
+        evaluated = _compiled(program, target, step, arguments, held, vocab_size)
+        # The rest of the state stays on the device.
+        kept = train.memory.parts.get(OPTIMIZER_STATE, 0)
+        with_state = Memory({**evaluated.memory.parts, OPTIMIZER_STATE: kept})
+        evaluated = dataclasses.replace(evaluated, memory=with_state)
+    part = host_part(program.mesh, target.devices[0].process_index)
+    return Plan(
+        subject,
+        target,
+        {axis: program.mesh.shape[axis] for axis in AXES},
+        config.batch_size // part.hosts,
+        parameter_count(config.model),
+        flops_per_step(config.model, config.batch_size, *subject.lengths),
+        train,
+        evaluated,
+    )
+
+
+def make_program(subject: Subject, target: Target) -> Program:
+    """Returns the program of a run on its target, not compiled.
+
+    Raises:
+      UserError: model, batch or mesh do not fit the devices.
+    """
+    # A Program reads nothing but the configuration.
+    return Program(cast(Run, subject), target.devices)
+
+
+def _compiled(
+    program: Program,
+    target: Target,
+    step: Any,
+    arguments: tuple[Any, ...],
+    held: dict[str, Any],
+    vocab_size: int,
+) -> Compiled:
+    begin = time.monotonic()
+    target.forget()
+    lowered = step.lower(*arguments)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"{target.name}: the compiler gives up: {first}") from error
+    module = hlo.parse(compiled.as_text())
+    times = None
+    if target.chip:
+        places = [place_of(device) for device in program.mesh.devices.flat]
+        times = timing(module, target.chip, places, target.kernel_cycles)
+    return Compiled(memory(compiled, module, held, vocab_size), times, time.monotonic() - begin)

@@ -1,0 +1,308 @@
+"""The bytes that a compiled step holds on a device, by part.
+
+The compiler says what a program needs in all: arguments, results and temporary memory, with the
+padding of tiles. What the temporary memory is made of follows from the order of its instructions:
+of the arrays alive at the fullest moment, each is booked under the operation that made it. These
+shares are scaled to the compiler's total.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from trainer.planning import parts
+from trainer.planning.hlo import Instruction, Module
+
+PARAMETERS = "parameters"
+OPTIMIZER_STATE = "optimizer state"
+BATCH = "batch and metrics"
+GRADIENTS = "gradients and update"
+CODE = "program"
+_ACTIVATIONS = "activations, "
+
+_OF_LAYERS = (parts.ATTENTION, parts.FEED_FORWARD, parts.EMBEDDING)
+
+_UNKNOWN = _ACTIVATIONS + parts.REST
+_FREE = -1
+# What only passes an array on.
+_PASSED_ON = ("bitcast", "copy", "copy-done", "copy-start", "get-tuple-element")
+# Results that are the memory of their operands.
+_VIEWS = ("bitcast", "tuple", "get-tuple-element", "while", "optimization-barrier", "conditional")
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """The memory of a compiled program on one device.
+
+    Attributes:
+      parts: bytes by part; they add up to `total`.
+      total: bytes that the program needs.
+    """
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes that the program needs."""
+        return sum(self.parts.values())
+
+
+def memory(compiled: Any, module: Module, arguments: dict[str, Any], vocab_size: int) -> Memory:
+    """Returns the memory of a compiled program.
+
+    Args:
+      compiled: the `jax.stages.Compiled`.
+      module: its text.
+      arguments: part -> tree of shapes with shardings, of the program's arguments.
+      vocab_size: tells logits from other arrays.
+    """
+    stats = compiled.memory_analysis()
+    held = {part: sum(map(_bytes, jax.tree.leaves(tree))) for part, tree in arguments.items()}
+    shares = _scaled(held, stats.argument_size_in_bytes)
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    if results > 0:
+        shares[BATCH] = shares.get(BATCH, 0) + results
+    sizes = {dimension for dimension in _divided(vocab_size) if dimension > 1}
+    alive = Liveness(module, sizes).peak()
+    for part, size in _scaled(dict(alive), stats.temp_size_in_bytes).items():
+        shares[part] = shares.get(part, 0) + size
+    if stats.generated_code_size_in_bytes:
+        shares[CODE] = stats.generated_code_size_in_bytes
+    return Memory({part: size for part, size in shares.items() if size})
+
+
+def _divided(size: int) -> list[int]:
+    """Returns the sizes that a dimension may have on a device: divided by powers of two."""
+    found = [size]
+    while found[-1] % 2 == 0 and found[-1] > 2048:
+        found.append(found[-1] // 2)
+    return found
+
+
+def _bytes(leaf: Any) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _scaled(shares: dict[str, int], total: int) -> dict[str, int]:
+    """Returns whole numbers in the proportion of `shares` that add up to `total`."""
+    whole = sum(shares.values())
+    if not whole:
+        return {parts.REST: total} if total else {}
+    scaled = {part: size * total // whole for part, size in shares.items()}
+    largest = max(scaled, key=lambda part: scaled[part])
+    scaled[largest] += total - sum(scaled.values())
+    return scaled
+
+
+class Liveness:
+    """Follows the arrays of a program through its instructions, in their order.
+
+    Args:
+      module: the program.
+      vocab_sizes: sizes of the dimension by which logits are known.
+    """
+
+    def __init__(self, module: Module, vocab_sizes: set[int]):
+        self._module = module
+        self._vocab_sizes = vocab_sizes
+        self._peaks: dict[str, dict[str, int]] = {}
+
+    def peak(self) -> dict[str, int]:
+        """Returns bytes by part at the moment when most memory is taken, arguments excluded."""
+        return self._peak_of(self._module.entry)
+
+    def _peak_of(self, name: str) -> dict[str, int]:
+        if name not in self._peaks:
+            self._peaks[name] = _Run(self, name).peak()
+        return self._peaks[name]
+
+    def inner(self, instruction: Instruction) -> dict[str, int]:
+        """Returns the peak inside the computations that an instruction runs."""
+        peaks = [self._peak_of(name) for name, _ in self._module.called(instruction)]
+        return max(peaks, key=lambda peak: sum(peak.values()), default={})
+
+    def part(self, instruction: Instruction, dimensions: tuple[int, ...]) -> str:
+        """Returns the part of an array that an instruction makes."""
+        if len(dimensions) > 1 and self._vocab_sizes & {*dimensions}:
+            return parts.LOGITS
+        part = parts.part_of(instruction.op_name)
+        if part in (parts.OPTIMIZER, parts.COLLECTIVES):
+            return GRADIENTS
+        return part if part == parts.LOGITS else _ACTIVATIONS + part
+
+    def stacked(self, loop: Instruction) -> dict[int, str]:
+        """Returns, by index of a loop's result, the part of what its body writes there.
+
+        What a scan keeps of each layer begins as zeros, whose maker has no part.
+        """
+        body = {each.name: each for each in self.instructions(loop.computation("body") or "")}
+        root = next((each for each in body.values() if each.root), None)
+        found = {}
+        for index, operand in enumerate(root.operands if root else ()):
+            written = body.get(operand)
+            while written is not None and written.opcode in _PASSED_ON and written.operands:
+                written = body.get(written.operands[0])
+            if written is None or written.opcode == "parameter":
+                continue
+            sources = (*(body[name] for name in written.operands if name in body), written)
+            names = [each.op_name for each in (*sources, *self._module.inside(written))]
+            known = [part for part in map(parts.part_of, names) if part in _OF_LAYERS]
+            if known:
+                found[index] = _ACTIVATIONS + max(known, key=known.count)
+        return found
+
+    def instructions(self, name: str) -> tuple[Instruction, ...]:
+        """Returns the instructions of a computation."""
+        return self._module.computations.get(name, ())
+
+    def donated(self, name: str) -> frozenset[int]:
+        """Returns the results of a computation that lie in the memory of its arguments."""
+        if name == self._module.entry:
+            return self._module.donated
+        root = next((each for each in self.instructions(name) if each.root), None)
+        return frozenset(range(len(root.arrays))) if root else frozenset()
+
+
+class _Run:
+    """One pass through a computation."""
+
+    def __init__(self, program: Liveness, name: str):
+        self._program = program
+        self._instructions = program.instructions(name)
+        self._by_name = {each.name: each for each in self._instructions}
+        self._buffers: dict[str, list[int]] = {}
+        self._sizes: list[int] = []
+        self._parts: list[str] = []
+        self._values()
+        self._give_back(program.donated(name))
+
+    def peak(self) -> dict[str, int]:
+        """Returns bytes by part at the fullest moment."""
+        last: dict[int, int] = {}
+        for place, each in enumerate(self._instructions):
+            for operand in (*each.operands, each.name):
+                last |= dict.fromkeys(self._buffers.get(operand, ()), place)
+        ends: dict[int, list[int]] = collections.defaultdict(list)
+        for buffer, place in last.items():
+            ends[place].append(buffer)
+
+        alive: set[int] = set()
+        total = best = 0
+        fullest: dict[str, int] = {}
+        for place, each in enumerate(self._instructions):
+            for buffer in self._buffers.get(each.name, ()):
+                if buffer != _FREE and buffer not in alive:
+                    alive.add(buffer)
+                    total += self._sizes[buffer]
+            inner = self._program.inner(each)
+            now = total + sum(inner.values())
+            if now > best:
+                best, fullest = now, self._by_part(alive, inner)
+            for buffer in ends[place]:
+                if buffer in alive:
+                    alive.remove(buffer)
+                    total -= self._sizes[buffer]
+        return fullest
+
+    def _values(self) -> None:
+        """Finds the memory of each instruction's results."""
+        last_use = {
+            operand: place
+            for place, each in enumerate(self._instructions)
+            for operand in each.operands
+        }
+        for place, each in enumerate(self._instructions):
+            operands = [self._buffers.get(operand, []) for operand in each.operands]
+            if each.opcode in ("parameter", "constant"):
+                self._buffers[each.name] = [_FREE] * len(each.arrays)
+            elif each.opcode in _VIEWS:
+                self._buffers[each.name] = self._view(each, operands)
+            elif each.opcode.endswith("-done"):
+                self._buffers[each.name] = self._done(each)
+            elif each.opcode.endswith("-start"):
+                self._buffers[each.name] = self._start(each, operands)
+            else:
+                ended = {
+                    buffer
+                    for operand, buffers in zip(each.operands, operands, strict=True)
+                    if last_use[operand] == place
+                    for buffer in buffers
+                    if buffer != _FREE
+                }
+                self._buffers[each.name] = self._new(each, ended)
+
+    def _view(self, each: Instruction, operands: list[list[int]]) -> list[int]:
+        joined = [buffer for buffers in operands for buffer in buffers]
+        if each.opcode == "while":
+            for index, part in self._program.stacked(each).items():
+                if index < len(joined) and self._parts_of(joined[index]) == _UNKNOWN:
+                    self._parts[joined[index]] = part
+        if each.opcode == "get-tuple-element":
+            index = int(each.attributes.partition("index=")[2].partition(",")[0] or 0)
+            return joined[index : index + 1]
+        return joined[: max(len(each.arrays), 1)]
+
+    def _start(self, each: Instruction, operands: list[list[int]]) -> list[int]:
+        """Returns the memory of an asynchronous start, whose result holds its operands, too."""
+        joined = [buffer for buffers in operands for buffer in buffers]
+        new = self._new(each, set())
+        # A copy lists its result first, all others their operands.
+        first = 1 if each.opcode == "copy-start" else 0
+        for index, buffer in enumerate(joined, first):
+            if index < len(new):
+                if new[index] != _FREE:
+                    self._sizes[new[index]] = 0
+                new[index] = buffer
+        return new
+
+    def _done(self, each: Instruction) -> list[int]:
+        """Returns the memory of the end of an asynchronous operation: its start's result."""
+        start = self._by_name.get(each.operands[0]) if each.operands else None
+        if start is None:
+            return [_FREE] * len(each.arrays)
+        held = self._buffers[start.name]
+        found = []
+        for array in each.arrays:
+            places = [index for index, one in enumerate(start.arrays) if one == array]
+            last = places[0 if start.opcode == "copy-start" else -1] if places else None
+            found.append(held[last] if last is not None and last < len(held) else _FREE)
+        return found
+
+    def _parts_of(self, buffer: int) -> str | None:
+        return None if buffer == _FREE else self._parts[buffer]
+
+    def _new(self, each: Instruction, ended: set[int]) -> list[int]:
+        buffers = []
+        for array in each.arrays:
+            if not array.in_hbm or not array.size:
+                buffers.append(_FREE)
+                continue
+            # An operand that ends here gives its memory to a result of its size.
+            reused = next((old for old in ended if self._sizes[old] == array.size), None)
+            if reused is not None:
+                ended.remove(reused)
+            self._sizes.append(0 if reused is not None else array.size)
+            self._parts.append(self._program.part(each, array.dimensions))
+            if reused is None:
+                buffers.append(len(self._sizes) - 1)
+            else:
+                buffers.append(reused)
+        return buffers
+
+    def _give_back(self, donated: frozenset[int]) -> None:
+        """Sets the size of results in the memory of arguments to 0."""
+        root = next((each for each in self._instructions if each.root), None)
+        for index, buffer in enumerate(self._buffers.get(root.name, ()) if root else ()):
+            if index in donated and buffer != _FREE:
+                self._sizes[buffer] = 0
+
+    def _by_part(self, alive: set[int], inner: dict[str, int]) -> dict[str, int]:
+        total: collections.Counter[str] = collections.Counter(inner)
+        for buffer in alive:
+            total[self._parts[buffer]] += self._sizes[buffer]
+        return {part: size for part, size in total.items() if size}

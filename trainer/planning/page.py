@@ -1,0 +1,260 @@
+"""The page of a plan, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any
+
+from tasks.terminal.table import table
+from trainer.planning.chips import PRICES
+from trainer.planning.compiled import Compiled, Plan
+from trainer.planning.search import Attempt, changed, flags
+from trainer.planning.subject import Subject
+from trainer.planning.timing import Timing
+
+_GB = 1e9
+
+
+def page(plan: Plan, price: float | None = None) -> str:
+    """Returns the plan as text of about one screen.
+
+    `price` is in dollars per chip and hour; None: by the table of prices.
+    """
+    lines = [*_head(plan), ("fits", _fit(plan))]
+    blocks = [_text(lines), _beside(*_tables(plan.train))]
+    if plan.train.timing:
+        blocks.append(_traffic(plan.train.timing))
+    blocks.append(_text(_cost(plan, price)))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def as_json(value: Plan | list[Attempt], price: float | None = None) -> str:
+    """Returns a plan, or the attempts of a search, as JSON; bytes, seconds and dollars."""
+    if isinstance(value, Plan):
+        return json.dumps(_values(value, price), indent=1)
+    attempts = [
+        {
+            "flags": flags(each.plan) if each.plan else None,
+            "changed": dict(each.values),
+            "refused": each.refused,
+            "plan": _values(each.plan, price) if each.plan else None,
+        }
+        for each in value
+    ]
+    return json.dumps(attempts, indent=1)
+
+
+def ranking(attempts: list[Attempt], asked: Subject) -> str:
+    """Returns the attempts of a search as a table, the best that fit first, and its flags."""
+    header = ("", "ms a step", "MFU", "GB", "flags")
+    rows = []
+    for each in attempts:
+        if each.plan is None:
+            rows.append(("", "-", "-", "-", f"{_shown(each.values)}: {each.refused}"))
+            continue
+        plan = each.plan
+        rows.append(
+            (
+                "does not fit" if plan.missing else "fits",
+                f"{(plan.step or 0) * 1e3:,.1f}",
+                f"{plan.mfu or 0:.1%}",
+                f"{plan.needed / _GB:,.1f}",
+                _shown(each.values),
+            )
+        )
+    best = next((each.plan for each in attempts if each.plan and not each.plan.missing), None)
+    last = f"best: {flags(best, asked) or 'as asked'}" if best else "nothing that was tried fits"
+    return f"{table(header, rows)}\n\n{last}\n\n{_HONEST}"
+
+
+_HONEST = "times are the compiler's estimates, not a clock: compare with them, check on a chip"
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return " ".join(f"--{path}={changed(value)}" for path, value in values.items())
+
+
+def _head(plan: Plan) -> list[tuple[str, str]]:
+    config, target = plan.subject.config, plan.target
+    encoder, decoder = plan.subject.lengths
+    lengths = " + ".join(str(length) for length in (encoder, decoder) if length)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    model = config.model
+    return [
+        (
+            "model",
+            f"{config.preset}: {plan.parameters:,} parameters, vocabulary {model.vocab_size:,}, "
+            f"{model.dtype}, {config.optimizer.name}",
+        ),
+        (
+            "devices",
+            f"{target.name} ({target.kind}): {len(target.devices)} on {target.hosts} host(s), "
+            f"mesh {mesh}, rules {config.mesh.rules}",
+        ),
+        (
+            "step",
+            f"{config.batch_size:,} rows of {lengths} tokens in {config.microbatches} part(s), "
+            f"remat {model.remat}, layers {'scanned' if model.scan_layers else 'unrolled'}; each "
+            f"host reads {plan.host_rows:,} rows",
+        ),
+    ]
+
+
+def _fit(plan: Plan) -> str:
+    limit = plan.target.memory
+    needed = f"{plan.needed / _GB:,.2f} GB a device"
+    if limit is None:
+        return f"unknown: {needed}, and this backend names no limit"
+    have = f"of {limit / _GB:,.2f} GB"
+    if plan.missing:
+        return f"NO: {needed} {have}, {plan.missing / _GB:,.2f} GB too much"
+    return f"yes: {needed} {have}, {(limit - plan.needed) / _GB:,.2f} GB left"
+
+
+def _tables(train: Compiled) -> tuple[str, str]:
+    memory = [
+        (part, f"{size / _GB:,.3f}")
+        for part, size in sorted(train.memory.parts.items(), key=lambda each: -each[1])
+    ]
+    memory.append(("all", f"{train.memory.total / _GB:,.3f}"))
+    held = table(("held by a device in a step", "GB"), memory)
+    if train.timing is None:
+        return held, ""
+    seconds, step = train.timing.seconds, train.timing.step or 1.0
+    times = [
+        (part, f"{value * 1e3:,.2f}", f"{value / step:.1%}")
+        for part, value in sorted(seconds.items(), key=lambda each: -each[1])
+        if value
+    ]
+    times.append(("all", f"{step * 1e3:,.2f}", "100.0%"))
+    return held, table(("estimated time of a step", "ms", "share"), times)
+
+
+def _beside(left: str, right: str) -> str:
+    rows = list(zip_longest(left.splitlines(), right.splitlines(), fillvalue=""))
+    width = max(len(each) for each, _ in rows)
+    return "\n".join(f"{one:<{width}}      {other}".rstrip() for one, other in rows)
+
+
+def _traffic(timing: Timing) -> str:
+    rows = [
+        (
+            kind,
+            f"{total['bytes'] / _GB:,.3f}",
+            f"{total['seconds'] * 1e3:,.2f}",
+            f"{total['exposed'] * 1e3:,.2f}",
+        )
+        for kind, total in timing.traffic().items()
+    ]
+    header = ("sent by a device in a step", "GB", "ms", "ms not hidden by other work")
+    blocks = [table(header, rows)] if rows else []
+    kernels = [
+        (
+            each.name,
+            f"{each.times:,}",
+            "no schedule" if each.cycles is None else f"{each.cycles:,}",
+            f"{each.size / 1e6:,.1f}",
+        )
+        for each in timing.kernels
+    ]
+    if kernels:
+        header = ("Pallas kernels", "runs", "cycles of a run", "MB it moves")
+        blocks.append(table(header, kernels[:8]))
+    return "\n\n".join(blocks)
+
+
+def _cost(plan: Plan, price: float | None) -> list[tuple[str, str]]:
+    lines = []
+    config = plan.subject.config
+    if plan.step:
+        mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
+        lines.append(
+            (
+                "speed",
+                f"{plan.step * 1e3:,.1f} ms a step{mfu}, {plan.tokens_per_second:,.0f} tokens a "
+                "second and chip",
+            )
+        )
+        hours, dollars, origin = _bill(plan, price)
+        cost = f", ${dollars:,.2f}" if dollars is not None else ""
+        lines.append(
+            (
+                "the run",
+                f"{config.train_steps:,} steps: {hours:,.1f} h{cost}; evaluations and checkpoints "
+                "come on top",
+            )
+        )
+        if origin:
+            lines.append(("price", origin))
+    elif plan.least:
+        lines.append(("speed", f"at least {plan.least * 1e3:,.1f} ms a step, at the peak"))
+    else:
+        lines.append(("speed", f"{plan.flops / 1e9:,.1f} GFLOP a step; no estimate of time here"))
+    if plan.evaluation:
+        took = plan.evaluation.timing
+        ms = f", {took.step * 1e3:,.1f} ms" if took else ""
+        lines.append(
+            ("evaluation", f"a batch{ms}, {plan.evaluation.memory.total / _GB:,.2f} GB a device")
+        )
+    seconds = plan.train.seconds + (plan.evaluation.seconds if plan.evaluation else 0)
+    lines.append(("compiled", f"in {seconds:,.0f} s"))
+    if plan.step:
+        lines.append(("", _HONEST))
+    return lines
+
+
+def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
+    """Returns (hours, dollars, where the price is from)."""
+    hours = (plan.step or 0.0) * plan.subject.config.train_steps / 3600
+    chip = plan.target.chip
+    if price is None and chip is None:
+        return hours, None, ""
+    each = price if price is not None else chip.dollars if chip else 0.0
+    origin = "--price" if price is not None else PRICES
+    text = f"${each:,.2f} a chip and hour: {origin}"
+    return hours, hours * len(plan.target.devices) * each, text
+
+
+def _text(lines: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{subject:<11} {text}" for subject, text in lines)
+
+
+def _values(plan: Plan, price: float | None) -> dict[str, Any]:
+    hours, dollars, origin = _bill(plan, price)
+    return {
+        "target": plan.target.name,
+        "device_kind": plan.target.kind,
+        "devices": len(plan.target.devices),
+        "hosts": plan.target.hosts,
+        "mesh": plan.mesh,
+        "flags": flags(plan),
+        "parameters": plan.parameters,
+        "host_rows": plan.host_rows,
+        "fits": None if plan.target.memory is None else not plan.missing,
+        "needed_bytes": plan.needed,
+        "limit_bytes": plan.target.memory,
+        "missing_bytes": plan.missing,
+        "train": _of_program(plan.train),
+        "evaluation": _of_program(plan.evaluation) if plan.evaluation else None,
+        "flops": plan.flops,
+        "step_seconds": plan.step,
+        "mfu": plan.mfu,
+        "tokens_per_second_per_device": plan.tokens_per_second,
+        "train_steps": plan.subject.config.train_steps,
+        "hours": hours if plan.step else None,
+        "dollars": dollars if plan.step else None,
+        "price": origin or None,
+    }
+
+
+def _of_program(compiled: Compiled) -> dict[str, Any]:
+    timing = compiled.timing
+    return {
+        "bytes": compiled.memory.parts,
+        "seconds": timing.seconds if timing else None,
+        "collectives": timing.traffic() if timing else None,
+        "kernels": [vars(each) for each in timing.kernels] if timing else None,
+        "compile_seconds": compiled.seconds,
+    }

@@ -1,0 +1,63 @@
+"""The parts of a step that times and bytes are booked under, by the names of operations."""
+
+from __future__ import annotations
+
+import re
+
+ATTENTION = "attention"
+FEED_FORWARD = "feed-forward"
+LOGITS = "logits and loss"
+EMBEDDING = "embedding and norms"
+OPTIMIZER = "optimizer"
+COLLECTIVES = "collectives"
+# Writing what each layer keeps for the backward pass into stacks, and reading it back.
+SCAN = "stacks of the scan"
+REST = "rest"
+PARTS = (ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, REST)
+
+# Names of modules, from the innermost component of a path that is in the table.
+_MODULES = {
+    "attention": ATTENTION,
+    "self_attention": ATTENTION,
+    "encoder_decoder_attention": ATTENTION,
+    "mlp": FEED_FORWARD,
+    "logits_dense": LOGITS,
+    "logits": LOGITS,
+    "order_head": LOGITS,
+    "token_embedder": EMBEDDING,
+    "position_embedder": EMBEDDING,
+    "encoder_norm": EMBEDDING,
+    "decoder_norm": EMBEDDING,
+}
+_BIAS = re.compile(r"relpos_bias(_\d+)?$")
+_NORM = re.compile(r"(pre|post)?_?\w*layer_norm$")
+_STACKS = re.compile(r"/while/body/(jit\()?dynamic_(update_)?(index|slice)")
+# A path through the differentiated function: `jvp(Transformer)`, `transpose(jvp(Encoder))`.
+_OF_MODEL = re.compile(r"\bjvp\((\w[^)]*)\)")
+_OF_LOSS = re.compile(r"\bjvp\(\)")
+# In an evaluation nothing is differentiated: the model's class begins the path.
+_CLASSES = ("Transformer", "Encoder")
+
+
+def part_of(op_name: str) -> str:
+    """Returns the part of an operation from its path, as "jit(train_step)/jvp(Transformer)/…"."""
+    components = op_name.split("/")
+    for component in reversed(components):
+        if component in _MODULES:
+            return _MODULES[component]
+        if _BIAS.match(component):
+            return ATTENTION
+        if _NORM.match(component):
+            return EMBEDDING
+    if _STACKS.search(op_name):
+        return SCAN
+    if _OF_LOSS.search(op_name):
+        return LOGITS
+    inside = any(each.partition(".")[0] in _CLASSES for each in components)
+    if _OF_MODEL.search(op_name) or inside:
+        # Of the model, in no module above: casts, masks, what a scan moves. Logits
+        # that share the embedding's table are products in the stack itself.
+        return REST
+    if "jit(train_step)" in op_name:
+        return OPTIMIZER
+    return LOGITS if "jit(evaluation_step)" in op_name else REST

@@ -1,0 +1,236 @@
+"""Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scan."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from tasks.terminal.command_line import UserError
+from trainer.config import fields
+from trainer.config.mesh import check_dimensions
+from trainer.planning.compiled import Plan, Target, compile_plan, make_program
+from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
+from trainer.planning.subject import Subject
+
+# More devices along "tensor" exchange more than they compute.
+_MOST_TENSOR = 8
+_MICROBATCHES = (2, 4, 8, 16)
+# A state that takes more of the memory leaves too little for activations.
+_STATE_SHARE = 0.6
+_PATHS = ("mesh.data", "mesh.fsdp", "mesh.tensor", "microbatches", "model.remat")
+_SCAN = "model.scan_layers"
+
+Values = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A configuration that a search tried.
+
+    Attributes:
+      values: field path -> value, where it differs from what was asked.
+      plan: what it needs; None if it was refused.
+      refused: why; "" if it was not.
+    """
+
+    values: Mapping[str, Any]
+    plan: Plan | None
+    refused: str = ""
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Sorts attempts: those that fit first, by time; then by memory."""
+        if self.plan is None:
+            return (True, True, 0.0)
+        if self.plan.missing:
+            return (False, True, self.plan.missing)
+        return (False, False, self.plan.step or 0.0)
+
+
+def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
+    """Compiles up to `most` configurations; returns them, the best first."""
+    attempts = []
+    for attempt in itertools.islice(_attempts(asked, target), most):
+        attempts.append(attempt)
+        _report(attempt)
+    return sorted(attempts, key=lambda each: each.rank)
+
+
+def first_that_fits(plan: Plan, most: int) -> Plan | None:
+    """Returns the plan of the first configuration found that fits, or None after `most`."""
+    for attempt in itertools.islice(_attempts(plan.subject, plan.target, plan), most):
+        _report(attempt)
+        if attempt.plan and not attempt.plan.missing:
+            return attempt.plan
+    return None
+
+
+def flags(plan: Plan, asked: Subject | None = None) -> str:
+    """Returns the flags of a plan's configuration that a search may set.
+
+    With `asked`, only those that differ from what was asked.
+    """
+    config = plan.subject.config
+    values = dict(fields.leaves(config)) | {
+        f"mesh.{axis}": size for axis, size in plan.mesh.items()
+    }
+    before = dict(fields.leaves(asked.config)) if asked else {}
+    if asked and before["mesh.data"] == -1:
+        # The rest of the devices, whatever their number.
+        before["mesh.data"] = values["mesh.data"] = -1
+    return " ".join(
+        f"--{path}={changed(values[path])}"
+        for path in (*_PATHS, _SCAN)
+        if before.get(path) != values[path]
+    )
+
+
+def changed(value: object) -> str:
+    """Returns a value as it is typed on the command line."""
+    return fields.as_flag(value)
+
+
+def _report(attempt: Attempt) -> None:
+    """Prints an attempt to the standard error: each takes a minute or more."""
+    text = " ".join(f"--{path}={changed(value)}" for path, value in attempt.values.items())
+    if attempt.plan is None:
+        outcome = attempt.refused
+    else:
+        plan = attempt.plan
+        fit = f"{plan.missing / 1e9:,.1f} GB too much" if plan.missing else "fits"
+        time = f", {plan.step * 1e3:,.1f} ms a step" if plan.step else ""
+        outcome = f"{plan.needed / 1e9:,.1f} GB, {fit}{time}"
+    print(f"tried {text or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
+
+
+def _attempts(asked: Subject, target: Target, known: Plan | None = None) -> Iterator[Attempt]:
+    """Yields attempts, the likeliest first; each depends on how those before it went.
+
+    `known` is the plan of what was asked, if it has been compiled.
+    """
+    scanned = _may_scan(asked)
+    base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
+    best: Attempt | None = None
+    for mesh in _meshes(asked, target):
+        found = False
+        least: Plan | None = None
+        for values in _ways(asked, mesh):
+            parts = values.get("microbatches")
+            # Microbatches cost time: only where nothing less was enough.
+            if parts and (found or (least and _in_parts(least, parts) > (target.memory or 0))):
+                continue
+            attempt = _attempt(asked, target, {**mesh, **base, **values}, known)
+            if attempt is None:
+                continue
+            yield attempt
+            if attempt.plan and values["model.remat"] == "dots" and not parts:
+                least = attempt.plan
+            if attempt.plan and not attempt.plan.missing:
+                found = True
+                best = attempt if best is None else min(best, attempt, key=lambda each: each.rank)
+                if values.get("model.remat") == "full":
+                    break
+    if best is not None and scanned:
+        # A straight line of layers compiles longer and often runs faster.
+        attempt = _attempt(asked, target, {**best.values, _SCAN: False})
+        if attempt:
+            yield attempt
+
+
+def _in_parts(plan: Plan, parts: int) -> int:
+    """Returns about the bytes of a device if the batch of a plan is made in more parts."""
+    held = plan.train.memory.parts
+    parameters = held.get(PARAMETERS, 0)
+    state = parameters + held.get(OPTIMIZER_STATE, 0)
+    more = parts // plan.subject.config.microbatches
+    # The sum of the gradients is kept as well.
+    return state + parameters + (plan.needed - state) // more
+
+
+def _attempt(
+    asked: Subject, target: Target, values: Values, known: Plan | None = None
+) -> Attempt | None:
+    """Returns an attempt, or None if model or batch do not divide so."""
+    before = dict(fields.leaves(asked.config))
+    if before["mesh.data"] == -1:
+        devices = len(target.devices)
+        before["mesh.data"] = devices // (before["mesh.fsdp"] * before["mesh.tensor"])
+    differing = {path: value for path, value in values.items() if before[path] != value}
+    if not differing and known:
+        return Attempt(differing, known)
+    try:
+        subject = asked.with_values(values)
+        make_program(subject, target)
+    except UserError:
+        return None
+    try:
+        return Attempt(differing, compile_plan(subject, target, evaluation=False))
+    except UserError as error:
+        return Attempt(differing, None, str(error))
+
+
+def _may_scan(asked: Subject) -> bool:
+    try:
+        asked.with_values({_SCAN: True})
+    except UserError:
+        return False
+    return True
+
+
+def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
+    """Yields ways to keep less for the backward pass, the fastest first."""
+    config = asked.config
+    own = {"model.remat": config.model.remat}
+    yield own
+    for remat in ("dots", "full"):
+        if remat != config.model.remat:
+            yield {"model.remat": remat}
+    rows = config.batch_size // (mesh["mesh.data"] * mesh["mesh.fsdp"])
+    for parts in _MICROBATCHES:
+        if parts > config.microbatches and rows % parts == 0:
+            yield {"model.remat": "dots", "microbatches": parts}
+
+
+def _meshes(asked: Subject, target: Target) -> list[Values]:
+    """Returns the meshes whose state fits, those that divide the model least first."""
+    devices, config = len(target.devices), asked.config
+    slices = len({getattr(device, "slice_index", 0) for device in target.devices})
+    fitting: list[tuple[tuple, Values]] = []
+    for tensor in _divisors(devices, _MOST_TENSOR):
+        for fsdp in _divisors(devices // tensor):
+            sizes = {"data": devices // tensor // fsdp, "fsdp": fsdp, "tensor": tensor}
+            if sizes["data"] % slices:
+                continue
+            try:
+                check_dimensions(
+                    sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
+                )
+            except UserError:
+                continue
+            values = {f"mesh.{axis}": size for axis, size in sizes.items()}
+            fitting.append(((tensor * fsdp, tensor), values))
+    if not fitting:
+        return []
+    state = _state_bytes(asked.with_values(fitting[0][1]), target)
+    limit = target.memory or math.inf
+    roomy = [each for each in fitting if state / each[0][0] <= _STATE_SHARE * limit] or sorted(
+        fitting, key=lambda each: -each[0][0]
+    )
+    return [values for _, values in sorted(roomy, key=lambda each: each[0])]
+
+
+def _divisors(number: int, most: int | None = None) -> list[int]:
+    return [size for size in range(1, min(number, most or number) + 1) if number % size == 0]
+
+
+def _state_bytes(subject: Subject, target: Target) -> int:
+    """Returns the bytes of parameters and optimizer state together, not divided."""
+    state = make_program(subject, target).abstract_state()
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

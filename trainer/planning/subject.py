@@ -1,0 +1,111 @@
+"""What a plan is of: a configuration without data, completed from flags or from its task."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tasks import mixture, registry
+from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError
+from trainer.config import Config, fields
+from trainer.data import features
+from trainer.data.features import Batch, Converter
+from trainer.setup import SEQIO, batch_of_tokens, prepare
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A run of which only shapes are known. A `Program` can be made of it.
+
+    Attributes:
+      config: the configuration, complete.
+      converter: gives the features and their lengths.
+      features: names of the features of the task's examples.
+    """
+
+    config: Config
+    converter: Converter
+    features: frozenset[str]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Positions of the encoder and of the decoder."""
+        return self.converter.encoder_length, self.converter.decoder_length
+
+    def with_values(self, values: dict[str, Any]) -> Subject:
+        """Returns the subject with fields of its configuration set.
+
+        Raises:
+          UserError: the configuration rejects a value.
+        """
+        return dataclasses.replace(self, config=fields.replace_all(self.config, values))
+
+    def row(self) -> Batch:
+        """Returns a batch of one row, with all features that a batch of the run has."""
+        token, length = np.ones((1, 1), np.int32), np.ones(1, np.int32)
+        return self.converter({name: (token, length) for name in self.features})
+
+
+def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
+    """Returns what a configuration trains, on a number of devices.
+
+    With a cache, lengths and vocabulary are the cache's. Otherwise lengths are those of the task,
+    or of flags, and the vocabulary is the preset's, or of a flag.
+
+    Raises:
+      UserError: a setting is missing or does not fit; names the flag.
+    """
+    if config.engine != "palimpsest":
+        raise UserError(f"--engine={config.engine}: only steps of this trainer can be planned")
+    if config.task and config.cache_dir:
+        config = fields.replace(config, "model_dir", config.model_dir or "unused")
+        run = prepare(config, origins)
+        return Subject(run.config, run.converter, _features(run.config))
+    if config.cache_dir:
+        raise UserError("--cache_dir needs a --task")
+    config = _with_lengths(config)
+    lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+    config = batch_of_tokens(config, origins, lengths, devices)
+    return Subject(config, features.converter(config.model, lengths), _features(config))
+
+
+def _with_lengths(config: Config) -> Config:
+    if config.task.startswith(SEQIO):
+        named = None
+    elif config.task:
+        known = registry.mixtures(config.task_module)
+        first = (known.get(config.task) or mixture.parse(config.task)).names[0]
+        named = registry.get(first, config.task_module).lengths
+    else:
+        named = None
+    architecture = config.model.architecture
+    needed = {"encoder_decoder": ("inputs", "targets"), "decoder": ("targets",)}
+    for side in needed.get(architecture, ("inputs",)):
+        value = getattr(config.lengths, side)
+        value = value if value is not None else named and getattr(named, side)
+        if not value:
+            raise UserError(
+                f"--lengths.{side} is missing: set it in tokens (as in --lengths.inputs=512 "
+                "--lengths.targets=114), or name a --task to take its lengths"
+            )
+        config = fields.replace(config, f"lengths.{side}", value)
+    if architecture == "decoder" and named and config.lengths.inputs is None:
+        config = fields.replace(config, "lengths.inputs", named.inputs)
+    return config
+
+
+def _features(config: Config) -> frozenset[str]:
+    """Returns the features of the examples, which decide the features of a batch."""
+    if config.model.architecture == "encoder":
+        return frozenset({"inputs", "targets", "weights", "segments", "order"})
+    if config.lengths.inputs:
+        return frozenset({"inputs", "targets"})
+    found = frozenset({"targets"})
+    if config.task and not config.task.startswith(SEQIO):
+        known = registry.mixtures(config.task_module)
+        first = (known.get(config.task) or mixture.parse(config.task)).names[0]
+        found |= {*registry.get(first, config.task_module).objective.features}
+    return found

@@ -1,0 +1,228 @@
+"""The time of a compiled step on a TPU by its parts, from the compiler's own estimates.
+
+Fusions carry `estimated_cycles`, Pallas kernels have a schedule (`trainer.planning.kernels`), and
+collectives get the time that their bytes take at the bandwidth of the links. An asynchronous
+collective counts only as far as the work between its start and its end does not hide it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+from trainer.planning import parts
+from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
+from trainer.planning.hlo import Instruction, Module, replica_groups
+
+PALLAS = "tpu_custom_call"
+# Before the kind of a collective between slices.
+NETWORK = "between slices: "
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+@dataclasses.dataclass
+class Collective:
+    """A collective in one computation.
+
+    Attributes:
+      kind: as "all-reduce".
+      sent: bytes that a device sends in one run.
+      seconds: of one run, at the bandwidth of the links.
+      times: runs in a step.
+      hidden: seconds of one run that other work hides.
+    """
+
+    kind: str
+    sent: int
+    seconds: float
+    times: int
+    hidden: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A Pallas kernel: cycles of one run (None: no schedule), bytes that it moves, runs."""
+
+    name: str
+    cycles: int | None
+    size: int
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """The estimated time of a step.
+
+    Attributes:
+      seconds: by part; they add up to the step.
+      collectives: all collectives.
+      kernels: all Pallas kernels.
+      unpriced: products outside of fusions that carry no estimate.
+    """
+
+    seconds: dict[str, float]
+    collectives: list[Collective]
+    kernels: list[Kernel]
+    unpriced: int
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds.values())
+
+    def traffic(self) -> dict[str, dict[str, float]]:
+        """Returns the collectives by kind.
+
+        `bytes` are those that a device sends, `seconds` at the bandwidth of the links, and
+        `exposed` the seconds that no other work hides.
+        """
+        kinds: dict[str, dict[str, float]] = {}
+        for each in sorted(self.collectives, key=lambda each: each.kind):
+            total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})
+            total["bytes"] += each.sent * each.times
+            total["seconds"] += each.seconds * each.times
+            total["exposed"] += max(each.seconds - each.hidden, 0.0) * each.times
+        return kinds
+
+
+def timing(
+    module: Module, chip: Chip, places: list[Place], kernel_cycles: Callable[[str], int | None]
+) -> Timing:
+    """Returns the estimated time of a step of a program.
+
+    Args:
+      module: the optimised program.
+      chip: the chips that it is for.
+      places: of each device, in the order of the mesh.
+      kernel_cycles: maps the name of a custom call to its cycles, or None.
+    """
+    seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
+    collectives_found: list[Collective] = []
+    kernels: list[Kernel] = []
+    unpriced = 0
+    shape = slice_shape(places)
+
+    slices = len({place.slice for place in places})
+
+    def price(first: Found, times: int) -> Collective:
+        kind, size = first.kind, first.size
+        if kind.startswith(NETWORK):
+            sent = sent_bytes(kind.removeprefix(NETWORK), size, slices)
+            return Collective(kind, sent, sent / chip.network, times)
+        group = [places[number] for number in first.group if number < len(places)] or places
+        sent = sent_bytes(kind, size, len(group))
+        return Collective(kind, sent, seconds_of_collective(chip, sent, group, shape), times)
+
+    def walk(name: str, times: int) -> None:
+        nonlocal unpriced
+        clock = 0.0  # seconds from the start of this computation
+        # Key -> the collective's parts, and the clock at its start and end.
+        pieces: dict[str, tuple[list[Found], float, float]] = {}
+        for each in module.computations.get(name, ()):
+            cycles = each.cycles
+            if each.target == PALLAS:
+                known = kernel_cycles(each.name)
+                size = sum(array.size for array in each.arrays)
+                kernels.append(Kernel(each.name, known, size, times))
+                cycles = known or 0
+            elif not cycles and each.opcode in ("convolution", "dot"):
+                unpriced += 1
+            spent = cycles / chip.clock
+            seconds[parts.part_of(each.op_name)] += spent * times
+            for found in collectives_of(module, each):
+                before, start, _ = pieces.get(found.key, ([], clock, clock))
+                pieces[found.key] = ([*before, found], start, clock + spent)
+            clock += spent
+            for inner, runs in module.called(each):
+                walk(inner, times * runs)
+        for found_parts, start, end in pieces.values():
+            collective = price(found_parts[0], times)
+            if len(found_parts) > 1 or found_parts[0].overlapped:
+                collective.hidden = min(end - start, collective.seconds)
+            collectives_found.append(collective)
+            exposed = max(collective.seconds - collective.hidden, 0.0)
+            seconds[parts.COLLECTIVES] += exposed * times
+
+    walk(module.entry, 1)
+    return Timing(seconds, collectives_found, kernels, unpriced)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A collective, or one piece of an asynchronous one, as an instruction holds it.
+
+    Attributes:
+      key: names the collective within its computation; its pieces share it.
+      kind: as "all-reduce".
+      size: bytes of the whole array on one device.
+      group: numbers of the devices of one group; () means all.
+      overlapped: True for a piece of an asynchronous collective.
+    """
+
+    key: str
+    kind: str
+    size: int
+    group: tuple[int, ...]
+    overlapped: bool
+
+
+def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
+    """Yields the collectives that an instruction is, or that its fusion holds.
+
+    Between slices the TPU's compiler writes a `send`, which the runtime carries out over the
+    network.
+    """
+    called = instruction.computation("calls") or ""
+    scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
+    transfer = _TRANSFER.search(instruction.attributes)
+    if instruction.opcode == "send" and transfer:
+        kind = NETWORK + transfer[1].lower().replace("_", "-")
+        yield Found(instruction.name, kind, instruction.arrays[0].size, (), True)
+    elif instruction.opcode == "send-done":
+        yield Found(instruction.operands[0], NETWORK, 0, (), True)
+    for each in (instruction, *module.inside(instruction)):
+        kind = _kind(each.opcode)
+        if not kind:
+            continue
+        if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
+            # The end of an asynchronous collective names its start.
+            yield Found(instruction.operands[0], kind, 0, (), True)
+            continue
+        started = each.opcode.endswith("-start") or instruction.opcode.endswith("-start")
+        sizes = [array.size for array in each.arrays if array.size]
+        # The result of a start lists the argument before the result.
+        size = max(sizes, default=0) if started else sum(sizes)
+        group = tuple(_group(each))
+        if kind == "reduce-scatter":
+            size *= max(len(group), 1)
+        if scattered and kind == "all-reduce":
+            kind = "reduce-scatter"
+        # The pieces of an asynchronous collective in several fusions share a channel.
+        channel = _CHANNEL.search(each.attributes) if asynchronous else None
+        key = f"{kind} {channel[1]}" if channel else instruction.name
+        yield Found(key, kind, size, group, started or asynchronous)
+
+
+def _kind(opcode: str) -> str:
+    plain = re.sub(r"-(start|done)$", "", opcode)
+    return plain if plain in _COLLECTIVES else ""
+
+
+def _group(instruction: Instruction) -> list[int]:
+    pair = _PAIRS.search(instruction.attributes)
+    if pair:
+        return [int(pair[1]), int(pair[2])]
+    groups = replica_groups(instruction.attributes)
+    return groups[0] if groups else []
