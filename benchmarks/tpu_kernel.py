@@ -4,9 +4,10 @@
         [--source_length=512] [--head_dim=64] [--mask=encoder] [--no-bias] [--json]
 
 libtpu (the extra `tpu`) compiles the bfloat16 kernels and dumps their schedules. Cycles are bundles
-of a grid step times the steps of the grid. Waiting for memory, and the 0.35 us that a grid step
-takes besides its work, are not in them; the time of the bytes moved is beside them. "products" is
-the time of the matrix products at the chip's peak, without those that the backward pass repeats.
+of a grid step times the steps of the grid, and those that run once for a group of heads. Waiting
+for memory, and the 0.35 us that a grid step takes besides its work, are not in them; the time of
+the bytes moved is beside them. "products" is the time of the matrix products at the chip's peak,
+without those that the backward pass repeats.
 """
 
 from __future__ import annotations
@@ -68,16 +69,7 @@ def main(argv: list[str]) -> None:
         rows.append([kernel["name"], grid, *(_number(kernel[name]) for name in names)])
     total = [sum(kernel[name] for kernel in results["kernels"]) for name in names[2:]]
     rows.append(["both", "", "", "", *map(_number, total)])
-    header = (
-        "kernel",
-        "grid",
-        "bundles a step",
-        "once a group",
-        "cycles",
-        "ms",
-        "memory",
-        "products",
-    )
+    header = ("kernel", "grid", "bundles", "once", "cycles", "ms", "memory ms", "products ms")
     print(results["kind"])
     print(table(header, rows))
 
