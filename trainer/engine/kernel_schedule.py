@@ -84,7 +84,8 @@ def parse_schedule(text: str) -> Schedule:
             jumps.append((address, region))
             conditions[address] = condition
         for condition, limit in re.findall(
-            r"(%\w+) = scmp\.ge\.s32\.totalorder %\w+, (\d+) /\* loop exit test", line
+            r"(%\w+) = scmp\.ge\.s32\.totalorder (?:\(!?%\w+\), )?%\w+, (\d+) /\* loop exit test",
+            line,
         ):
             limits[condition] = int(limit)
     total = address + 1

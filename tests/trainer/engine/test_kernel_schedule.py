@@ -19,7 +19,8 @@ def bundles(*parts):
 
 def loop(number, body, limit):
     """Returns a loop of `body` bundles and two more; its test is at its beginning."""
-    test = f"%p{number} = scmp.ge.s32.totalorder %s1, {limit} /* loop exit test */"
+    when = "(%p3), " if number == 9 else ""
+    test = f"%p{number} = scmp.ge.s32.totalorder {when}%s1, {limit} /* loop exit test */"
     return (
         f"{test} /* Start region {number} */",
         body,
