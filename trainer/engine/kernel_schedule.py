@@ -109,8 +109,11 @@ def parse_schedule(text: str) -> Schedule:
     start, end = grid[0] if grid else (0, total - 1)
     once = 0.0
     for begin, after in sorted(skips):
-        inside = start <= begin and after <= end
-        if inside and _CONDITIONAL < after - begin < _BODY * (end - start):
+        outside = [loop for loop in loops if loop[0] <= begin and after <= loop[1]]
+        # Inside another loop it is the test whether an inner loop runs at all.
+        inside = all(loop[0] in pipelined for loop in outside)
+        part = _CONDITIONAL < after - begin < _BODY * (end - start)
+        if part and inside and start <= begin and after <= end:
             once += sum(runs[begin : after + 1])
             runs[begin : after + 1] = [0.0] * (after + 1 - begin)
     return Schedule(sum(runs[start : end + 1]), once)

@@ -24,7 +24,7 @@ from trainer.model.facts import (
     MixerFacts,
     attention_on,
 )
-from trainer.model.fused_attention import fused_attention
+from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, mix_heads, project_out
 from trainer.model.parameters import SOURCE_KERNEL
@@ -161,10 +161,12 @@ class _DotProductAttention(nn.Module):
         if name != "pallas":
             return name
         drops = not deterministic and shared.dropout_rate > 0
+        longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
         fits = (
             view.predicate is not None
             and self.spec.learned_logits is None
             and (shared.broadcast_dropout or not drops)
+            and fits_memory(longest, kernel_memory(device_kind()))
             # The model is not run, only traced, on one token, and for any device.
             and not self.is_initializing()
         )
