@@ -33,6 +33,7 @@ RESUMABLE_CHANGES = (
     "mesh.",
     "microbatches",
     "model.attention",
+    "model.softmax_dtype",
     "model.remat",
     "tokens_per_microbatch_per_replica",
     "processes.",

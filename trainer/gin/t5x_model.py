@@ -33,6 +33,12 @@ def _activations(value: Any) -> Any:
     return tuple(_ACTIVATIONS[name] for name in value)
 
 
+def _softmax_dtype(float32_logits: Any) -> str:
+    if type(float32_logits) is not bool:
+        raise ValueError("it must be True or False")
+    return "float32" if float32_logits else "auto"
+
+
 def _remat(value: Any) -> str:
     if not isinstance(value, str) or value not in _REMAT:
         raise ValueError(f"it must be one of {', '.join(_REMAT)}")
@@ -181,7 +187,7 @@ _SIZES = {
     "mlp_activations": m.field("model.mlp_activations", ("relu",), _activations),
     "dropout_rate": m.field("model.dropout_rate", 0.1),
     "logits_via_embedding": m.field("model.tied_logits", False),
-    "float32_attention_logits": m.nothing("attention logits are always float32", False),
+    "float32_attention_logits": m.field("model.softmax_dtype", convert=_softmax_dtype),
 }
 _T5_CONFIG = m.Configurable(
     ("t5x.examples.t5.network.T5Config", "t5x.examples.scalable_t5.network.T5Config"),

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from trainer.model.convolution import HeadConvolution
-from trainer.model.dense import Shared, einsum_float32
-from trainer.model.facts import ATTENTION_NAMES, T5X, TRANSFORMERS, MixerFacts
+from trainer.model.dense import Shared, device_kind, einsum_float32
+from trainer.model.facts import (
+    ATTENTION_NAMES,
+    AUTO,
+    T5X,
+    TRANSFORMERS,
+    MixerFacts,
+    attention_on,
+)
+from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, mix_heads, project_out
 from trainer.model.parameters import SOURCE_KERNEL
-from trainer.model.positions import rotate
+from trainer.model.positions import rotate, rotate_joined
 from trainer.model.synthesizer import LearnedLogits
 
 
@@ -26,8 +37,9 @@ class DotProductAttention:
     """Multi-head softmax attention, with Primer's and the Synthesizer's changes as options.
 
     Rotary positions rotate queries and keys; relative ones add a bias to the logits before the
-    parametrisation scales them. Logits and softmax are float32; the operands of the products have
-    the model's dtype.
+    parametrisation scales them. Logits and softmax are float32, or what `Shared.softmax_dtype`
+    says; the operands of the products have the model's dtype. Fused kernels never write logits to
+    memory.
 
     Attributes:
       convolution: applied to projected queries, keys and values: Primer's multi-dconv-head
@@ -59,7 +71,7 @@ class DotProductAttention:
             exports = (TRANSFORMERS,) if convolves or self.shared_query_key else (TRANSFORMERS, T5X)
         return MixerFacts(
             # Fused kernels compute logits from queries and keys alone.
-            attentions=("einsum",) if learns else ATTENTION_NAMES,
+            attentions=(AUTO, "einsum") if learns else ATTENTION_NAMES,
             convolves=convolves,
             counts_positions=learns,
             exports=exports,
@@ -104,13 +116,24 @@ class _DotProductAttention(nn.Module):
         else:
             key = project(parametrisation.attention(), name="key", use=SOURCE_KERNEL)
             k_BSJ = convolve(key(source_BSD), "key", view.source_rows)
-        v_BSHK = heads(convolve(value(source_BSD), "value", view.source_rows))
-        q_BLHK, k_BSHK = heads(q_BLJ), heads(k_BSJ)
+        v_BSJ = convolve(value(source_BSD), "value", view.source_rows)
+        implementation = self._implementation(view, deterministic)
+        if implementation == "pallas":
+            if not deterministic and self.shared.dropout_rate > 0:
+                # All queries share a draw: keys dropped from the weights are values dropped.
+                ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
+                kept_BSH = self.shared.dropout()(ones_BH1S, deterministic)[:, :, 0].swapaxes(1, 2)
+                v_BSJ *= jnp.repeat(kept_BSH, head_dim, axis=2)
+            if positions.angle_BLC is not None:
+                q_BLJ = rotate_joined(q_BLJ, positions.angle_BLC, head_dim)
+                k_BSJ = rotate_joined(k_BSJ, positions.angle_BLC, head_dim)
+            scale = parametrisation.attention_scale(head_dim)
+            return project_out(self.shared, _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale))
+        q_BLHK, k_BSHK, v_BSHK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
         if positions.angle_BLC is not None:
             q_BLHK = rotate(q_BLHK, positions.angle_BLC)
             k_BSHK = rotate(k_BSHK, positions.angle_BLC)
-
-        if self.shared.attention != "einsum":
+        if implementation != "einsum":
             # JAX adds the bias after scaling the logits.
             scale, bias_BHLS = parametrisation.attention_scale(head_dim), None
             if positions.bias_HLS is not None:
@@ -122,11 +145,80 @@ class _DotProductAttention(nn.Module):
                 bias=bias_BHLS,
                 mask=view.mask_BLS[:, None],
                 scale=scale,
-                implementation="cudnn" if self.shared.attention == "cudnn" else "xla",
+                implementation="cudnn" if implementation == "cudnn" else "xla",
             )
-            return project_out(self.shared, mixed_BLHK)
+            return project_out(self.shared, mixed_BLHK.reshape(*q_BLJ.shape))
         logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
         if spec.learned_logits is not None:
             learned = spec.learned_logits.build(self.shared, num_heads, "learned_logits")
             logits_BHLS += learned(view.rows, view.source_rows)
         return mix_heads(self.shared, logits_BHLS, v_BSHK, view, deterministic)
+
+    def _implementation(self, view: View, deterministic: bool) -> str:
+        """Returns one of ATTENTION_NAMES, not "auto"."""
+        shared = self.shared
+        name = attention_on(device_kind(), shared.attention, shared.dtype, self.spec.head_dim)
+        if name != "pallas":
+            return name
+        drops = not deterministic and shared.dropout_rate > 0
+        longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
+        fits = (
+            view.predicate is not None
+            and self.spec.learned_logits is None
+            and (shared.broadcast_dropout or not drops)
+            and fits_memory(longest, kernel_memory(device_kind()))
+            # The model is not run, only traced, on one token, and for any device.
+            and not self.is_initializing()
+        )
+        return name if fits else "einsum"
+
+
+def _fused(
+    q_BLJ: jax.Array,
+    k_BSJ: jax.Array,
+    v_BSJ: jax.Array,
+    view: View,
+    head_dim: int,
+    scale: float,
+) -> jax.Array:
+    """Returns `fused_attention`, by each device for its own rows and heads."""
+    kind = device_kind()
+    assert view.predicate is not None
+    run = partial(
+        fused_attention,
+        head_dim=head_dim,
+        predicate=view.predicate,
+        scale=scale,
+        vmem_bytes=kernel_memory(kind),
+        interpret=not kind.startswith("TPU"),
+    )
+    sides = [Rows(side.segment_BL, side.prefix_BL) for side in (view.rows, view.source_rows)]
+    relative = view.positions.relative
+    tables = () if relative is None else (relative.table_HR,)
+
+    def attend(*operands: Any) -> jax.Array:
+        *others, last = operands
+        if relative is None:
+            return run(*operands)
+        return run(*others, relative=relative._replace(table_HR=last))
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:
+        batch, heads = nn.logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
+        joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
+        attend = jax.shard_map(
+            attend,
+            in_specs=(joined, joined, joined, rows, rows, *(PartitionSpec(heads),) * len(tables)),
+            out_specs=joined,
+            # Kernels do not say over which axes their results vary.
+            check_vma=False,
+        )
+    return attend(q_BLJ, k_BSJ, v_BSJ, *sides, *tables)
+
+
+def kernel_memory(kind: str) -> int:
+    """Returns bytes of a core's memory that a kernel may use; the compiler keeps the rest.
+
+    Source: jax-ml.github.io/scaling-book, "How to Think About TPUs": 128 MiB, but 16 MiB in v4.
+    """
+    return (14 if kind.startswith("TPU v4") else 64) << 20

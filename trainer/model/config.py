@@ -8,6 +8,7 @@ from tasks.terminal.fields import REQUIRED, field, one_of, require
 from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
+    AUTO,
     DECODER,
     ENCODER,
     ENCODER_DECODER,
@@ -17,8 +18,11 @@ from trainer.model.facts import (
     NORM_NAMES,
     NORM_PLACEMENT_NAMES,
     POSITION_NAMES,
+    SOFTMAX_DTYPES,
     FamilyFacts,
     MixerFacts,
+    attention_on,
+    fills_lanes,
 )
 
 _DTYPES = ("float32", "bfloat16")
@@ -108,11 +112,18 @@ class ModelConfig:
         choices=_REMATS,
     )
     attention: str = field(
-        "einsum",
+        AUTO,
         "implementation of attention: products written out, the fastest on a CPU (einsum), "
-        "jax.nn.dot_product_attention (dot_product) or cuDNN's fused kernel for NVIDIA GPUs and "
-        "bfloat16 (cudnn); the last two cannot drop weights",
+        "jax.nn.dot_product_attention (dot_product), cuDNN's fused kernel for NVIDIA GPUs and "
+        "bfloat16 (cudnn), or fused kernels for TPUs (pallas); dot_product and cudnn cannot drop "
+        "weights; auto: pallas on a TPU where dtype is bfloat16 and head_dim fits, or else einsum",
         choices=ATTENTION_NAMES,
+    )
+    softmax_dtype: str = field(
+        AUTO,
+        "type of the logits and softmax of attention where no fused kernel computes it; kernels "
+        "use float32; auto: float32, but the type of activations on a TPU, as in T5X",
+        choices=SOFTMAX_DTYPES,
     )
 
     @property
@@ -140,12 +151,28 @@ class ModelConfig:
         """True if rows must not be longer than `max_positions`."""
         return self.position_scheme == "absolute" or self.mixer_facts.counts_positions
 
+    def attention_on(self, device_kind: str) -> str:
+        """Returns the implementation of attention in training on a device, as JAX names its kind.
+
+        "einsum" if `attention` is "auto" and kernels cannot compute this model's attention.
+        """
+        fits = "pallas" in self.mixer_facts.attentions
+        if self.attention == AUTO and (not fits or self._drops_by_query):
+            return "einsum"
+        return attention_on(device_kind, self.attention, self.dtype, self.head_dim)
+
+    @property
+    def _drops_by_query(self) -> bool:
+        """True if each query drops weights of its own, which no kernel does."""
+        return self.architecture == ENCODER and self.dropout_rate > 0
+
     def __post_init__(self) -> None:
         for name, allowed in (
             ("family", FAMILY_NAMES),
             ("dtype", _DTYPES),
             ("remat", _REMATS),
             ("attention", ATTENTION_NAMES),
+            ("softmax_dtype", SOFTMAX_DTYPES),
         ):
             self._require(getattr(self, name) in allowed, name, one_of(allowed))
         self._check_sizes()
@@ -209,13 +236,18 @@ class ModelConfig:
             self._require(self.head_dim % multiple == 0, "head_dim", rule)
 
     def _check_attention(self) -> None:
-        if self.attention == "einsum":
+        if self.attention in (AUTO, "einsum"):
             return
-        rule = f"0 with attention {self.attention!r}, which drops no weights"
-        self._require(self.dropout_rate == 0, "dropout_rate", rule)
+        # Weights dropped for all queries at once are values dropped, which kernels need not know.
+        if self.attention != "pallas" or self._drops_by_query:
+            rule = f"0 with attention {self.attention!r}, which drops no weights"
+            self._require(self.dropout_rate == 0, "dropout_rate", rule)
         fitting = [name for name, facts in MIXERS.items() if self.attention in facts.attentions]
         rule = f"{one_of(fitting)} with attention {self.attention!r}"
         self._require(self.attention in self.mixer_facts.attentions, "mixer", rule)
+        if self.attention == "pallas":
+            rule = "a divisor or multiple of 128 with attention 'pallas'"
+            self._require(fills_lanes(self.head_dim), "head_dim", rule)
         if self.attention == "cudnn":
             self._require(self.dtype == "bfloat16", "dtype", "'bfloat16' with attention 'cudnn'")
 

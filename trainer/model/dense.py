@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.facts import AUTO
 from trainer.model.parameters import KERNEL, TABLE, Use, parameter
 from trainer.model.parametrisation import Initializer, Parametrisation
 
@@ -22,8 +23,8 @@ class Shared:
 
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
     products; parameters are always float32. `dense_bias`: projections inside layers and heads add
-    a bias. `broadcast_dropout`: positions of a row share their draw. `scan_layers`, `remat` and
-    `attention` are those of `ModelConfig`.
+    a bias. `broadcast_dropout`: positions of a row share their draw. `scan_layers`, `remat`,
+    `attention` and `softmax_dtype` are those of `ModelConfig`.
     """
 
     emb_dim: int
@@ -35,7 +36,8 @@ class Shared:
     broadcast_dropout: bool = True
     scan_layers: bool = False
     remat: str = "none"
-    attention: str = "einsum"
+    attention: str = AUTO
+    softmax_dtype: str = AUTO
 
     def dense(
         self,
@@ -58,6 +60,16 @@ class Shared:
         """
         broadcast = broadcast_length and self.broadcast_dropout
         return nn.Dropout(self.dropout_rate, broadcast_dims=(-2,) if broadcast else ())
+
+
+def device_kind() -> str:
+    """Returns the kind of the devices for which a model is being traced.
+
+    They are those of the mesh of `sharding.tracing_on`, which need not be there; without one, the
+    default devices.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.device_kind if device else jax.devices()[0].device_kind
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

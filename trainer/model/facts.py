@@ -12,8 +12,10 @@ from types import MappingProxyType
 
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
 
-# Implementations of the attention product.
-ATTENTION_NAMES = ("einsum", "dot_product", "cudnn")
+# Implementations of the attention product, and types of its logits and softmax.
+AUTO = "auto"
+ATTENTION_NAMES = (AUTO, "einsum", "dot_product", "cudnn", "pallas")
+SOFTMAX_DTYPES = (AUTO, "float32", "bfloat16")
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
 NORM_NAMES = ("layer_norm", "primer_norm", "rms_norm")
 NORM_PLACEMENT_NAMES = ("pre", "primer_alternating")
@@ -21,6 +23,41 @@ POSITION_NAMES = ("absolute", "relative", "rotary")
 
 # Formats of other projects that a part can be exported to.
 TRANSFORMERS, T5X = "transformers", "t5x"
+
+
+# Width of a TPU's registers.
+LANES = 128
+
+
+def fills_lanes(head_dim: int) -> bool:
+    """Returns whether whole heads of this size fill the registers of a TPU."""
+    return head_dim % LANES == 0 or LANES % head_dim == 0
+
+
+def attention_on(device_kind: str, attention: str, dtype: str, head_dim: int) -> str:
+    """Returns the implementation of attention that a setting stands for.
+
+    Args:
+      device_kind: JAX's name of the device, such as "TPU v5 lite".
+      attention: one of ATTENTION_NAMES.
+      dtype: type of the activations.
+      head_dim: width of a head.
+    """
+    if attention != AUTO:
+        return attention
+    fused = _compiles_kernels(device_kind) and dtype == "bfloat16" and fills_lanes(head_dim)
+    return "pallas" if fused else "einsum"
+
+
+def softmax_dtype_on(device_kind: str, softmax_dtype: str, dtype: str) -> str:
+    """Returns the type of logits and softmax that a setting of SOFTMAX_DTYPES stands for."""
+    if softmax_dtype != AUTO:
+        return softmax_dtype
+    return dtype if device_kind.startswith("TPU") else "float32"
+
+
+def _compiles_kernels(device_kind: str) -> bool:
+    return device_kind.startswith("TPU") and not device_kind.startswith(("TPU v2", "TPU v3"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +97,7 @@ class MixerFacts:
       exports: the formats it can be exported to.
     """
 
-    attentions: tuple[str, ...] = ("einsum",)
+    attentions: tuple[str, ...] = (AUTO, "einsum")
     positions: tuple[str, ...] = POSITION_NAMES
     convolves: bool = False
     counts_positions: bool = False

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.fused_attention import SAVED
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]
@@ -31,10 +32,14 @@ _LAYERS_NAME = "layers"
 _STACKS = ("encoder", "decoder")
 
 # Activations that `jax.checkpoint` may keep for the backward pass. "dots" is T5X's "minimal": it
-# keeps outputs of products with a kernel, not of products between activations.
+# keeps outputs of products with a kernel, not of products between activations. It also keeps the
+# outputs of fused attention, which are as large as its queries.
 _REMAT_POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "dots": jax.checkpoint_policies.save_from_both_policies(
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            jax.checkpoint_policies.save_only_these_names(SAVED),
+        ),
         "full": jax.checkpoint_policies.nothing_saveable,
     }
 )

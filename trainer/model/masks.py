@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import jax
@@ -128,3 +129,28 @@ class AnyOf:
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
         return reduce(or_, (mask(query, key) for mask in self.masks))
+
+
+class Predicate(NamedTuple):
+    """A mask that kernels compute from integers of queries and keys instead of reading it.
+
+    Tokens see tokens of their own packed example: all, or with `causal` itself and those before
+    it, and with `prefix` also all of a prefix if the query is in the prefix.
+    """
+
+    causal: bool = False
+    prefix: bool = False
+
+
+_PREDICATES: Mapping[Mask, Predicate] = MappingProxyType(
+    {
+        SameSegment(): Predicate(),
+        AllOf((SameSegment(), Causal())): Predicate(causal=True),
+        AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))): Predicate(True, prefix=True),
+    }
+)
+
+
+def predicate(mask: Mask | None) -> Predicate | None:
+    """Returns the predicate of a mask; None if kernels do not know the mask."""
+    return None if mask is None else _PREDICATES.get(mask)

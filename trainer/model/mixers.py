@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared, sum_leading
-from trainer.model.facts import MixerFacts
-from trainer.model.masks import Rows
+from trainer.model.dense import Shared, device_kind, sum_leading
+from trainer.model.facts import MixerFacts, softmax_dtype_on
+from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import Positions
 
 # Value of a masked logit. Finite, so that a row which sees nothing (padding) gets uniform weights
@@ -24,11 +24,11 @@ _MASKED_LOGIT = -1e10
 @jax.custom_vjp
 def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
     """Returns the sum; the gradient of the bias is summed by `sum_leading`."""
-    return logits_BHLS + bias_HLS
+    return logits_BHLS + bias_HLS.astype(logits_BHLS.dtype)
 
 
 def _add_bias_forward(logits_BHLS, bias_HLS):
-    return logits_BHLS + bias_HLS, None
+    return add_bias(logits_BHLS, bias_HLS), None
 
 
 def _add_bias_backward(_, gradient_BHLS):
@@ -46,12 +46,14 @@ class View(NamedTuple):
       positions: effects of positions on queries, keys and logits.
       rows: facts about the positions that look.
       source_rows: facts about the positions that are looked at.
+      predicate: the mask, as kernels compute it; None if they do not know it.
     """
 
     mask_BLS: jax.Array
     positions: Positions
     rows: Rows
     source_rows: Rows
+    predicate: Predicate | None = None
 
 
 class Mixer(Protocol):
@@ -87,22 +89,25 @@ def mix_heads(
     """Returns values [B, S, H, K] weighted by logits and projected: [B, L, D].
 
     The last step of every attention, called inside its module. Adds the bias of relative positions
-    and masks the logits.
+    and masks the logits. All this has the type that `Shared.softmax_dtype` says.
     """
+    dtype = softmax_dtype_on(device_kind(), shared.softmax_dtype, shared.dtype)
+    logits_BHLS = logits_BHLS.astype(dtype)
     if view.positions.bias_HLS is not None:
         logits_BHLS = add_bias(logits_BHLS, view.positions.bias_HLS)
     logits_BHLS *= shared.parametrisation.attention_scale(v_BSHK.shape[-1])
     logits_BHLS = jnp.where(view.mask_BLS[:, None], logits_BHLS, _MASKED_LOGIT)
     weights_BHLS = jax.nn.softmax(logits_BHLS).astype(shared.dtype)
     weights_BHLS = shared.dropout()(weights_BHLS, deterministic)
-    return project_out(shared, jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK))
+    mixed_BLHK = jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK)
+    return project_out(shared, mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1))
 
 
-def project_out(shared: Shared, mixed_BLHK: jax.Array) -> jax.Array:
-    """Returns the heads joined and projected, [B, L, H, K] to [B, L, D].
+def project_out(shared: Shared, mixed_BLJ: jax.Array) -> jax.Array:
+    """Returns the joined heads projected, [B, L, H * K] to [B, L, D].
 
     Called inside an attention's module.
     """
     axes, initializer = ("joined_kv", "embed"), shared.parametrisation.attention_out()
     out = shared.dense(shared.emb_dim, axes, initializer, "out")
-    return out(mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1))
+    return out(mixed_BLJ)

@@ -18,17 +18,26 @@ from trainer.model.dense import Shared
 from trainer.model.parameters import TABLE, parameter
 
 
+class RelativeBias(NamedTuple):
+    """A bias of logits by distance: `table_HR[h, spec.bucket(s - l)]`."""
+
+    table_HR: jax.Array
+    spec: T5RelativePosition
+
+
 class Positions(NamedTuple):
     """The effects of positions on a stack; None where there is no effect.
 
     Attributes:
       embedding_BLD: added to the embeddings.
       bias_HLS: float32, added to the logits of every attention.
+      relative: the same bias as a table, for kernels that need no [H, L, S].
       angle_BLC: float32, by which channels of queries and keys are rotated.
     """
 
     embedding_BLD: jax.Array | None = None
     bias_HLS: jax.Array | None = None
+    relative: RelativeBias | None = None
     angle_BLC: jax.Array | None = None
 
 
@@ -101,7 +110,10 @@ class _T5RelativePosition(nn.Module):
             (self.num_heads, self.spec.num_buckets),
         )
         bucket_N = self.spec.bucket(np.arange(1 - query_length, key_length))
-        return Positions(bias_HLS=_spread_diagonals(table_HR[:, bucket_N], query_length))
+        return Positions(
+            bias_HLS=_spread_diagonals(table_HR[:, bucket_N], query_length),
+            relative=RelativeBias(table_HR, self.spec),
+        )
 
 
 def _spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
@@ -190,6 +202,29 @@ class _RotaryPosition(nn.Module):
         return Positions(
             angle_BLC=position_BL[..., None].astype(jnp.float32) * frequency_C.astype(np.float32)
         )
+
+
+def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.Array:
+    """Does the same to heads that are joined in one axis, without changing their layout.
+
+    On a TPU an axis of heads costs copies before and after a kernel that reads them joined.
+    """
+    pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
+    channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
+    rest = head_dim - 2 * pairs
+
+    def joined(first_BLC: jax.Array, second_BLC: jax.Array, other: float) -> jax.Array:
+        other_BLC = jnp.full((*angle_BLC.shape[:2], rest), other, angle_BLC.dtype)
+        head_BLK = jnp.concatenate([first_BLC, second_BLC, other_BLC], axis=-1)
+        return jnp.tile(head_BLK, (1, 1, heads))
+
+    cos_BLC, sin_BLC = jnp.cos(angle_BLC), jnp.sin(angle_BLC)
+    partner_BLJ = jnp.where(
+        channel_J < pairs, jnp.roll(x_BLJ, -pairs, axis=-1), jnp.roll(x_BLJ, pairs, axis=-1)
+    )
+    rotated_BLJ = x_BLJ.astype(jnp.float32) * joined(cos_BLC, cos_BLC, 1.0)
+    rotated_BLJ += partner_BLJ.astype(jnp.float32) * joined(-sin_BLC, sin_BLC, 0.0)
+    return rotated_BLJ.astype(x_BLJ.dtype)
 
 
 def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:

@@ -347,6 +347,7 @@ def _shared(config: ModelConfig) -> Shared:
         scan_layers=config.scan_layers,
         remat=config.remat,
         attention=config.attention,
+        softmax_dtype=config.softmax_dtype,
     )
 
 

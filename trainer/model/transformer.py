@@ -18,7 +18,7 @@ from flax import linen as nn
 from trainer.model.dense import Shared
 from trainer.model.embedding import RowClassifier, TokenEmbedder
 from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
-from trainer.model.masks import Rows, decoder_rows, encoder_rows
+from trainer.model.masks import Rows, decoder_rows, encoder_rows, predicate
 from trainer.model.mixers import View
 from trainer.model.norms import NormPlacement, Sublayer
 from trainer.model.parameters import ParameterFacts, described
@@ -134,7 +134,9 @@ class Stack(nn.Module):
         cross_view = None
         if spec.cross_mask is not None and memory_rows is not None:
             cross_mask_BLS = spec.cross_mask(rows, memory_rows)
-            cross_view = View(cross_mask_BLS, Positions(), rows, memory_rows)
+            cross_view = View(
+                cross_mask_BLS, Positions(), rows, memory_rows, predicate(spec.cross_mask)
+            )
         # Layers with different numbers of heads have a table of biases for each number.
         heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
 
@@ -153,7 +155,8 @@ class Stack(nn.Module):
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
 
         def run_layer(layer: Layer, x_BLD: jax.Array) -> jax.Array:
-            view = View(mask_BLL, positions_of[layer.spec.mixer.num_heads], rows, rows)
+            positions = positions_of[layer.spec.mixer.num_heads]
+            view = View(mask_BLL, positions, rows, rows, predicate(spec.mask))
             return layer(x_BLD, memory_BSD, view, cross_view, deterministic)
 
         run = rematerialised(run_layer, shared.remat, shared.scan_layers)

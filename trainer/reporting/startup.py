@@ -5,6 +5,8 @@ from trainer.config import CheckpointConfig, Config
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
+from trainer.model.config import ModelConfig
+from trainer.model.facts import AUTO, softmax_dtype_on
 from trainer.setup import Run
 
 
@@ -24,6 +26,7 @@ def startup_text(run: Run, program: Program, beginning: Beginning, changes: list
             f"{flops / 1e9:,.1f} GFLOP per step, {config.model.dtype}",
         ),
         program.describe(),
+        *_choices(config.model, program.mesh.devices.flat[0].device_kind),
         (
             "this run",
             f"{beginning.describe()}, up to step {config.train_steps}; "
@@ -41,6 +44,19 @@ def startup_text(run: Run, program: Program, beginning: Beginning, changes: list
             )
         )
     return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
+
+
+def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
+    """Returns a line on what "auto" stands for on an accelerator; none on a CPU."""
+    if device_kind == "cpu" or model.attention != AUTO:
+        return []
+    attention = model.attention_on(device_kind)
+    softmax = softmax_dtype_on(device_kind, model.softmax_dtype, model.dtype)
+    if attention == "pallas":
+        text = "pallas, as auto chooses here: fused kernels, softmax in float32"
+    else:
+        text = f"{attention}, as auto chooses here: logits and softmax in {softmax}"
+    return [("attention", text)]
 
 
 def _checkpoint_policy(policy: CheckpointConfig) -> str:

@@ -48,6 +48,8 @@ MESHES = {
 # Experts are divided over the axis of the rows, their hidden units over "tensor".
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
+# Kernels run on each device's rows and heads.
+FUSED = ["--model.head_dim=64", "--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
 PRIMERS = [
     *("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus", "tiny_switch_primer"),
     *("tiny_evolved_transformer", "tiny_synthesizer", "tiny_synthesizer_dense"),
@@ -132,6 +134,7 @@ def main(argument):
             )
             results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
     results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
+    results["fused"] = run(program_of(*FUSED, "--model.attention=pallas"))
     # Tokens are larger than experts here, so that the compiler would prefer to move the experts.
     program = program_of(*EXPERTS, "--model.num_experts=8")
     long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
@@ -181,6 +184,11 @@ def test_eight_devices_equal_one(name, meshes, alone):
     assert meshes[name]["initial"] == alone["initial"]
     assert alone["final"] != alone["initial"]
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
+
+
+def test_fused_attention_on_a_mesh_equals_einsums_on_one_device(meshes):
+    alone = run(program_of("--model.head_dim=64"))
+    np.testing.assert_allclose(meshes["fused"]["losses"], alone["losses"], atol=1e-5)
 
 
 def test_divided_experts_equal_one_device(meshes):

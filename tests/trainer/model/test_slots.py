@@ -17,7 +17,13 @@ from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
 from trainer.model.norms import LayerNorm, NoNorm, PostNorm, PreNorm
 from trainer.model.parametrisation import StandardParametrisation
-from trainer.model.positions import LearnedPosition, RotaryPosition, T5RelativePosition
+from trainer.model.positions import (
+    LearnedPosition,
+    RotaryPosition,
+    T5RelativePosition,
+    rotate,
+    rotate_joined,
+)
 from trainer.model.spec import (
     FAMILIES,
     MIXERS,
@@ -80,11 +86,59 @@ def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
     [
         ({"attention": "dot_product", "dropout_rate": 0.1}, "dropout_rate"),
         ({"attention": "cudnn"}, "dtype"),
+        ({"attention": "pallas", "head_dim": 80}, "head_dim"),
+        ({"attention": "pallas", "mixer": "random_synthesizer"}, "mixer"),
     ],
 )
 def test_an_attention_that_does_not_fit_is_refused(make_config, changes, field):
     with pytest.raises(ValueError, match=rf"^{field} .*with attention"):
         make_config("t5_1_1", **changes)
+
+
+def test_kernels_cannot_drop_other_weights_for_each_query(make_config):
+    make_config("t5_1_1", attention="pallas", dropout_rate=0.1)
+    with pytest.raises(ValueError, match=r"^dropout_rate .*with attention 'pallas'"):
+        make_config("bert", attention="pallas", dropout_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "head_dim", "attention", "softmax"),
+    [
+        ("TPU v5 lite", "bfloat16", 64, "pallas", "bfloat16"),
+        ("TPU v5 lite", "bfloat16", 80, "einsum", "bfloat16"),
+        ("TPU v6 lite", "float32", 64, "einsum", "float32"),
+        ("TPU v3", "bfloat16", 64, "einsum", "bfloat16"),
+        ("cpu", "bfloat16", 64, "einsum", "float32"),
+        ("NVIDIA H100", "bfloat16", 64, "einsum", "float32"),
+    ],
+)
+def test_auto_is_the_fused_kernel_on_tpus_where_it_applies(
+    kind, dtype, head_dim, attention, softmax
+):
+    assert facts.attention_on(kind, "auto", dtype, head_dim) == attention
+    assert facts.attention_on(kind, "cudnn", dtype, head_dim) == "cudnn"
+    assert facts.softmax_dtype_on(kind, "auto", dtype) == softmax
+    assert facts.softmax_dtype_on(kind, "float32", dtype) == "float32"
+
+
+@pytest.mark.parametrize("channels", [8, 4])
+def test_joined_heads_rotate_like_separate_ones(channels):
+    random = np.random.default_rng(0)
+    x_BLHK = jnp.asarray(random.normal(size=(2, 5, 3, 8)), jnp.float32)
+    angle_BLC = jnp.asarray(random.normal(size=(2, 5, channels // 2)), jnp.float32)
+    joined_BLJ = rotate_joined(x_BLHK.reshape(2, 5, -1), angle_BLC, 8)
+    np.testing.assert_allclose(joined_BLJ.reshape(x_BLHK.shape), rotate(x_BLHK, angle_BLC), 1e-6)
+
+
+def test_auto_leaves_out_what_kernels_cannot_compute(make_config):
+    def chosen(family, **changes):
+        config = make_config(family, dtype="bfloat16", head_dim=64, **changes)
+        return config.attention_on("TPU v5 lite")
+
+    assert chosen("t5_1_1", dropout_rate=0.1) == "pallas"
+    assert chosen("t5_1_1", attention="einsum") == "einsum"
+    assert (chosen("bert"), chosen("bert", dropout_rate=0.1)) == ("pallas", "einsum")
+    assert chosen("primer", mixer="random_synthesizer") == "einsum"
 
 
 def test_the_families_of_bert_differ_in_two_slots(make_config):

@@ -1,0 +1,72 @@
+"""Kernels are found in programs, and bundles counted as often as they run."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+
+from trainer.engine.kernel_schedule import kernels, parse_schedule, read_schedule
+
+
+def bundles(*parts):
+    """Returns the text of a dump; a part is a number of bundles, or the text of one."""
+    lines = []
+    for part in parts:
+        for text in [""] * part if isinstance(part, int) else [part]:
+            lines.append(f"  {hex(len(lines)) if lines else '0'}   : > {{ {text} }}")
+    return "\n".join(lines)
+
+
+def loop(number, body, limit):
+    """Returns a loop of `body` bundles and two more; its test is at its beginning."""
+    when = "(%p3), " if number == 9 else ""
+    test = f"%p{number} = scmp.ge.s32.totalorder {when}%s1, {limit} /* loop exit test */"
+    return (
+        f"{test} /* Start region {number} */",
+        body,
+        f"%9 = sbr.rel (!%p{number}) target = $region{number}",
+    )
+
+
+def test_loops_multiply_and_conditional_parts_count_once_a_group():
+    text = bundles(
+        "/* Start region 1 */ /* iteration index, stage = 1 */",
+        "%4 = sbr.rel (%p4) target = $region60",
+        150,
+        "/* Start/End empty region 60 */",
+        *loop(7, 40, 4),
+        *loop(8, 50, "%s9"),
+        *loop(9, 300, 2),
+        "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
+        "%8 = sbr.rel (!%p2) target = $region1",
+    )
+    schedule = parse_schedule(text)
+    # The limit of the second loop varies: the mean of one run and those of the grid's own body.
+    assert schedule.once == 150
+    assert schedule.step == 3 + 4 * 42 + 1 * 52 + 2 * 302 + 2
+    assert schedule.cycles(groups=3, steps=10) == 3 * (10 * schedule.step + 150)
+
+
+def test_a_kernel_without_a_schedule_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no schedule of attention_forward"):
+        read_schedule(str(tmp_path), "attention_forward")
+
+
+def test_kernels_of_scans_count_as_often_as_they_run():
+    x = jax.ShapeDtypeStruct((16, 128), jnp.float32)
+
+    def double(in_ref, out_ref):
+        out_ref[...] = in_ref[...] * 2
+
+    def kernel(x):
+        block = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+        call = pl.pallas_call(
+            double, grid=(2, 1), in_specs=[block], out_specs=block, out_shape=x, name="double"
+        )
+        return call(x)
+
+    def program(x):
+        return jax.jit(kernel)(jax.lax.scan(lambda x, _: (kernel(x), None), x, length=5)[0])
+
+    (found,) = kernels(jax.make_jaxpr(program)(x).jaxpr)
+    assert (found.name, found.grid, found.runs, found.bytes) == ("double", (2, 1), 6, 2 * 8192)

@@ -1,0 +1,227 @@
+"""Fused attention equals attention with its logits written out, in every gradient.
+
+As a program, `test_fused_attention.py TOPOLOGY`, it compiles the kernels for a TPU.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+from functools import cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from trainer.model import fused_attention as fused
+from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
+from trainer.model.positions import RelativeBias, T5RelativePosition
+
+ROOT = pathlib.Path(__file__).parents[3]
+ENCODER = SameSegment()
+DECODER = AllOf((SameSegment(), Causal()))
+PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
+B = 2
+
+
+class Case(NamedTuple):
+    """The static part of a call. `unrolled` is the number of elements above which kernels loop."""
+
+    mask: object
+    length: int
+    source_length: int
+    biased: bool
+    head_dim: int = 64
+    num_heads: int = 2
+    dtype: str = "float32"
+    block: int | None = 16
+    scale: float = 1.0
+    unrolled: int = 1 << 12
+
+
+CASES = {
+    "encoder": Case(ENCODER, 32, 32, True, block=32),
+    "encoder, loops": Case(ENCODER, 76, 76, True, unrolled=1),
+    "decoder": Case(DECODER, 28, 28, True, num_heads=1),
+    "decoder, loops": Case(DECODER, 40, 40, True, scale=0.125, unrolled=1),
+    "prefix": Case(PREFIX, 20, 20, True, dtype="bfloat16", block=32),
+    "prefix, loops": Case(PREFIX, 40, 40, False, head_dim=128, num_heads=1, unrolled=1),
+    "cross": Case(ENCODER, 14, 30, False, block=None),
+    "cross, loops": Case(ENCODER, 40, 20, False, dtype="bfloat16", scale=0.125, unrolled=1),
+}
+
+
+def bias_of(case):
+    # So near that distant blocks share a tile.
+    return T5RelativePosition(bidirectional=case.mask == ENCODER, max_distance=20)
+
+
+def attend(case, q, k, v, table, query, key):
+    return fused.fused_attention(
+        *(q, k, v, query, key, case.head_dim, predicate(case.mask)),
+        relative=RelativeBias(table, bias_of(case)) if case.biased else None,
+        scale=case.scale,
+        block=case.block,
+        interpret=True,
+    )
+
+
+def write_out(case, q, k, v, table, query, key):
+    """The same in float32, with zeros where a query sees nothing."""
+
+    def heads(x):
+        return x.astype(jnp.float32).reshape(B, -1, case.num_heads, case.head_dim)
+
+    logits = jnp.einsum("blhk,bshk->bhls", heads(q), heads(k), precision="highest")
+    if case.biased:
+        distance = np.arange(case.source_length) - np.arange(case.length)[:, None]
+        logits += table[:, bias_of(case).bucket(distance)]
+    mask = case.mask(query, key)[:, None]
+    weights = jax.nn.softmax(jnp.where(mask, logits * case.scale, -1e30)) * mask
+    return jnp.einsum("bhls,bshk->blhk", weights, heads(v), precision="highest").reshape(q.shape)
+
+
+@cache
+def compiled(name, function):
+    """Returns (output, gradients) of operands, rows and the gradient of the output."""
+    case = CASES[name]
+
+    def run(operands, rows, gradient):
+        out, pull = jax.vjp(lambda *operands: function(case, *operands, *rows), *operands)
+        return out, pull(gradient.astype(out.dtype))
+
+    return jax.jit(run)
+
+
+def example(case, seed):
+    """Returns random operands, rows with padding, packed examples and prefixes, and a gradient."""
+    random = np.random.default_rng(seed)
+    width = case.num_heads * case.head_dim
+
+    def normal(length, scale=1.0):
+        return jnp.asarray(scale * random.normal(size=(B, length, width)), case.dtype)
+
+    def rows(length):
+        index = np.arange(length)
+        full, second = random.integers(0, length + 1, (2, B, 1))
+        segment = np.where(index < full, 1 + (index >= second), 0)
+        prefix = random.integers(0, 2, (B, length)) if case.mask == PREFIX else None
+        return Rows(jnp.asarray(segment), None if prefix is None else jnp.asarray(prefix))
+
+    length, source_length = case.length, case.source_length
+    query = rows(length)
+    key = query if length == source_length else rows(source_length)
+    table = jnp.asarray(random.normal(size=(case.num_heads, 32)), jnp.float32)
+    size = (case.head_dim * case.scale) ** -0.25 * 1.5
+    operands = normal(length, size), normal(source_length, size), normal(source_length), table
+    return operands, (query, key), normal(length)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
+    case = CASES[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_UNROLLED_FORWARD", case.unrolled)
+        patch.setattr(fused, "_UNROLLED_BACKWARD", case.unrolled)
+        operands, rows, gradient = example(case, seed)
+        actual = compiled(name, attend)(operands, rows, gradient)
+    floats = [x.astype(jnp.float32) for x in operands]
+    expected = compiled(name, write_out)(floats, rows, gradient.astype(jnp.float32))
+    tolerance = 1e-5 if case.dtype == "float32" else float(jnp.finfo(jnp.bfloat16).eps)
+    names = ("output", "queries", "keys", "values", "table")
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for what, (mine, theirs) in zip(names, pairs, strict=True):
+        mine, theirs = np.asarray(mine, np.float32), np.asarray(theirs)
+        error = np.abs(mine - theirs).max() / max(np.abs(theirs).max(), 1e-3)
+        assert error <= tolerance, f"{what}: {error:.1e}"
+
+
+def test_distant_blocks_share_a_tile_of_the_bias():
+    plan = partial(fused.Plan, head_dim=64, scale=1.0, vmem_bytes=0, interpret=True)
+    sides = {"length": 2048, "source_length": 2048, "block_q": 256, "block_k": 256}
+    both = plan(predicate=predicate(ENCODER), bias=T5RelativePosition(True), **sides)
+    causal = plan(predicate=predicate(DECODER), bias=T5RelativePosition(False), **sides)
+    assert (both.tiles, causal.tiles) == (5, 3)
+    assert both.tile(0, 0, 7) == both.tile(0, 0, 2) == 0
+    assert both.tile(1, 7, 0) == both.tile(1, 2, 0) == 9
+
+
+# One of each family: T5's encoder, decoder and cross attention, a decoder with prefixes, rotary
+# heads of 128 channels.
+COMPILED = {
+    "encoder": Case(ENCODER, 512, 512, True, num_heads=6, dtype="bfloat16", block=None),
+    "decoder": Case(DECODER, 114, 114, True, num_heads=3, dtype="bfloat16", block=None),
+    "cross": Case(ENCODER, 114, 512, False, num_heads=6, dtype="bfloat16", block=None),
+    "prefix": Case(PREFIX, 2048, 2048, True, dtype="bfloat16", block=None),
+    "rotary": Case(DECODER, 2048, 2048, False, 128, dtype="bfloat16", block=None, scale=0.0884),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_kernels_compile_for_tpus_without_one(topology):
+    pytest.importorskip("libtpu")
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    command = [sys.executable, __file__, topology]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [*COMPILED]
+
+
+def compile_for(topology):
+    """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    from trainer.model.attention import kernel_memory
+
+    device = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0]
+    sharding = SingleDeviceSharding(device)
+    memory_of_core = kernel_memory(device.device_kind)
+    for name, case in COMPILED.items():
+        if not fused.fits_memory(case.length, memory_of_core):
+            print(name, flush=True)  # computed without kernels there
+            continue
+        operands, rows, gradient = jax.eval_shape(partial(example, case, 0))
+        length, source_length = case.length, case.source_length
+        logits = B * case.num_heads * length * source_length * 2
+
+        def run(operands, rows, gradient, case=case):
+            query, key = rows
+            _, pull = jax.vjp(
+                lambda q, k, v, table: fused.fused_attention(
+                    *(q, k, v, query, key, case.head_dim, predicate(case.mask)),
+                    relative=RelativeBias(table, T5RelativePosition(case.mask == ENCODER))
+                    if case.biased
+                    else None,
+                    scale=case.scale,
+                    vmem_bytes=memory_of_core,
+                ),
+                *operands,
+            )
+            return pull(gradient)
+
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            (operands, rows, gradient),
+        )
+        memory = jax.jit(run).lower(*abstract).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < logits, (name, memory)
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    compile_for(sys.argv[1])

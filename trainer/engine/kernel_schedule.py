@@ -1,0 +1,187 @@
+"""Cycles of TPU kernels by the compiler's static schedule.
+
+XLA estimates the cycles of its own fusions but not of kernels, which are custom calls to it. Their
+schedule is in the compiler's dumps: bundles of instructions, each of which takes about a cycle.
+Waiting for memory is not in it.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+# Bundles of a part that runs in some grid steps only. The pipeline's own such parts, which start
+# copies, are shorter.
+_CONDITIONAL = 100
+# A part that every grid step runs is guarded too, and has at least this share of the bundles.
+_BODY = 0.6
+
+
+def dump_flags(folder: str) -> str:
+    """Returns the flags, for LIBTPU_INIT_ARGS, that make libtpu write its schedules to `folder`."""
+    return (
+        f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
+        "--xla_jf_dump_llo_pass_label_regex=final_bundles"
+    )
+
+
+class Schedule(NamedTuple):
+    """Bundles of a kernel.
+
+    Attributes:
+      step: bundles of each grid step.
+      once: bundles of the parts that the first or last step of a group runs.
+    """
+
+    step: float
+    once: float
+
+    def cycles(self, groups: int, steps: int) -> float:
+        """Returns the cycles of `groups` times `steps` grid steps."""
+        return groups * (steps * self.step + self.once)
+
+
+def read_schedule(folder: str, kernel: str) -> Schedule:
+    """Returns the schedule of the kernel compiled last whose name contains `kernel`.
+
+    A loop counts as often as it runs; one with a limit that varies, as of causal attention, counts
+    the mean of 1 to the runs of the loop around it.
+
+    Raises:
+      FileNotFoundError: the folder has no schedule of the kernel.
+    """
+    found = glob.glob(os.path.join(folder, f"*{kernel}*[0-9]-final_bundles.txt"))
+    if not found:
+        raise FileNotFoundError(f"no schedule of {kernel} in {folder}")
+    with open(max(found, key=os.path.getmtime)) as file:
+        return parse_schedule(file.read())
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Returns the schedule in the text of a file of final bundles."""
+    address = -1
+    first: dict[str, int] = {}  # of each region
+    jumps: list[tuple[int, str]] = []  # from an address to a region
+    conditions: dict[int, str] = {}  # of jumps
+    limits: dict[str, int] = {}  # of loops, by the condition that ends them
+    pipelined: set[int] = set()  # addresses that speak of the stages of the grid's pipeline
+    for line in text.splitlines():
+        found = re.match(r"\s*(?:0x)?([0-9a-f]+)\s.*?:\s", line)
+        if found:
+            address = int(found[1], 16)
+        for region in re.findall(r"Start(?:/End empty)? region (\d+)", line):
+            first.setdefault(region, address)
+        if "stage = " in line:
+            pipelined.add(address)
+        for condition, region in re.findall(r"sbr\.rel \(!?(%\w+)\).*?= \$region(\d+)", line):
+            jumps.append((address, region))
+            conditions[address] = condition
+        for condition, limit in re.findall(
+            r"(%\w+) = scmp\.ge\.s32\.totalorder (?:\(!?%\w+\), )?%\w+, (\d+) /\* loop exit test",
+            line,
+        ):
+            limits[condition] = int(limit)
+    total = address + 1
+    loops = sorted((first[r], a) for a, r in jumps if r in first and first[r] <= a)
+    skips = [(a + 1, first[r] - 1) for a, r in jumps if r in first and first[r] > a]
+
+    # The grid is the outermost loop, if there is more than one step; its body counts once.
+    runs = [1.0] * total
+    trips: dict[tuple[int, int], float] = {}
+    for start, end in loops:
+        around = [trips[loop] for loop in trips if loop[0] <= start and end <= loop[1]]
+        limit = limits.get(conditions[end])
+        if not around and start in pipelined:
+            trips[start, end] = 1.0
+        else:
+            trips[start, end] = float(limit) if limit else (around[-1] + 1) / 2
+        for at in range(start, end + 1):
+            runs[at] *= trips[start, end]
+
+    grid = [loop for loop in loops if loop[0] in pipelined]
+    start, end = grid[0] if grid else (0, total - 1)
+    once = 0.0
+    for begin, after in sorted(skips):
+        outside = [loop for loop in loops if loop[0] <= begin and after <= loop[1]]
+        # Inside another loop it is the test whether an inner loop runs at all.
+        inside = all(loop[0] in pipelined for loop in outside)
+        part = _CONDITIONAL < after - begin < _BODY * (end - start)
+        if part and inside and start <= begin and after <= end:
+            once += sum(runs[begin : after + 1])
+            runs[begin : after + 1] = [0.0] * (after + 1 - begin)
+    return Schedule(sum(runs[start : end + 1]), once)
+
+
+class Kernel(NamedTuple):
+    """A Pallas kernel in a program.
+
+    Attributes:
+      name: its name.
+      grid: its grid, groups first: (groups, steps).
+      runs: how often the program runs it.
+      bytes: bytes of operands and results, as if each were moved once.
+      equation: the call in the program's jaxpr, on one device's part of the arrays.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    runs: int
+    bytes: int
+    equation: Any
+
+    def cycles(self, schedule: Schedule) -> float:
+        """Returns the cycles of one run."""
+        return schedule.cycles(self.grid[0], math.prod(self.grid[1:]))
+
+
+def kernels(jaxpr: Any) -> list[Kernel]:
+    """Returns the kernels of a jaxpr, equal ones together; both branches of a `cond` count."""
+    found: dict[tuple, Kernel] = {}
+    for equation, runs in _calls(jaxpr, 1):
+        mapping = equation.params["grid_mapping"]
+        avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+        name = equation.params["name"] or str(equation.params["name_and_src_info"].name)
+        key = name, tuple(mapping.grid), tuple(map(str, avals))
+        moved = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
+        known = found.get(key, Kernel(name, tuple(mapping.grid), 0, moved, equation))
+        found[key] = known._replace(runs=known.runs + runs)
+    return list(found.values())
+
+
+def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation, runs
+            continue
+        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _calls(inner, runs * repeats)
+
+
+def compiled_schedule(kernel: Kernel, device: Any, folder: str) -> Schedule:
+    """Compiles a kernel by itself for a TPU, which need not be there, and returns its schedule.
+
+    The process must have started libtpu with `dump_flags(folder)` in LIBTPU_INIT_ARGS.
+    """
+    equation, sharding = kernel.equation, SingleDeviceSharding(device)
+    operands = [
+        jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype, sharding=sharding)
+        for variable in equation.invars
+    ]
+
+    def call(*arrays: jax.Array) -> list[jax.Array]:
+        return equation.primitive.bind(*arrays, **equation.params)
+
+    call.__name__ = kernel.name  # the compiler names the dump after the program
+    jax.jit(call).lower(*operands).compile()
+    return read_schedule(folder, kernel.name)
