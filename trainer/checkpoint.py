@@ -390,7 +390,10 @@ def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> No
 
 def _of_t5x(path: str) -> bool:
     """Returns whether a checkpoint has no description because another program wrote it."""
-    return not files.exists(files.join(path, "run")) and not any(
+    if files.exists(files.join(path, "run")):
+        return False
+    # The file of T5X's own format; without it, the arrays are named as in T5X's Orbax format.
+    return files.exists(files.join(path, "checkpoint")) or not any(
         name.startswith("params/") for name in description.array_names(path)
     )
 

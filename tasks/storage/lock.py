@@ -76,10 +76,12 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
         os.write(descriptor, json.dumps(_holder()).encode())
         yield
     finally:
-        # Deleted while it is locked: whoever waits for it sees that, and makes a new one.
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        os.close(descriptor)
+        try:
+            # Deleted while it is locked: whoever waits for it sees that, and makes a new one.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 def _open_current(path: str, folder: str, what: str, flag: str) -> int:

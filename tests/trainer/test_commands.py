@@ -250,7 +250,7 @@ def assert_one_line(result, *says):
 WRONG = {
     "unknown preset": (["--preset=t5_1_1_smal"], "t5_1_1_small"),
     "unknown flag": (["--train_step=5"], "train_steps"),
-    "wrong type": (["--batch_size=big"], "int"),
+    "wrong type": (["--batch_size=big"], "--batch_size=big: it must be a whole number"),
     "no cache": (["--cache_dir=/nowhere"], "pipeline.build"),
     "unknown task": (["--task=rlm_span_coruption"], "rlm_span_corruption"),
     "task without inputs": (["--task=python_docs_autoregressive_lm"], "lm_small"),

@@ -14,7 +14,7 @@ import pytest
 from flax import serialization
 
 from tasks.terminal.command_line import UserError
-from trainer import init_from, loop
+from trainer import description, init_from, loop
 from trainer.checkpoint import Checkpoints
 from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
@@ -339,9 +339,7 @@ def test_a_run_starts_from_t5x_and_then_resumes_itself(flags, tmp_path, capsys):
         named((begun.params, begun.opt_state, begun.step)),
         named((before.params, before.opt_state, before.step)),
     )
-    description = tmp_path / "one" / "checkpoint_20002" / "run" / "metadata"
-    stored = json.loads(description.read_text())
-    description.write_text(json.dumps({**stored, "vocabulary_sha256": "0" * 64}))
+    description.update(ours, vocabulary_sha256="0" * 64)
     with pytest.raises(UserError, match="trained with another vocabulary"):
         init_from.start(run)
 

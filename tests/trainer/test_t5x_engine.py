@@ -114,7 +114,9 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     )
     model_dir.mkdir()
     save_config(config, {})
-    run = types.SimpleNamespace(config=config, data=types.SimpleNamespace(fingerprints={}))
+    run = types.SimpleNamespace(
+        config=config, data=types.SimpleNamespace(fingerprints={}, record={})
+    )
     state = Program(run).initial_state()
     checkpoints = Checkpoints(str(model_dir))
     for step in (3, 4):
@@ -133,7 +135,7 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     expected = state.params["encoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     np.testing.assert_array_equal(written.parameters[name].whole(), expected)
     assert not written.moments[name]["v"].whole().any()
-    with pytest.raises(UserError, match="checkpoint_5 is no checkpoint"):
+    with pytest.raises(UserError, match="has no checkpoint of step 5; it has"):
         export_t5x.main([*flags, "--step=5"])
 
 

@@ -135,6 +135,8 @@ def test_a_kill_between_any_two_steps(build, tmp_path, growing, checksums, monke
 
 def lethal(function, left):
     def step(*arguments, **options):
+        if str(arguments[0]).endswith(".lock"):  # of a killed process, the kernel releases it
+            return function(*arguments, **options)
         if not left[0]:
             raise Killed
         left[0] -= 1
