@@ -69,10 +69,11 @@ test: $(VENV)/.dev ## run all tests but the slow ones, under 12 minutes on 2 cor
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
 
-chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and other faults, and compare the caches
+chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 90 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --workers=1-4 --seed=7
+	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \
+	    --workers=1-4 --seed=7
 
 chaos-train: $(VENV)/.demo ## break training runs 20 times and compare their results (after make demo)
 	@rm -rf $(DEMO)/chaos
