@@ -143,7 +143,7 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
         plan_from_dict(files.read_json(path))
         reason = "its content was changed"
     except UserError as error:
-        reason = str(error).removeprefix(f"{path} is ").partition(";")[0]
+        reason = str(error).removeprefix(f"{path} is ").partition(";")[0].partition(": restore")[0]
     raise UserError(
         f"{path} cannot be used ({reason}), and no other file tells what was built: restore it "
         "from a copy, or choose another --cache_dir"
