@@ -199,7 +199,7 @@ def unsupported(config: Config) -> list[str]:
         )
         if value != without
     ]
-    if model.attention != "einsum":
+    if model.attention not in ("auto", "einsum"):
         problems.append(f"--model.attention={model.attention}: T5X has its own attention")
     if optimizer.name != "adafactor":
         problems.append(f"--optimizer.name={optimizer.name}: this engine supports adafactor only")
