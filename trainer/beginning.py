@@ -17,7 +17,7 @@ from trainer.setup import Run
 
 
 class Beginning(Protocol):
-    """What a run begins with."""
+    """The beginning of a run: its step, and a description."""
 
     @property
     def step(self) -> int:

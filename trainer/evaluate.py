@@ -72,15 +72,15 @@ def main(argv: list[str]) -> None:
     evaluator = Evaluator(run, arguments.split, program.evaluation_step, program.mesh)
     output = arguments.output or files.join(arguments.model_dir, EVALUATION_FILE)
     # Read first: if it is damaged, the user should not wait for the evaluation to be told.
-    before = {} if arguments.output or not files.exists(output) else files.read_json(output)
+    add_to = not arguments.output and files.exists(output)
+    before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
     results: dict[int, Results] = {}
     for step in steps:
         found = evaluator(checkpoints.restore(step, program.abstract_state()).params)
         assert found is not None
         results[step] = found
         # Written each time: a later checkpoint may be damaged.
-        kept = before.get(_CHECKPOINTS, {})
-        files.write_json(output, {_CHECKPOINTS: merged(kept, results, arguments.split)})
+        files.write_json(output, {_CHECKPOINTS: merged(before, results, arguments.split)})
     checkpoints.close()
     print(_table(results))
 

@@ -301,8 +301,9 @@ def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
     A manifest of an earlier version, which has no checksum of its own, is left as it is.
     """
     splits = manifest.splits
-    unsealed = manifest.content(sealed=False)
-    is_older = _holds(files.join(folder, MANIFEST), unsealed)
+    content, path = manifest.content(), files.join(folder, MANIFEST)
+    if not _holds(path, content) and _holds(path, older := manifest.content(sealed=False)):
+        content = older
     return {
         **{
             f"info.{split}.json": files.json_bytes(_seqio_info(len(splits[split])))
@@ -311,7 +312,7 @@ def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
         **{
             f"stats.{split}.json": files.json_bytes(_seqio_stats(splits[split])) for split in splits
         },
-        MANIFEST: unsealed if is_older else manifest.content(),
+        MANIFEST: content,
         COMPLETED: b"tfrecord",
     }
 

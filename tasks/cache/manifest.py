@@ -249,7 +249,9 @@ _RESTORE = "restore the file from a copy, or run pipeline.build again with the s
 
 
 def _sha256(value: Any) -> str:
-    return hashlib.sha256(files.json_bytes(value)).hexdigest()
+    """Returns the SHA-256 of a JSON value, written compactly: several times as fast as indented."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plan_from_dict(value: Any) -> Plan:

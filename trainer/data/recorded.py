@@ -1,4 +1,4 @@
-"""What a run's tasks are: recorded with the run, and compared when it goes on.
+"""Records of a run's tasks, kept with the run and compared when it is resumed.
 
 Objectives and mixtures are code, the user's or ours, and may change between two starts. Checkpoints
 and config.json therefore hold their settings, and a digest of the examples that they make.

@@ -51,12 +51,13 @@ class Program:
 
     def __init__(self, run: Run, devices: Sequence[jax.Device] | None = None):
         config = run.config
-        if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
+        devices = devices or jax.devices()
+        if config.model.attention == "cudnn" and devices[0].platform != "gpu":
             raise UserError(
                 "--model.attention=cudnn needs an NVIDIA GPU: use einsum or dot_product here"
             )
         _enable_compilation_cache()
-        sizes = config.mesh.sizes(len(devices or jax.devices()))
+        sizes = config.mesh.sizes(len(devices))
         check_dimensions(
             sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
         )

@@ -78,7 +78,7 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run needs on its target.
+    """The memory and time that a run needs on its target.
 
     Attributes:
       subject: the run.

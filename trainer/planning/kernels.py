@@ -12,8 +12,7 @@ import os
 import re
 import tempfile
 
-# Flags of libtpu, read once when it is loaded.
-_FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+from trainer.engine.kernel_schedule import dump_flags
 
 # "  0x27 LB: >> { … }": a bundle in two loops, the first one of a loop's body.
 _BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s*(?P<mark>[A-Z]{2})?\s*:\s*(?P<depth>>*)\s*\{")
@@ -28,9 +27,9 @@ class Schedules:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="schedules_", ignore_cleanup_errors=True)
         arguments = os.environ.get("LIBTPU_INIT_ARGS", "")
-        os.environ["LIBTPU_INIT_ARGS"] = (
-            f"{arguments} --xla_jf_dump_to={self._folder.name} {_FLAGS}"
-        ).strip()
+        # libtpu reads them once, when it is loaded.
+        flags = dump_flags(self._folder.name)
+        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {flags}".strip()
 
     def cycles(self, name: str) -> int | None:
         """Returns the cycles of a custom call by its name; None if it has no schedule."""

@@ -1,4 +1,4 @@
-"""What a plan is of: a configuration without data, completed from flags or from its task."""
+"""The subject of a plan: a configuration without data, completed from flags or from its task."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_changed_number_in_a_manifest_is_noticed(build, cache, tmp_path, check
 
 
 def test_a_manifest_without_a_checksum_is_read_and_kept(build, cache, tmp_path, capsys):
-    """As all of earlier versions are."""
+    """Manifests of earlier versions have none."""
     copy = tmp_path / TASK
     shutil.copytree(cache, copy)
     manifest = copy / "manifest.json"

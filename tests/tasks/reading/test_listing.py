@@ -1,4 +1,4 @@
-"""Which files a pattern matches: links are followed, and what is not read is said."""
+"""Listing the files that a pattern matches: links are followed, files that are not read named."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""What a run's tasks are is recorded with it, and changes of the task module are named."""
+"""Tasks are recorded with their run, and changes of the task module are named."""
 
 import dataclasses
 import importlib

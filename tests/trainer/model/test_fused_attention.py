@@ -18,6 +18,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trainer.model import fused_attention as fused
+from trainer.model import fused_tiles
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition
 
@@ -127,8 +128,8 @@ def example(case, seed):
 def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
     case = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_UNROLLED_FORWARD", case.unrolled)
-        patch.setattr(fused, "_UNROLLED_BACKWARD", case.unrolled)
+        patch.setattr(fused_tiles, "_UNROLLED_FORWARD", case.unrolled)
+        patch.setattr(fused_tiles, "_UNROLLED_BACKWARD", case.unrolled)
         operands, rows, gradient = example(case, seed)
         actual = compiled(name, attend)(operands, rows, gradient)
     floats = [x.astype(jnp.float32) for x in operands]

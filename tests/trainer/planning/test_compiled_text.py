@@ -1,4 +1,4 @@
-"""What is read off the text of an optimised program: loops, times, bytes, kernels."""
+"""Reading the text of an optimised program: loops, times, bytes, kernels."""
 
 import pathlib
 

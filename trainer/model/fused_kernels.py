@@ -1,0 +1,396 @@
+"""The bodies of the fused attention kernels: what one grid step does in the core's own memory.
+
+Dimensions: see `fused_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from trainer.model.facts import LANES
+from trainer.model.fused_tiles import MASKED, Plan
+
+# The least maximum of a row: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros,
+# with zero gradients.
+_LEAST = -1e20
+
+
+class Operands(NamedTuple):
+    """Operands of the kernels, or the blocks that a grid step sees."""
+
+    q_BLJ: Any
+    k_BSJ: Any
+    v_BSJ: Any
+    query_BIL: Any
+    key_BIS: Any
+    vector_NTW: Any
+
+
+def forward_kernel(plan: Plan, rows: int, at: Operands, out_ref, normaliser_ref, tiles_ref=None):
+    if tiles_ref is not None:
+        pl.when(pl.program_id(1) == 0)(partial(_spread, plan, at.vector_NTW, tiles_ref))
+    heads = range(plan.heads)
+
+    def values(row: Any, j: Any) -> list[jax.Array]:
+        """Returns the values of the heads, transposed: [K, k]."""
+        v_Pk = _block_of(at.v_BSJ, row, j, plan.block_k, plan.source_length).T
+        return [v_Pk[_lanes_of(plan, head)] for head in heads]
+
+    def store(row: Any, i: Any, states: Iterable[_Softmax]) -> None:
+        columns = pl.ds(i * plan.block_q, plan.block_q)
+        mixed = []
+        for head, (maximum_1q, sum_1q, mixed_Kq) in enumerate(states):
+            sum_1q = jnp.where(sum_1q == 0, 1.0, sum_1q)
+            normaliser_ref[row, head : head + 1, columns] = maximum_1q + jnp.log(sum_1q)
+            mixed.append(mixed_Kq * (1 / sum_1q))
+        out_ref[row, columns, :] = jnp.concatenate(mixed, 0).T.astype(out_ref.dtype)
+
+    if plan.loops:
+
+        def query_block(i: jax.Array, _: None) -> None:
+            def key_block(j: jax.Array, states: tuple[_Softmax, ...]) -> tuple[_Softmax, ...]:
+                key_ids, of_heads = _key_ids(at, 0, j, plan), values(0, j)
+                tiles = [_logits(plan, at, tiles_ref, key_ids, 0, i, j, head) for head in heads]
+                each = zip(states, tiles, of_heads, strict=True)
+                return tuple(_absorb(state, tile, v_Kk) for state, tile, v_Kk in each)
+
+            row_1q = jnp.zeros((1, plan.block_q), jnp.float32)
+            nothing = jnp.zeros((plan.head_dim, plan.block_q), jnp.float32)
+            start = _Softmax(row_1q + _LEAST, row_1q, nothing)
+            last = i + 1 if plan.skips else plan.key_blocks
+            states = lax.fori_loop(0, last, key_block, (start,) * plan.heads)
+            store(0, i, states)
+
+        lax.fori_loop(0, plan.query_blocks, query_block, None)
+        return
+
+    together = plan.unrolled(rows)
+    work = [
+        (row, i, j, head)
+        for row in range(together)
+        for i in range(plan.query_blocks)
+        for head in heads
+        for j in (j for block, j in plan.pairs if block == i)
+    ]
+
+    def some_rows(first: Any) -> None:
+        key_ids = {
+            (row, j): _key_ids(at, first + row, j, plan)
+            for row in range(together)
+            for j in range(plan.key_blocks)
+        }
+
+        def products(row: int, i: int, j: int, head: int) -> jax.Array:
+            return _logits(plan, at, tiles_ref, key_ids[row, j], first + row, i, j, head)
+
+        states: dict[int, _Softmax] = {}
+        for number, ((row, i, j, head), logits_kq) in enumerate(_one_ahead(work, products)):
+            v_Kk = values(first + row, j)[head]
+            states[head] = _absorb(states.get(head), logits_kq, v_Kk)
+            if number + 1 == len(work) or work[number + 1][:2] != (row, i):
+                store(first + row, i, [states[head] for head in heads])
+                states = {}
+
+    _for_each(rows, together, some_rows)
+
+
+def backward_kernel(plan: Plan, rows: int, at: Any, dq_ref, dk_ref, dv_ref, *refs):
+    operands, out_ref, normaliser_ref, gradient_ref = at
+    vector_gradient_ref: Any = None
+    tiles_ref: Any = None
+    tiles_gradient_ref: Any = None
+    of_loops: Any = refs
+    if plan.bias is not None:
+        vector_gradient_ref, tiles_ref, tiles_gradient_ref, *of_loops = refs
+
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            _spread(plan, operands.vector_NTW, tiles_ref)
+            tiles_gradient_ref[...] = jnp.zeros_like(tiles_gradient_ref)
+
+    heads = range(plan.heads)
+
+    def query_side(row: Any, i: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Returns transposed queries and gradients [P, q], and gradients times outputs [G, q]."""
+        q_qP = _block_of(operands.q_BLJ, row, i, plan.block_q, plan.length)
+        gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
+        inner_Gq = None
+        if out_ref is not None:
+            out_qP = _block_of(out_ref, row, i, plan.block_q, plan.length)
+            product_Pq = (gradient_qP.astype(jnp.float32) * out_qP.astype(jnp.float32)).T
+            parts = [product_Pq[_lanes_of(plan, head)] for head in heads]
+            inner_Gq = jnp.concatenate([jnp.sum(part, 0, keepdims=True) for part in parts], 0)
+        return q_qP.T, gradient_qP.T, inner_Gq
+
+    def products(key_ids: Any, row: Any, i: Any, j: Any, head: int) -> tuple[jax.Array, jax.Array]:
+        """Returns logits and gradients of weights, [k, q] both."""
+        v_kP = _block_of(operands.v_BSJ, row, j, plan.block_k, plan.source_length)
+        gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
+        weights_gradient = _dot(_only(plan, v_kP, head), gradient_qP, 1, 1)
+        return (
+            _logits(plan, operands, tiles_ref, key_ids, row, i, j, head),
+            weights_gradient,
+        )
+
+    def gradients(
+        side: Any, k_Pk: jax.Array, tile: tuple, row: Any, i: Any, j: Any, head: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns what a tile adds to the gradients of a head: dq [K, q], dk and dv [K, k]."""
+        q_Pq, gradient_Pq, inner_Gq = side
+        logits_kq, weights_gradient_kq = tile
+        columns, lanes = pl.ds(i * plan.block_q, plan.block_q), _lanes_of(plan, head)
+        weights_kq = jnp.exp(logits_kq - normaliser_ref[row, head : head + 1, columns])
+        product_kq = weights_kq * weights_gradient_kq
+        if inner_Gq is None:
+            inner_1q = jnp.sum(product_kq, 0, keepdims=True)
+        else:
+            inner_1q = inner_Gq[head : head + 1]
+        logits_gradient_kq = product_kq - weights_kq * inner_1q
+        if tiles_gradient_ref is not None:
+            tiles_gradient_ref[plan.tile(head, i, j)] += logits_gradient_kq
+        logits_gradient_kq = logits_gradient_kq.astype(q_Pq.dtype)
+        dv_Kk = _dot(gradient_Pq[lanes], weights_kq.astype(q_Pq.dtype), 1, 1)
+        dk_Kk = _dot(q_Pq[lanes], logits_gradient_kq, 1, 1)
+        dq_Kq = _dot(k_Pk[lanes], logits_gradient_kq, 1, 0)
+        return dq_Kq, dk_Kk, dv_Kk
+
+    def store(ref: Any, row: Any, index: Any, block: int, x_Pn: jax.Array, scale: float) -> None:
+        x_Pn = x_Pn if scale == 1 else x_Pn * scale
+        ref[row, pl.ds(index * block, block), :] = x_Pn.T.astype(ref.dtype)
+
+    def keys(row: Any, j: Any) -> jax.Array:
+        return _block_of(operands.k_BSJ, row, j, plan.block_k, plan.source_length).T
+
+    if plan.loops:
+        q_ref, gradients_ref, inner_ref, sums_ref = of_loops
+
+        def prepare(i: jax.Array, _: None) -> None:
+            q_ref[i], gradients_ref[i], inner_Gq = query_side(0, i)
+            if inner_Gq is not None:
+                inner_ref[i] = inner_Gq
+            sums_ref[i] = jnp.zeros_like(sums_ref[i])
+
+        def key_block(j: jax.Array, _: None) -> None:
+            key_ids, k_Pk = _key_ids(operands, 0, j, plan), keys(0, j)
+
+            def query_block(i: jax.Array, sums: tuple) -> tuple:
+                inner_Gq = None if out_ref is None else inner_ref[i]
+                side = q_ref[i], gradients_ref[i], inner_Gq
+                tiles = [products(key_ids, 0, i, j, head) for head in heads]
+                each = [gradients(side, k_Pk, tiles[head], 0, i, j, head) for head in heads]
+                dq, dk, dv = (jnp.concatenate(parts, 0) for parts in zip(*each, strict=True))
+                sums_ref[i] += dq
+                return sums[0] + dk, sums[1] + dv
+
+            nothing = jnp.zeros((plan.lanes, plan.block_k), jnp.float32)
+            first = j if plan.skips else 0
+            dk, dv = lax.fori_loop(first, plan.query_blocks, query_block, (nothing, nothing))
+            store(dk_ref, 0, j, plan.block_k, dk, plan.scale)
+            store(dv_ref, 0, j, plan.block_k, dv, 1.0)
+
+        def finish(i: jax.Array, _: None) -> None:
+            store(dq_ref, 0, i, plan.block_q, sums_ref[i], plan.scale)
+
+        lax.fori_loop(0, plan.query_blocks, prepare, None)
+        lax.fori_loop(0, plan.key_blocks, key_block, None)
+        lax.fori_loop(0, plan.query_blocks, finish, None)
+    else:
+        together = plan.unrolled(rows, backward=True)
+        work = [
+            (row, i, j, head) for row in range(together) for i, j in plan.pairs for head in heads
+        ]
+
+        def some_rows(first: Any) -> None:
+            key_ids = {
+                (row, j): _key_ids(operands, first + row, j, plan)
+                for row in range(together)
+                for j in range(plan.key_blocks)
+            }
+            sides: dict[Any, Any] = {}
+            sums: dict[tuple, jax.Array] = {}
+
+            def ahead(row: int, i: int, j: int, head: int) -> tuple[jax.Array, jax.Array]:
+                return products(key_ids[row, j], first + row, i, j, head)
+
+            def add(name: str, row: int, index: int, head: int, x: jax.Array) -> None:
+                known = sums.get((name, row, index, head))
+                sums[name, row, index, head] = x if known is None else known + x
+
+            def joined(name: str, row: int, index: int) -> jax.Array:
+                return jnp.concatenate([sums.pop((name, row, index, head)) for head in heads], 0)
+
+            for number, ((row, i, j, head), tile) in enumerate(_one_ahead(work, ahead)):
+                if (row, i) not in sides:
+                    sides[row, i] = query_side(first + row, i)
+                k_Pk = keys(first + row, j)
+                parts = gradients(sides[row, i], k_Pk, tile, first + row, i, j, head)
+                for name, index, part in zip(("dq", "dk", "dv"), (i, j, j), parts, strict=True):
+                    add(name, row, index, head, part)
+                rest = work[number + 1 :]
+                if not any((other[0], other[2]) == (row, j) for other in rest):
+                    store(dk_ref, first + row, j, plan.block_k, joined("dk", row, j), plan.scale)
+                    store(dv_ref, first + row, j, plan.block_k, joined("dv", row, j), 1.0)
+                if not any(other[:2] == (row, i) for other in rest):
+                    store(dq_ref, first + row, i, plan.block_q, joined("dq", row, i), plan.scale)
+
+        _for_each(rows, together, some_rows)
+
+    if vector_gradient_ref is not None:
+
+        @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+        def _() -> None:
+            for tile in range(plan.heads * plan.tiles):
+                vector_gradient_ref[tile : tile + 1, :] = _fold(tiles_gradient_ref[tile])
+
+
+class _Softmax(NamedTuple):
+    """The state of a softmax over keys: maxima and sums [1, q], sums of weighted values [K, q]."""
+
+    maximum_1q: jax.Array
+    sum_1q: jax.Array
+    mixed_Kq: jax.Array
+
+
+def _absorb(state: _Softmax | None, logits_kq: jax.Array, v_Kk: jax.Array) -> _Softmax:
+    """Returns the state after more keys."""
+    before = _LEAST if state is None else state.maximum_1q
+    maximum_1q = jnp.maximum(jnp.max(logits_kq, 0, keepdims=True), before)
+    weights_kq = jnp.exp(logits_kq - maximum_1q)
+    sum_1q = jnp.sum(weights_kq, 0, keepdims=True)
+    mixed_Kq = _dot(v_Kk, weights_kq.astype(v_Kk.dtype), 1, 0)
+    if state is not None:
+        shrunk_1q = jnp.exp(state.maximum_1q - maximum_1q)
+        sum_1q += state.sum_1q * shrunk_1q
+        mixed_Kq += state.mixed_Kq * shrunk_1q
+    return _Softmax(maximum_1q, sum_1q, mixed_Kq)
+
+
+def _logits(
+    plan: Plan, at: Operands, tiles_ref: Any, key_ids: list, row: Any, i: Any, j: Any, head: int
+) -> jax.Array:
+    """Returns the masked logits of a tile, float32 [k, q]."""
+    columns = pl.ds(i * plan.block_q, plan.block_q)
+    k_kP = _only(plan, at.k_BSJ[row, pl.ds(j * plan.block_k, plan.block_k), :], head)
+    logits_kq = _dot(k_kP, at.q_BLJ[row, columns, :], 1, 1)
+    if plan.scale != 1:
+        logits_kq *= plan.scale
+    if tiles_ref is not None:
+        logits_kq += tiles_ref[plan.tile(head, i, j)]
+    visible_kq = key_ids[0] == at.query_BIL[row, 0:1, columns]
+    if plan.predicate.causal and not plan.causal_bias:
+        key_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0) + j * plan.block_k
+        query_1q = lax.broadcasted_iota(jnp.int32, (1, plan.block_q), 1) + i * plan.block_q
+        visible_kq &= key_k1 <= query_1q
+    if plan.predicate.prefix:
+        visible_kq |= key_ids[1] == at.query_BIL[row, 1:2, columns]
+    return jnp.where(visible_kq, logits_kq, MASKED)
+
+
+def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:
+    """Returns the ids of a block of keys as columns [k, 1]."""
+    ids_Ik = at.key_BIS[row, :, pl.ds(j * plan.block_k, plan.block_k)]
+    # A transposition needs whole registers.
+    return [
+        jnp.broadcast_to(ids_Ik[n : n + 1], (LANES, plan.block_k)).T[:, :1]
+        for n in range(ids_Ik.shape[0])
+    ]
+
+
+def _block_of(ref: Any, row: Any, index: Any, block: int, length: int) -> jax.Array:
+    """Returns a block of a row of `ref`, [block, P]. What is after `length` in memory becomes 0."""
+    x_nP = ref[row, pl.ds(index * block, block), :]
+    if length % block == 0:
+        return x_nP
+    position_nP = lax.broadcasted_iota(jnp.int32, x_nP.shape, 0) + index * block
+    return jnp.where(position_nP < length, x_nP.astype(jnp.float32), 0).astype(x_nP.dtype)
+
+
+def _lanes_of(plan: Plan, head: int) -> slice:
+    return slice(head * plan.head_dim, (head + 1) * plan.head_dim)
+
+
+def _only(plan: Plan, x_nP: jax.Array, head: int) -> jax.Array:
+    """Returns `x_nP` with the other heads' lanes 0: a product is 128 deep in any case."""
+    if plan.heads == 1:
+        return x_nP
+    lane_nP = lax.broadcasted_iota(jnp.int32, x_nP.shape, 1)
+    lanes = _lanes_of(plan, head)
+    inside_nP = (lane_nP >= lanes.start) & (lane_nP < lanes.stop)
+    # The vector unit of v5e has no bfloat16.
+    return jnp.where(inside_nP, x_nP.astype(jnp.float32), 0).astype(x_nP.dtype)
+
+
+def _dot(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
+    """Returns the float32 product of two matrices over one axis of each."""
+    return lax.dot_general(
+        x,
+        y,
+        (((x_axis,), (y_axis,)), ((), ())),
+        preferred_element_type=jnp.float32,
+        precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+    )
+
+
+def _spread(plan: Plan, vectors_ref: Any, tiles_ref: Any) -> None:
+    """Makes the tiles of the bias from their vectors, without the strided rotation that v4 lacks.
+
+    Row r is turned right by r: eight rows by the bits of their number, then twice as many by
+    turning all at once.
+    """
+    for tile in range(plan.heads * plan.tiles):
+        vector = vectors_ref[tile : tile + 1, :]
+        x = jnp.broadcast_to(vector, (8, vector.shape[1]))
+        number = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        for bit in (1, 2, 4):
+            x = jnp.where((number & bit) > 0, pltpu.roll(x, bit, 1), x)
+        while len(x) < plan.block_k:
+            x = jnp.concatenate([x, pltpu.roll(x, len(x), 1)], 0)
+        tiles_ref[tile] = x[:, : plan.block_q]
+
+
+def _fold(tile_kq: jax.Array) -> jax.Array:
+    """Returns the sums of a tile over its diagonals, [1, W]: the transpose of `_spread`."""
+    x = jnp.concatenate([tile_kq, jnp.zeros_like(tile_kq)], 1)
+    period, rows = x.shape[1], x.shape[0]
+    # Row r is turned left by r: the lower half by half of the rows, then both halves at once.
+    while rows > 8:
+        rows //= 2
+        x = x[:rows] + pltpu.roll(x[rows:], period - rows, 1)
+    return sum(
+        (pltpu.roll(x[row : row + 1], period - row, 1) for row in range(1, rows)), start=x[:1]
+    )
+
+
+def _for_each(rows: int, together: int, some_rows: Callable[[Any], None]) -> None:
+    """Runs `some_rows` on the first of each `together` rows."""
+    if rows == together:
+        some_rows(0)
+    else:
+        lax.fori_loop(0, rows // together, lambda n, _: some_rows(n * together), None)
+
+
+_Item = TypeVar("_Item", bound=tuple)
+_Result = TypeVar("_Result")
+
+
+def _one_ahead(
+    work: list[_Item], products: Callable[..., _Result]
+) -> Iterator[tuple[_Item, _Result]]:
+    """Yields each item with its products, after writing down the products of the next.
+
+    So the matrix unit has work while the vector unit uses the results.
+    """
+    upcoming = products(*work[0])
+    for number, item in enumerate(work):
+        current = upcoming
+        if number + 1 < len(work):
+            upcoming = products(*work[number + 1])
+        yield item, current

@@ -1,0 +1,210 @@
+"""The static part of a call of fused attention: tiles, blocks and the memory that they take.
+
+Dimensions: see `fused_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from trainer.model.facts import LANES
+from trainer.model.masks import Predicate
+from trainer.model.positions import T5RelativePosition
+
+# A masked logit.
+MASKED = -1e30
+# Block lengths, and the cost of an element of their tiles: smaller blocks leave the matrix unit
+# waiting. Powers of two, as folding the gradients of the bias needs.
+_BLOCKS = {512: 1.0, 256: 1.1, 128: 1.4}
+# Elements of tiles, of one head each, that a kernel works through without a loop. More overlap
+# better and take longer to compile: twice as many gain 4 % and take twice as long.
+_UNROLLED_FORWARD, _UNROLLED_BACKWARD = 4 * 512 * 512, 2 * 512 * 512
+# Bytes of the blocks of a grid step, which takes 0.35 us besides its work. The pipeline holds them
+# twice.
+_BLOCK_BYTES = 3 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The static part of a call.
+
+    Attributes:
+      length: L.
+      source_length: S.
+      head_dim: K; it divides 128 or is a multiple of it.
+      predicate: the mask.
+      bias: how distances share the table of the bias; None: there is no bias.
+      scale: factor of the products of queries and keys.
+      block_q: queries of a tile.
+      block_k: keys of a tile.
+      vmem_bytes: memory of the core that a kernel may use.
+      interpret: run without a TPU.
+    """
+
+    length: int
+    source_length: int
+    head_dim: int
+    predicate: Predicate
+    bias: T5RelativePosition | None
+    scale: float
+    block_q: int
+    block_k: int
+    vmem_bytes: int
+    interpret: bool
+
+    @property
+    def heads(self) -> int:
+        """Heads of a group."""
+        return max(1, LANES // self.head_dim)
+
+    @property
+    def lanes(self) -> int:
+        """Width of a group."""
+        return self.heads * self.head_dim
+
+    @property
+    def query_blocks(self) -> int:
+        """Number of blocks of queries."""
+        return pl.cdiv(self.length, self.block_q)
+
+    @property
+    def key_blocks(self) -> int:
+        """Number of blocks of keys."""
+        return pl.cdiv(self.source_length, self.block_k)
+
+    @property
+    def skips(self) -> bool:
+        """Tiles in which every key is after every query are left out."""
+        return self.predicate.causal and not self.predicate.prefix
+
+    @property
+    def causal_bias(self) -> bool:
+        """The tiles of the bias mask keys after their query."""
+        return self.skips and self.bias is not None
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The blocks (query, key) of the tiles, by key."""
+        return [
+            (i, j)
+            for j in range(self.key_blocks)
+            for i in range(j if self.skips else 0, self.query_blocks)
+        ]
+
+    @property
+    def area(self) -> int:
+        """Elements of the tiles of a row and a group."""
+        return len(self.pairs) * self.block_q * self.block_k * self.heads
+
+    @property
+    def loops(self) -> bool:
+        """A row has so many tiles that kernels loop over them."""
+        return self.area > _UNROLLED_FORWARD
+
+    def rows(self, batch: int, arrays: int, itemsize: int) -> int:
+        """Returns the rows of a grid step with `arrays` blocks of queries or keys."""
+        longest = max(self.query_blocks * self.block_q, self.key_blocks * self.block_k)
+        fitting = _BLOCK_BYTES // (arrays * longest * self.lanes * itemsize)
+        return 1 if self.loops else _divisor(batch, fitting)
+
+    def unrolled(self, rows: int, backward: bool = False) -> int:
+        """Returns how many of the rows of a grid step are written out in a kernel."""
+        area = _UNROLLED_BACKWARD if backward else _UNROLLED_FORWARD
+        return _divisor(rows, area // self.area)
+
+    # Tiles of the bias, by block distance.
+
+    @property
+    def farthest(self) -> int:
+        """The block distance from which all tiles of the bias are alike."""
+        assert self.bias is not None
+        alike = pl.cdiv(self.bias.max_distance + self.block_q - 1, self.block_q)
+        return min(alike, max(self.query_blocks, self.key_blocks) - 1)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the bias of one head, T."""
+        return self.farthest + 1 if self.skips else 2 * self.farthest + 1
+
+    def tile(self, head: int, i: Any, j: Any) -> Any:
+        """Returns the index of the tile of a head of the group and blocks (query i, key j)."""
+        nearest = 0 if self.skips else -self.farthest
+        distance: Any
+        if isinstance(i, int) and isinstance(j, int):
+            distance = min(max(i - j, nearest), self.farthest)
+        else:
+            distance = jnp.clip(i - j, nearest, self.farthest)
+        return head * self.tiles + distance - nearest
+
+    def vectors(self, table_HR: jax.Array) -> jax.Array:
+        """Returns the vectors of the tiles, [N, G * T, W] float32.
+
+        Tile t has `vector[(q - k) mod W]` at (k, q). A product with a constant: so is its gradient.
+        """
+        assert self.bias is not None
+        period = 2 * self.block_q
+        nearest = 0 if self.skips else -self.farthest
+        inside = np.arange(period)
+        inside = np.where(inside < self.block_q, inside, inside - period)
+        distance_TW = -(np.arange(nearest, self.farthest + 1)[:, None] * self.block_q + inside)
+        bucket_TW = self.bias.bucket(distance_TW)
+        choice_TWR = jax.nn.one_hot(bucket_TW, table_HR.shape[1], dtype=jnp.float32)
+        vector_HTW = jnp.einsum(
+            "hr,twr->htw", table_HR * self.scale, choice_TWR, precision=lax.Precision.HIGHEST
+        )
+        if self.causal_bias:
+            vector_HTW = jnp.where(distance_TW > 0, MASKED, vector_HTW)
+        return vector_HTW.reshape(-1, self.heads * self.tiles, period)
+
+
+def _divisor(number: int, most: int) -> int:
+    """Returns the largest divisor of `number` that is not above `most`, or 1."""
+    return max((n for n in range(1, min(number, most) + 1) if number % n == 0), default=1)
+
+
+def blocks_of(
+    length: int,
+    source_length: int,
+    predicate: Predicate,
+    head_dim: int | None,
+    vmem_bytes: int,
+    block: int | None,
+) -> tuple[int, int]:
+    """Returns the lengths of blocks of queries and keys.
+
+    They are equal where tiles of a bias or of a causal mask lie along the diagonal. `head_dim` is
+    None without a bias.
+    """
+    if block:
+        return block, block
+    if head_dim is None and not predicate.causal:
+        return _block(length, False, lambda _: True), _block(source_length, False, lambda _: True)
+    longest, skips = max(length, source_length), predicate.causal and not predicate.prefix
+
+    def fits(block: int) -> bool:
+        """Returns whether tiles of a bias and their gradients leave room for the rest."""
+        if head_dim is None:
+            return True
+        distances = min(pl.cdiv(longest, block) - 1, 2)
+        tiles = max(1, LANES // head_dim) * (distances + 1 if skips else 2 * distances + 1)
+        return 2 * tiles * 4 * block**2 <= 0.4 * vmem_bytes
+
+    same = _block(longest, skips, fits)
+    return same, same
+
+
+def _block(length: int, skips: bool, fits: Callable[[int], bool]) -> int:
+    def cost(block: int) -> float:
+        blocks = pl.cdiv(length, block)
+        tiles = blocks * (blocks + 1) / 2 if skips else blocks**2
+        return tiles * block**2 * _BLOCKS[block]
+
+    return min(filter(fits, _BLOCKS), key=cost, default=min(_BLOCKS))
