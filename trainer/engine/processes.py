@@ -33,6 +33,8 @@ EXIT_LOST = 76
 _START_SECONDS = 300
 # Time that a process waits, after another one ended with an error, for the same error of its own.
 _GRACE_SECONDS = 2
+# Time for the main thread to print its own error after the coordinator has ended.
+_REPORT_SECONDS = 10
 # Time for a file that process 0 wrote to appear on the other hosts: network file systems cache
 # what a folder holds for up to a minute.
 _SHARED_SECONDS = 60
@@ -254,7 +256,11 @@ class _Watch:
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)
         self._stop.set()
-        self._publish(f"{_ENDED}{' '.join(str(error).split())[:500]}")
+        text = f"{_ENDED}{' '.join(str(error).split())[:500]}"
+        # In a thread: while JAX aborts this process, a call to the store never returns.
+        telling = threading.Thread(target=self._publish, args=(text,), daemon=True)
+        telling.start()
+        telling.join(_GRACE_SECONDS)
         code = EXIT_USER_ERROR if isinstance(error, UserError | OSError) else 1
         # Otherwise JAX would wait at exit for the others, which wait for this process.
         atexit.register(_exit, 130 if isinstance(error, KeyboardInterrupt) else code)
@@ -284,6 +290,8 @@ class _Watch:
                     self._lose(f"process {index} has not responded for {silent:.0f} seconds")
 
     def _on_abort(self, number: int) -> None:
+        # The coordinator may have ended with an error that this process is about to meet as well.
+        self._stop.wait(_GRACE_SECONDS)
         # By a socket of our own: the aborting thread may hold the client's locks.
         host, _, at = self._coordinator.rpartition(":")
         try:
@@ -296,7 +304,10 @@ class _Watch:
     def _lose(self, reason: str) -> None:
         # Not sys.exit: compiled code may block the main thread, waiting for the lost process.
         with self._lock:
-            if not self._stop.is_set():
+            if self._stop.is_set():
+                # The main thread reports an end of its own and exits with its own code.
+                time.sleep(_REPORT_SECONDS)
+            else:
                 text = (
                     f"process {self._index} of {self._count} ends: {reason}; run the same command "
                     "on every host again to resume from the newest checkpoint"

@@ -195,6 +195,10 @@ from tasks.terminal import command_line
 from trainer.engine.processes import ProcessesConfig, joined
 
 port, index, end = sys.argv[1:]
+class Full(command_line.UserError):
+    def __str__(self):  # the second process reports when the coordinator has ended
+        time.sleep(int(index))
+        return "its disk is full"
 def main(argv):
     with joined(ProcessesConfig(f"localhost:{port}", 2, int(index), TIMEOUT)):
         import jax
@@ -206,7 +210,7 @@ def main(argv):
             add(put_batch({"x": np.ones(2)}, mesh)["x"]).block_until_ready()
             print("added", file=sys.stderr, flush=True)
             if end == "both" or end == "error" and index == "1":
-                raise command_line.UserError("its disk is full")
+                raise Full
             time.sleep(0.1)
 command_line.run(main)
 """.replace("TIMEOUT", str(TIMEOUT))
