@@ -55,6 +55,17 @@ _NAMES = MappingProxyType(
 )
 
 
+def rows_divided(x_BLD: jax.Array) -> jax.Array:
+    """Returns states of the residual stream with their rows divided as the batch's are.
+
+    Without it the compiler divides channels over "fsdp", as it finds them in the kernels, and every
+    product sums or gathers activations.
+    """
+    if not nn.get_logical_axis_rules():
+        return x_BLD
+    return nn.with_logical_constraint(x_BLD, ("batch", None, None))
+
+
 class Layer(nn.Module):
     """One layer: mixer, cross mixer if the spec has one, feed-forward."""
 
@@ -153,11 +164,12 @@ class Stack(nn.Module):
         if positions.embedding_BLD is not None:
             x_BLD += positions.embedding_BLD
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
+        x_BLD = rows_divided(x_BLD)
 
         def run_layer(layer: Layer, x_BLD: jax.Array) -> jax.Array:
             positions = positions_of[layer.spec.mixer.num_heads]
             view = View(mask_BLL, positions, rows, rows, predicate(spec.mask))
-            return layer(x_BLD, memory_BSD, view, cross_view, deterministic)
+            return rows_divided(layer(x_BLD, memory_BSD, view, cross_view, deterministic))
 
         run = rematerialised(run_layer, shared.remat, shared.scan_layers)
         if shared.scan_layers:
