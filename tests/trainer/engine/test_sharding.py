@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -30,6 +31,8 @@ from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 B, L, V = 16, 8, 128
+# Positions that no other dimension equals.
+LONG = 24
 SIZES = {"vocab_size": V, "emb_dim": 16, "num_heads": 4, "head_dim": 8, "mlp_dim": 32}
 SMALL = [
     *(f"--model.{name}={size}" for name, size in SIZES.items()),
@@ -50,6 +53,7 @@ EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
 # Kernels run on each device's rows and heads.
 FUSED = ["--model.head_dim=64", "--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
+MOVES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\(")
 PRIMERS = [
     *("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus", "tiny_switch_primer"),
     *("tiny_evolved_transformer", "tiny_synthesizer", "tiny_synthesizer_dense"),
@@ -140,6 +144,10 @@ def main(argument):
     long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
     lowered = program.train_step.lower(program.abstract_state(), long)
     results["experts_program"] = lowered.compile().as_text()
+    program = program_of(*MESHES["fsdp"])
+    long = {name: np.ones((B, LONG), np.int32) for name in batch_of(0)}
+    lowered = program.train_step.lower(program.abstract_state(), long)
+    results["fsdp_program"] = lowered.compile().as_text()
     program = program_of("--microbatches=2")
     lowered = program.train_step.lower(program.abstract_state(), batch_of(0))
     results["microbatches"] = lowered.compile().as_text()
@@ -210,6 +218,18 @@ def test_tokens_move_to_experts_not_experts_to_tokens(meshes):
     # To the experts and back, in both passes; nothing is gathered on every device.
     assert meshes["experts_program"].count(" all-to-all(") == 4
     assert " all-gather(" not in meshes["experts_program"]
+
+
+def test_fsdp_divides_rows_of_activations_not_channels(meshes):
+    program = meshes["fsdp_program"]
+    moved = [line for line in program.splitlines() if MOVES.search(line)]
+    assert moved
+    for width in (SIZES["mlp_dim"], V):
+        # Two rows on each of eight devices, not eight rows on each of two groups.
+        assert f"[{B // 8},{LONG},{width}]" in program
+        assert f"[{B // 2},{LONG},{width}]" not in program
+        # Parameters and their gradients are moved; hidden units and logits are not.
+        assert not any(f",{LONG},{width}]" in line for line in moved)
 
 
 @pytest.mark.slow
