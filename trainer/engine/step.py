@@ -16,7 +16,7 @@ from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import replicated, rows, tracing_on
-from trainer.model.transformer import Encoder, Transformer, run_model
+from trainer.model.transformer import Encoder, Transformer, rounded_kernels, run_model
 
 Batch = dict[str, Any]
 
@@ -117,9 +117,12 @@ def make_gradients(
         output = run_model(model, params, batch, dropout_key)
         return loss.of_batch(output, batch, config.loss, scale)
 
-    gradient = jax.grad(loss_of, has_aux=True)
+    def gradient(params: Any, *others: Any) -> tuple[Any, Metrics]:
+        gradients, metrics = jax.grad(loss_of, has_aux=True)(params, *others)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients), metrics
 
     def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:
+        params = rounded_kernels(model.spec, params)
         scale = loss.scale(batch, config.loss)
         if count == 1:
             return gradient(params, batch, scale, dropout_key)
@@ -134,7 +137,7 @@ def make_gradients(
             lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
         )
         zeros = {name: (jnp.zeros(()), jnp.zeros(())) for name in loss.metrics}
-        start = (jax.tree.map(jnp.zeros_like, params), zeros)
+        start = (jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), zeros)
         return jax.lax.scan(add, start, (jnp.arange(count), parts))[0]
 
     return gradients_of
@@ -149,7 +152,7 @@ def make_evaluation_step(
     @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
         with tracing_on(mesh, config.mesh.rules):
-            output = run_model(model, params, batch)
+            output = run_model(model, rounded_kernels(model.spec, params), batch)
         return {**of_batch(output, batch, config.loss)[1], **sequence_accuracy(output, batch)}
 
     return evaluation_step

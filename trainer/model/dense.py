@@ -53,13 +53,13 @@ class Shared:
         bias = self.dense_bias if bias is None else bias
         return Dense(features, axes, initializer, self.dtype, float32_output, bias, use, name=name)
 
-    def dropout(self, broadcast_length: bool = True) -> nn.Dropout:
+    def dropout(self, broadcast_length: bool = True) -> Dropout:
         """Returns dropout; with `broadcast_length` all positions of a row share a draw, as in T5X.
 
         A model without `broadcast_dropout` always draws for every element.
         """
         broadcast = broadcast_length and self.broadcast_dropout
-        return nn.Dropout(self.dropout_rate, broadcast_dims=(-2,) if broadcast else ())
+        return Dropout(self.dropout_rate, broadcast)
 
 
 def device_kind() -> str:
@@ -111,6 +111,41 @@ def sum_leading(x: jax.Array, axes: int) -> jax.Array:
         cpu=lambda x: jnp.tensordot(ones, x, axes, preferred_element_type=jnp.float32),
         default=lambda x: jnp.sum(x, axis=tuple(range(axes)), dtype=jnp.float32),
     )
+
+
+class Dropout(nn.Module):
+    """`flax.linen.Dropout`, with the same draws, that keeps only these for the backward pass.
+
+    `broadcast`: all of the last axis but one share a draw. Flax spreads the draws over the operand
+    first, and a scan then keeps a mask of its size.
+    """
+
+    rate: float
+    broadcast: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        if self.rate == 0 or deterministic:
+            return x
+        shape = (*x.shape[:-2], 1, x.shape[-1]) if self.broadcast else x.shape
+        kept = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - self.rate, shape)
+        return _dropped(1.0 - self.rate, x, kept)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dropped(share: float, x: jax.Array, kept: jax.Array) -> jax.Array:
+    return jnp.where(kept, x / share, 0)
+
+
+def _dropped_forward(share, x, kept):
+    return _dropped(share, x, kept), kept
+
+
+def _dropped_backward(share, kept, gradient):
+    return _dropped(share, gradient, kept), None
+
+
+_dropped.defvjp(_dropped_forward, _dropped_backward)
 
 
 class Dense(nn.Module):

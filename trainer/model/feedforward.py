@@ -96,14 +96,21 @@ class MlpModule(nn.Module):
         shared, parametrisation = self.shared, self.shared.parametrisation
         activations = self.spec.activations
         names = ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
-        factors = []
-        for name, activation in zip(names, activations, strict=True):
+        projected = []
+        for name in names:
             initializer = parametrisation.feed_forward()
             project = shared.dense(
                 self.spec.mlp_dim, ("embed", "mlp"), initializer, name, bias=self.spec.bias
             )
-            factors.append(ACTIVATIONS[activation](project(x_BLD)))
-        hidden_BLF = reduce(mul, factors)
+            projected.append(project(x_BLD))
+
+        # Cheaper to compute again in the backward pass than to keep, which a scan would.
+        @partial(jax.checkpoint, prevent_cse=False)
+        def activate(projected: list[jax.Array]) -> jax.Array:
+            pairs = zip(activations, projected, strict=True)
+            return reduce(mul, (ACTIVATIONS[name](x_BLF) for name, x_BLF in pairs))
+
+        hidden_BLF = activate(projected)
         if self.spec.dropout:
             hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
         initializer = parametrisation.feed_forward_out()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -123,10 +124,15 @@ class _ScaledNorm(nn.Module):
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         axes, shape = ("embed",), x_BLD.shape[-1:]
         scale_D = parameter(self, TABLE, "scale", ones, axes, shape)
-        out_BLD = self.spec.normalised(x_BLD.astype(jnp.float32)) * scale_D
-        if self.spec.has_bias:
-            out_BLD += parameter(self, TABLE, "bias", zeros, axes, shape)
-        return out_BLD.astype(self.shared.dtype)
+        bias_D = parameter(self, TABLE, "bias", zeros, axes, shape) if self.spec.has_bias else None
+
+        # Cheaper to compute again in the backward pass than to keep in float32, as a scan would.
+        @partial(jax.checkpoint, prevent_cse=False)
+        def normalise(x_BLD: jax.Array, scale_D: jax.Array, bias_D: jax.Array | None) -> jax.Array:
+            out_BLD = self.spec.normalised(x_BLD.astype(jnp.float32)) * scale_D
+            return (out_BLD if bias_D is None else out_BLD + bias_D).astype(self.shared.dtype)
+
+        return normalise(x_BLD, scale_D, bias_D)
 
 
 @dataclass(frozen=True)

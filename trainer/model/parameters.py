@@ -26,15 +26,23 @@ class Use(NamedTuple):
       multiplied_per: what each element is multiplied once for: POSITION, SOURCE (a position that
         attention looks at), ROW, or None if it is looked up or added. FLOPs are counted from it.
       decays: weight decay applies to it, unless a configuration says otherwise.
+      exact: it is used in float32 whatever the model's dtype is.
     """
 
     multiplied_per: str | None
     decays: bool
+    exact: bool = False
+
+    @property
+    def rounded(self) -> bool:
+        """True if every use of it is rounded to the model's dtype."""
+        return self.multiplied_per is not None and not self.exact
 
 
 KERNEL = Use(POSITION, decays=True)
 SOURCE_KERNEL = Use(SOURCE, decays=True)
 ROW_KERNEL = Use(ROW, decays=True)
+EXACT_KERNEL = Use(POSITION, decays=True, exact=True)
 # A kernel of a convolution with one element for each channel and step.
 TAP = Use(POSITION, decays=False)
 # Embeddings, biases and scales.

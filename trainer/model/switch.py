@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from trainer.model.dense import Dense, Shared
 from trainer.model.feedforward import Mlp, MlpModule
 from trainer.model.masks import Rows
-from trainer.model.parameters import EXPERT_AXIS
+from trainer.model.parameters import EXACT_KERNEL, EXPERT_AXIS
 
 # The collection of variables in which Switch layers leave their `Routing`.
 ROUTING = "routing"
@@ -99,7 +99,9 @@ class _Switch(nn.Module):
             seen_GSD *= 1.0 + spec.jitter * noise_GSD
         initializer = self.shared.parametrisation.feed_forward()
         axes = ("embed", "unmodeled")
-        router = Dense(spec.num_experts, axes, initializer, "float32", name="router")
+        router = Dense(
+            spec.num_experts, axes, initializer, "float32", use=EXACT_KERNEL, name="router"
+        )
         probability_GSE = jax.nn.softmax(router(seen_GSD))
         expert_GS = jnp.argmax(probability_GSE, axis=-1)
         choice_GSE = jax.nn.one_hot(expert_GS, spec.num_experts)
