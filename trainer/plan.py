@@ -96,8 +96,7 @@ def _target(arguments: argparse.Namespace) -> "Target":
         topology.hosts,
         topology.chip,
         topology.chip.memory,
-        schedules.cycles,
-        schedules.clear,
+        schedules,
     )
 
 

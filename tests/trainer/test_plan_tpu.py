@@ -132,13 +132,14 @@ def run(a, b):
 on = jax.sharding.SingleDeviceSharding(devices.Topology.named("v5e:2x2").devices()[0])
 rows = 256 * int(sys.argv[1])
 a, b = (jax.ShapeDtypeStruct((n, 256), jnp.float32, sharding=on) for n in (rows, 256))
-text = jax.jit(run).lower(a, b).compile().as_text()
 from trainer.planning import hlo
-module = hlo.parse(text)
-(name,) = [each.name for each in module.computations[module.entry] if each.target]
-print(schedules.cycles(name))
+from trainer.planning.kernels import kernel_of, kernels
+traced = jax.jit(run).trace(a, b)
+module = hlo.parse(traced.lower().compile().as_text())
+(call,) = [each for each in module.computations[module.entry] if each.target]
+print(kernel_of(call, kernels(traced.jaxpr.jaxpr)).cycles(schedules.of(call)))
 schedules.clear()
-print(schedules.cycles(name))
+print(schedules.of(call))
 """
 
 

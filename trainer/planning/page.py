@@ -153,6 +153,7 @@ def _traffic(timing: Timing) -> str:
     kernels = [
         (
             each.name,
+            " x ".join(map(str, each.grid)) or "unknown",
             f"{each.times:,}",
             "no schedule" if each.cycles is None else f"{each.cycles:,}",
             f"{each.size / 1e6:,.1f}",
@@ -160,8 +161,8 @@ def _traffic(timing: Timing) -> str:
         for each in timing.kernels
     ]
     if kernels:
-        header = ("Pallas kernels", "runs", "cycles of a run", "MB it moves")
-        blocks.append(table(header, kernels[:8]))
+        columns = ("Pallas kernels", "grid", "runs", "cycles of a run", "MB it moves")
+        blocks.append(table(columns, kernels[:8]))
     return "\n\n".join(blocks)
 
 
