@@ -36,6 +36,7 @@ def test_the_page_of_this_machine(capsys):
     assert plan.main([*TINY]) == 0
     page = capsys.readouterr().out
     assert "t5_1_1_tiny: " in page
+    assert "attention einsum" in page
     assert "cpu" in page
     assert "parameters" in page
     assert "logits and loss" in page
