@@ -13,29 +13,16 @@ without those that the backward pass repeats.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from typing import Any
 
-from tasks.terminal.command_line import Parser, UserError, positive, run
+from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
+from trainer.planning import devices
+from trainer.planning.kernels import Schedules, kernel_of, kernels
 
 _MASKS = ("encoder", "decoder", "prefix")
-# In a child process: the folder of the compiler's dumps.
-_FOLDER = "PALIMPSEST_KERNEL_DUMPS"
-
-# Clock in Hz and bytes per second of memory, by JAX's `device_kind`. Clocks are peak operations
-# divided by those of the matrix units in a cycle. Sources: those of `trainer.engine.hardware`.
-_CLOCK_AND_BANDWIDTH = {
-    "TPU v4": (1.05e9, 1.228e12),
-    "TPU v5 lite": (1.5e9, 0.819e12),
-    "TPU v5": (1.75e9, 2.765e12),
-    "TPU v6 lite": (1.75e9, 1.640e12),
-}
 
 
 def main(argv: list[str]) -> None:
@@ -53,12 +40,9 @@ def main(argv: list[str]) -> None:
         help="T5's relative bias, with its gradient")  # fmt: skip
     add("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args(argv)
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError("libtpu is not installed: pip install '.[tpu]'")
-    if _FOLDER in os.environ:
-        print(json.dumps(_compiled(arguments, os.environ[_FOLDER])))
-        return
-    results = _in_child(argv)
+    topology = devices.Topology.named(arguments.topology)
+    devices.prepare_compiler()
+    results = _compiled(arguments, topology, Schedules())
     if arguments.json:
         print(json.dumps(results))
         return
@@ -78,53 +62,32 @@ def _number(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3f}"
 
 
-def _in_child(argv: list[str]) -> dict[str, Any]:
-    # libtpu reads its flags when it is loaded.
-    from trainer.engine.kernel_schedule import dump_flags
-
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            _FOLDER: folder,
-            "LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump_flags(folder)}",
-            "JAX_PLATFORMS": "cpu",
-            "TPU_SKIP_MDS_QUERY": "1",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tpu_kernel", *argv],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        raise UserError(f"the compiler failed: {done.stderr.strip().splitlines()[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _compiled(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
+def _compiled(
+    arguments: argparse.Namespace, topology: devices.Topology, schedules: Schedules
+) -> dict[str, Any]:
     """Returns the kernels with their cycles and times in ms."""
     import jax
     import jax.numpy as jnp
-    from jax.experimental import topologies
 
     from trainer.engine.hardware import peak_flops
-    from trainer.engine.kernel_schedule import compiled_schedule, kernels
     from trainer.model.attention import kernel_memory
     from trainer.model.fused_attention import fused_attention
     from trainer.model.masks import Predicate, Rows
     from trainer.model.positions import RelativeBias, T5RelativePosition
+    from trainer.planning import hlo
 
+    # A program from the cache would come without the schedules of its kernels.
     jax.config.update("jax_enable_compilation_cache", False)
-    topology = topologies.get_topology_desc(topology_name=arguments.topology, platform="tpu")
-    device = topology.devices[0]
-    kind = device.device_kind
+    device = topology.devices()[0]
+    chip, kind = topology.chip, device.device_kind
+    sharding = jax.sharding.SingleDeviceSharding(device)
     batch, heads, head_dim = arguments.batch, arguments.heads, arguments.head_dim
     length, source_length = arguments.length, arguments.source_length or arguments.length
     mask = arguments.mask
     scale = 1.0 if arguments.bias else head_dim**-0.5
 
     def of_shape(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def gradients(q, k, v, table_HR, query_ids, key_ids, gradient):
         def attend(q, k, v, table_HR):
@@ -150,20 +113,20 @@ def _compiled(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     query, key = of_shape(batch, length, width), of_shape(batch, source_length, width)
     ids = [of_shape(batch, n, dtype=jnp.int32) for n in (length, source_length)]
     table_HR = of_shape(heads, 32, dtype=jnp.float32)
-    jaxpr = jax.make_jaxpr(gradients)(query, key, key, table_HR, *ids, query)
+    traced = jax.jit(gradients).trace(query, key, key, table_HR, *ids, query)
+    module = hlo.parse(traced.lower().compile().as_text())
+    known = kernels(traced.jaxpr.jaxpr)
 
-    clock, bandwidth = _CLOCK_AND_BANDWIDTH[kind]
     flops = (
         2 * batch * heads * length * source_length * head_dim * (0.5 if mask == "decoder" else 1)
     )
     results = []
-    for kernel in kernels(jaxpr.jaxpr):
-        schedule = compiled_schedule(kernel, device, folder)
+    for call in module.computations[module.entry]:
+        kernel, schedule = kernel_of(call, known), schedules.of(call)
+        if kernel is None or schedule is None:
+            continue
         products = (2 if kernel.name.endswith("forward") else 4) * flops
-        # Two cores share the groups of heads.
-        cores = getattr(device, "num_cores", 1) or 1
-        groups = -(-kernel.grid[0] // cores)
-        cycles = schedule.cycles(groups, kernel.grid[1])
+        cycles = kernel.cycles(schedule, getattr(device, "num_cores", None) or 1)
         results.append(
             {
                 "name": kernel.name,
@@ -171,8 +134,8 @@ def _compiled(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
                 "step": schedule.step,
                 "once": schedule.once,
                 "cycles": cycles,
-                "ms": cycles / clock * 1e3,
-                "memory_ms": kernel.bytes / bandwidth * 1e3,
+                "ms": cycles / chip.clock * 1e3,
+                "memory_ms": kernel.bytes / chip.memory_bandwidth * 1e3,
                 "products_ms": products / (peak_flops(kind) or 1) * 1e3,
             }
         )

@@ -9,6 +9,7 @@ of this machine.
 """
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> int:
 
 def _target(arguments: argparse.Namespace) -> "Target":
     """Returns the devices of the plan; JAX is imported here, not before."""
-    if not arguments.topology:
+    if arguments.topology is None:
         from trainer.planning.compiled import local_target
 
         return local_target()
@@ -96,8 +97,7 @@ def _target(arguments: argparse.Namespace) -> "Target":
         topology.hosts,
         topology.chip,
         topology.chip.memory,
-        schedules.cycles,
-        schedules.clear,
+        schedules,
     )
 
 
@@ -135,10 +135,11 @@ def _parser() -> Parser:
 
 
 def _dollars(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a price")
-    return value
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if 0 <= value < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is not a price")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def test_the_page_of_this_machine(capsys):
     assert plan.main([*TINY]) == 0
     page = capsys.readouterr().out
     assert "t5_1_1_tiny: " in page
+    assert "attention einsum" in page
     assert "cpu" in page
     assert "parameters" in page
     assert "logits and loss" in page
@@ -102,6 +103,8 @@ def test_lengths_are_the_tasks():
         ([*TINY, "--topology=v9:4x4"], "v4, v5e, v5p, v6e"),
         ([*TINY, "--topology=v5e:4x4x4"], "2 axes"),
         ([*TINY, "--topology=v5e:3x4"], "must be even"),
+        ([*TINY, "--topology=v5e:0x4"], "above 0"),
+        ([*TINY, "--topology="], "--topology=: unknown"),
         ([*TINY, "--search"], "it needs a --topology"),
         ([*TINY, "--engine=t5x"], "--engine=t5x"),
         ([*TINY, "--task=c5"], "c5"),

@@ -19,22 +19,21 @@ pytestmark = [
         importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the extra tpu"
     ),
 ]
-# Two layers of a stack differ from one another only in their numbers.
-BOTH = ("--model.num_encoder_layers=2", "--model.num_decoder_layers=2")
-ENCODER, DECODER = BOTH[:1], BOTH[1:]
+ENCODER, DECODER = ("num_encoder_layers",), ("num_decoder_layers",)
+BOTH = (*ENCODER, *DECODER)
 SIDES = ("--lengths.inputs=512", "--lengths.targets=114")
 ROWS = ("--lengths.inputs=0", "--lengths.targets=256")
-# Preset, flags, whether a scan can run its layers.
+# Preset, stacks, flags, whether a scan can run its layers.
 FAMILIES = (
-    ("t5_1_0_base", (*BOTH, *SIDES), True),
-    ("t5_1_1_base", (*BOTH, *SIDES), True),
-    ("mt5_base", (*BOTH, *SIDES), True),
-    ("t5_1_1_base_primer_ez", (*BOTH, *SIDES), True),
-    ("lm_base", (*DECODER, *ROWS), True),
-    ("llama_1b", (*DECODER, *ROWS), True),
-    ("bert_base", (*ENCODER, "--model.vocab_size=30592", "--lengths.inputs=512"), True),
-    ("medium_primer", (*DECODER, *ROWS), True),
-    ("switch_primer", ("--model.num_decoder_layers=4", *ROWS), False),
+    ("t5_1_0_base", BOTH, SIDES, True),
+    ("t5_1_1_base", BOTH, SIDES, True),
+    ("mt5_base", BOTH, SIDES, True),
+    ("t5_1_1_base_primer_ez", BOTH, SIDES, True),
+    ("lm_base", DECODER, ROWS, True),
+    ("llama_1b", DECODER, ROWS, True),
+    ("bert_base", ENCODER, ("--model.vocab_size=30592", "--lengths.inputs=512"), True),
+    ("medium_primer", DECODER, ROWS, True),
+    ("switch_primer", DECODER, (*ROWS, "--model.switch_every=1"), False),
 )
 
 
@@ -53,11 +52,16 @@ def plan(*flags, topology="v5e:4x4"):
     )
 
 
+def layers(stacks, scan):
+    """Returns flags: all layers of a stack are alike, so one is enough, or two in a scan."""
+    number = 2 if scan else 1
+    scanned = f"--model.scan_layers={str(scan).lower()}"
+    return (*(f"--model.{name}={number}" for name in stacks), scanned)
+
+
 CASES = [
-    pytest.param(
-        preset, (*flags, f"--model.scan_layers={str(scan).lower()}"), id=f"{preset}-{scan}"
-    )
-    for preset, flags, scannable in FAMILIES
+    pytest.param(preset, (*flags, *layers(stacks, scan)), id=f"{preset}-{scan}")
+    for preset, stacks, flags, scannable in FAMILIES
     for scan in ((False, True) if scannable else (False,))
 ]
 
@@ -78,6 +82,10 @@ def test_every_family_compiles_for_a_slice_of_several_hosts(preset, flags):
     assert min(seconds["attention"], seconds["feed-forward"], seconds["optimizer"]) > 0
     assert sum(values["train"]["bytes"].values()) <= values["needed_bytes"]
     assert 0 < values["mfu"] < 1
+    kernels = values["train"]["kernels"]
+    assert all(each["cycles"] for each in kernels)
+    if preset.startswith(("t5", "mt5", "lm", "llama", "bert")):
+        assert {each["name"] for each in kernels} == {"attention_forward", "attention_backward"}
 
 
 @pytest.mark.parametrize(
@@ -132,13 +140,14 @@ def run(a, b):
 on = jax.sharding.SingleDeviceSharding(devices.Topology.named("v5e:2x2").devices()[0])
 rows = 256 * int(sys.argv[1])
 a, b = (jax.ShapeDtypeStruct((n, 256), jnp.float32, sharding=on) for n in (rows, 256))
-text = jax.jit(run).lower(a, b).compile().as_text()
 from trainer.planning import hlo
-module = hlo.parse(text)
-(name,) = [each.name for each in module.computations[module.entry] if each.target]
-print(schedules.cycles(name))
+from trainer.planning.kernels import kernel_of, kernels
+traced = jax.jit(run).trace(a, b)
+module = hlo.parse(traced.lower().compile().as_text())
+(call,) = [each for each in module.computations[module.entry] if each.target]
+print(kernel_of(call, kernels(traced.jaxpr.jaxpr)).cycles(schedules.of(call)))
 schedules.clear()
-print(schedules.cycles(name))
+print(schedules.of(call))
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -18,6 +17,7 @@ from trainer.engine.sharding import host_part, rows
 from trainer.planning import hlo
 from trainer.planning.chips import Chip, chip_of
 from trainer.planning.devices import place_of
+from trainer.planning.kernels import Schedules, kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.planning.subject import Subject
 from trainer.planning.timing import Timing, timing
@@ -34,8 +34,7 @@ class Target:
       hosts: number of hosts.
       chip: facts about the chips; None where they are unknown.
       memory: bytes that a program may use on a device; None if unknown.
-      kernel_cycles: maps the name of a kernel in the last compiled program to its cycles.
-      forget: called before each compilation.
+      schedules: of the kernels in the last compiled program; None where the compiler writes none.
     """
 
     name: str
@@ -43,8 +42,7 @@ class Target:
     hosts: int
     chip: Chip | None
     memory: int | None
-    kernel_cycles: Callable[[str], int | None] = lambda name: None
-    forget: Callable[[], None] = lambda: None
+    schedules: Schedules | None = None
 
     @property
     def kind(self) -> str:
@@ -209,10 +207,11 @@ def _compiled(
     vocab_size: int,
 ) -> Compiled:
     begin = time.monotonic()
-    target.forget()
-    lowered = step.lower(*arguments)
+    if target.schedules:
+        target.schedules.clear()
+    traced = step.trace(*arguments)
     try:
-        compiled = lowered.compile()
+        compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"{target.name}: the compiler gives up: {first}") from error
@@ -220,5 +219,8 @@ def _compiled(
     times = None
     if target.chip:
         places = [place_of(device) for device in program.mesh.devices.flat]
-        times = timing(module, target.chip, places, target.kernel_cycles)
+        cores = getattr(target.devices[0], "num_cores", None) or 1
+        schedule_of = target.schedules.of if target.schedules else lambda call: None
+        found = kernels(traced.jaxpr.jaxpr)
+        times = timing(module, target.chip, places, found, schedule_of, cores)
     return Compiled(memory(compiled, module, held, vocab_size), times, time.monotonic() - begin)

@@ -54,7 +54,8 @@ class Topology:
         whole = all(size % host == 0 for size, host in zip(shape, _HOST, strict=False))
         if not all(shape) or not (whole or chips_in(shape) == 1) or found[1] == "0":
             raise UserError(
-                f"--topology={name}: hosts have 2 x 2 chips, so the first two sizes must be even"
+                f"--topology={name}: hosts have 2 x 2 chips, so the first two sizes must be even "
+                "and above 0"
             )
         return cls(name, found[2], shape, int(found[1] or 1))
 

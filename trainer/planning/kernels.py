@@ -1,99 +1,181 @@
-"""Cycles of Pallas kernels on a TPU, from the schedule that libtpu writes of each.
+"""Cycles of Pallas kernels on a TPU, by the compiler's static schedule.
 
-The compiler estimates cycles of fusions but not of kernels. It can write each kernel's final
-instruction bundles, a bundle being about one cycle; loops, the grid's among them, are marked and
-end with a comparison with their count. Waiting for HBM is not in them.
+XLA estimates the cycles of its own fusions but not of kernels, which are custom calls to it. libtpu
+can write the schedule of each: bundles of instructions, which take about a cycle each. How often a
+bundle runs follows from the loops in the schedule, and from the grid, which only the traced program
+names. Waiting for memory is not in it.
 """
 
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from trainer.engine.kernel_schedule import dump_flags
+from trainer.planning.hlo import Instruction, arrays
 
-# "  0x27 LB: >> { … }": a bundle in two loops, the first one of a loop's body.
-_BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s*(?P<mark>[A-Z]{2})?\s*:\s*(?P<depth>>*)\s*\{")
-_EXIT = re.compile(r"scmp\.ge\.[su]32\S* %\w+, (\d+) /\* loop exit test \*/")
-# The grid's loop runs twice more, to fetch ahead and to write behind.
-_STAGES = 2
+# Bundles of a part that runs in some grid steps only. The pipeline's own such parts, which start
+# copies, are shorter.
+_CONDITIONAL = 100
+# A part that every grid step runs is guarded too, and has at least this share of the bundles.
+_BODY = 0.6
+_OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
+
+
+class Schedule(NamedTuple):
+    """Bundles of a kernel.
+
+    Attributes:
+      step: bundles of each grid step.
+      once: bundles of the parts that the first or last step of a group runs.
+    """
+
+    step: float
+    once: float
+
+    def cycles(self, groups: int, steps: int) -> float:
+        """Returns the cycles of `groups` times `steps` grid steps."""
+        return groups * (steps * self.step + self.once)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Returns the schedule in the text of a file of final bundles."""
+    address = -1
+    first: dict[str, int] = {}  # of each region
+    jumps: list[tuple[int, str]] = []  # from an address to a region
+    conditions: dict[int, str] = {}  # of jumps
+    limits: dict[str, int] = {}  # of loops, by the condition that ends them
+    pipelined: set[int] = set()  # addresses that speak of the stages of the grid's pipeline
+    for line in text.splitlines():
+        found = re.match(r"\s*(?:0x)?([0-9a-f]+)\s.*?:\s", line)
+        if found:
+            address = int(found[1], 16)
+        for region in re.findall(r"Start(?:/End empty)? region (\d+)", line):
+            first.setdefault(region, address)
+        if "stage = " in line:
+            pipelined.add(address)
+        for condition, region in re.findall(r"sbr\.rel \(!?(%\w+)\).*?= \$region(\d+)", line):
+            jumps.append((address, region))
+            conditions[address] = condition
+        for condition, limit in re.findall(
+            r"(%\w+) = scmp\.ge\.s32\.totalorder (?:\(!?%\w+\), )?%\w+, (\d+) /\* loop exit test",
+            line,
+        ):
+            limits[condition] = int(limit)
+    total = address + 1
+    loops = sorted((first[r], a) for a, r in jumps if r in first and first[r] <= a)
+    skips = [(a + 1, first[r] - 1) for a, r in jumps if r in first and first[r] > a]
+
+    # The grid is the outermost loop, if there is more than one step; its body counts once.
+    runs = [1.0] * total
+    trips: dict[tuple[int, int], float] = {}
+    for start, end in loops:
+        around = [trips[loop] for loop in trips if loop[0] <= start and end <= loop[1]]
+        limit = limits.get(conditions[end])
+        if not around and start in pipelined:
+            trips[start, end] = 1.0
+        else:
+            trips[start, end] = float(limit) if limit else (around[-1] + 1) / 2
+        for at in range(start, end + 1):
+            runs[at] *= trips[start, end]
+
+    grid = [loop for loop in loops if loop[0] in pipelined]
+    start, end = grid[0] if grid else (0, total - 1)
+    once = 0.0
+    for begin, after in sorted(skips):
+        outside = [loop for loop in loops if loop[0] <= begin and after <= loop[1]]
+        # Inside another loop it is the test whether an inner loop runs at all.
+        inside = all(loop[0] in pipelined for loop in outside)
+        part = _CONDITIONAL < after - begin < _BODY * (end - start)
+        if part and inside and start <= begin and after <= end:
+            once += sum(runs[begin : after + 1])
+            runs[begin : after + 1] = [0.0] * (after + 1 - begin)
+    return Schedule(sum(runs[start : end + 1]), once)
+
+
+class Kernel(NamedTuple):
+    """A Pallas kernel in a traced program.
+
+    Attributes:
+      name: its name.
+      grid: its grid, groups first: (groups, steps).
+      runs: how often the program runs it.
+      shapes: shapes of operands, then of results, on one device.
+      bytes: bytes of operands and results, as if each were moved once.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    runs: int
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int
+
+    def cycles(self, schedule: Schedule, cores: int = 1) -> int:
+        """Returns the cycles of one run on a device whose cores share the groups."""
+        groups = -(-math.prod(self.grid[:1]) // cores)
+        return round(schedule.cycles(groups, math.prod(self.grid[1:])))
+
+
+def kernels(jaxpr: Any) -> list[Kernel]:
+    """Returns the kernels of a jaxpr, equal ones together; both branches of a `cond` count."""
+    found: dict[tuple, Kernel] = {}
+    for equation, runs in _calls(jaxpr, 1):
+        grid = tuple(equation.params["grid_mapping"].grid)
+        avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+        name = equation.params["name"] or str(equation.params["name_and_src_info"].name)
+        shapes = tuple(aval.shape for aval in avals)
+        moved = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
+        known = found.get((name, grid, shapes, moved), Kernel(name, grid, 0, shapes, moved))
+        found[name, grid, shapes, moved] = known._replace(runs=known.runs + runs)
+    return list(found.values())
+
+
+def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
+    """Returns the kernel that a custom call runs; None if it is not among those traced."""
+    operands = _OPERANDS.search(call.attributes)
+    given = arrays(operands[1]) if operands else ()
+    shapes = tuple(array.dimensions for array in (*given, *call.arrays))
+    return next((each for each in traced if each.name in call.name and each.shapes == shapes), None)
+
+
+def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation, runs
+            continue
+        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _calls(inner, runs * repeats)
 
 
 class Schedules:
-    """The folder that libtpu writes schedules to; make it before libtpu is loaded."""
+    """The schedules of compiled programs, in a folder; make it before libtpu is loaded."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="schedules_", ignore_cleanup_errors=True)
-        arguments = os.environ.get("LIBTPU_INIT_ARGS", "")
         # libtpu reads them once, when it is loaded.
-        flags = dump_flags(self._folder.name)
-        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {flags}".strip()
+        os.environ["LIBTPU_INIT_ARGS"] = (
+            f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={self._folder.name} "
+            "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+        ).strip()
 
-    def cycles(self, name: str) -> int | None:
-        """Returns the cycles of a custom call by its name; None if it has no schedule."""
-        pattern = f"*-{glob.escape(name)}-*-final_bundles.txt"
-        found = [
-            path
-            for path in sorted(glob.glob(os.path.join(self._folder.name, pattern)))
-            if "schedule-analysis" not in path
-        ]
+    def of(self, call: Instruction) -> Schedule | None:
+        """Returns the schedule of a custom call; None if there is none."""
+        pattern = f"*-{glob.escape(call.name)}-*[0-9]-final_bundles.txt"
+        found = glob.glob(os.path.join(self._folder.name, pattern))
         if not found:
             return None
-        with open(found[-1]) as file:
-            return bundles(file.read())
+        with open(max(found)) as file:
+            return parse_schedule(file.read())
 
     def clear(self) -> None:
         """Removes the schedules of the programs compiled so far, whose names may come again."""
         for path in glob.glob(os.path.join(glob.escape(self._folder.name), "*")):
             os.remove(path)
-
-
-def bundles(text: str) -> int:
-    """Returns the bundles that a kernel executes, loops included, from its `final_bundles`."""
-    total, loops = 0, _Loops()
-    for line in text.splitlines():
-        found = _BUNDLE.match(line)
-        if found:
-            total += loops.next(len(found["depth"]), found["mark"] == "LB")
-            loops.note(_EXIT.search(line), "stage = " in line)
-    return total + loops.close(0)
-
-
-class _Loops:
-    """The loops around a bundle; the bundles of each are multiplied where it ends."""
-
-    def __init__(self) -> None:
-        # For each loop, outermost first: bundles so far, runs, whether it is a pipeline of a grid.
-        self._open: list[tuple[int, int, bool]] = []
-
-    def next(self, depth: int, begins: bool) -> int:
-        """Counts a bundle; returns the bundles to count outside of all loops."""
-        outside = self.close(depth - 1 if begins else depth)
-        while len(self._open) < depth:
-            self._open.append((0, 1, False))
-        return outside + self._add(1)
-
-    def note(self, exit_test: re.Match | None, staged: bool) -> None:
-        """Notes what the last bundle says of the loop that it is in."""
-        if self._open:
-            count, runs, grid = self._open[-1]
-            runs = int(exit_test[1]) if exit_test else runs
-            self._open[-1] = (count, runs, grid or (staged and len(self._open) == 1))
-
-    def close(self, depth: int) -> int:
-        """Ends the loops deeper than `depth`; returns the bundles to count outside of all."""
-        outside = 0
-        while len(self._open) > depth:
-            count, runs, grid = self._open.pop()
-            times = max(runs - _STAGES * grid, 1)
-            outside += self._add(count * times)
-        return outside
-
-    def _add(self, count: int) -> int:
-        if not self._open:
-            return count
-        total, runs, grid = self._open[-1]
-        self._open[-1] = (total + count, runs, grid)
-        return 0

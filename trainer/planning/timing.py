@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from trainer.planning import parts
 from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
 from trainer.planning.hlo import Instruction, Module, replica_groups
+from trainer.planning.kernels import Kernel, Schedule, kernel_of
 
 PALLAS = "tpu_custom_call"
 # Before the kind of a collective between slices.
@@ -52,10 +53,19 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A Pallas kernel: cycles of one run (None: no schedule), bytes that it moves, runs."""
+class PricedKernel:
+    """A Pallas kernel that a step runs.
+
+    Attributes:
+      name: its name.
+      grid: its grid; () if it is unknown.
+      cycles: of one run; None if there is no schedule.
+      size: bytes that one run moves.
+      times: runs in a step.
+    """
 
     name: str
+    grid: tuple[int, ...]
     cycles: int | None
     size: int
     times: int
@@ -74,7 +84,7 @@ class Timing:
 
     seconds: dict[str, float]
     collectives: list[Collective]
-    kernels: list[Kernel]
+    kernels: list[PricedKernel]
     unpriced: int
 
     @property
@@ -98,7 +108,12 @@ class Timing:
 
 
 def timing(
-    module: Module, chip: Chip, places: list[Place], kernel_cycles: Callable[[str], int | None]
+    module: Module,
+    chip: Chip,
+    places: list[Place],
+    traced: list[Kernel],
+    schedule_of: Callable[[Instruction], Schedule | None],
+    cores: int = 1,
 ) -> Timing:
     """Returns the estimated time of a step of a program.
 
@@ -106,11 +121,13 @@ def timing(
       module: the optimised program.
       chip: the chips that it is for.
       places: of each device, in the order of the mesh.
-      kernel_cycles: maps the name of a custom call to its cycles, or None.
+      traced: the Pallas kernels of the traced program.
+      schedule_of: returns the schedule of a custom call, or None.
+      cores: of a device, which share the groups of a kernel's grid.
     """
     seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
     collectives_found: list[Collective] = []
-    kernels: list[Kernel] = []
+    kernels: dict[tuple, PricedKernel] = {}
     unpriced = 0
     shape = slice_shape(places)
 
@@ -125,6 +142,17 @@ def timing(
         sent = sent_bytes(kind, size, len(group))
         return Collective(kind, sent, seconds_of_collective(chip, sent, group, shape), times)
 
+    def run_kernel(call: Instruction, times: int) -> int:
+        kernel, schedule = kernel_of(call, traced), schedule_of(call)
+        if kernel is None:
+            kernel = Kernel(call.name, (), times, (), sum(array.size for array in call.arrays))
+            schedule = None
+        cycles = kernel.cycles(schedule, cores) if schedule else None
+        key = kernel.name, kernel.shapes, cycles
+        known = kernels.get(key, PricedKernel(kernel.name, kernel.grid, cycles, kernel.bytes, 0))
+        kernels[key] = dataclasses.replace(known, times=known.times + times)
+        return cycles or 0
+
     def walk(name: str, times: int) -> None:
         nonlocal unpriced
         clock = 0.0  # seconds from the start of this computation
@@ -133,10 +161,7 @@ def timing(
         for each in module.computations.get(name, ()):
             cycles = each.cycles
             if each.target == PALLAS:
-                known = kernel_cycles(each.name)
-                size = sum(array.size for array in each.arrays)
-                kernels.append(Kernel(each.name, known, size, times))
-                cycles = known or 0
+                cycles = run_kernel(each, times)
             elif not cycles and each.opcode in ("convolution", "dot"):
                 unpriced += 1
             spent = cycles / chip.clock
@@ -156,7 +181,7 @@ def timing(
             seconds[parts.COLLECTIVES] += exposed * times
 
     walk(module.entry, 1)
-    return Timing(seconds, collectives_found, kernels, unpriced)
+    return Timing(seconds, collectives_found, list(kernels.values()), unpriced)
 
 
 @dataclasses.dataclass(frozen=True)

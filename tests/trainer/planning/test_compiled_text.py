@@ -6,7 +6,7 @@ import pytest
 
 from trainer.planning import hlo, parts
 from trainer.planning.chips import CHIPS, Place, seconds_of_collective, sent_bytes
-from trainer.planning.kernels import bundles
+from trainer.planning.kernels import Kernel, Schedule
 from trainer.planning.memory import Liveness
 from trainer.planning.timing import timing
 
@@ -24,6 +24,8 @@ CYCLES = {
     parts.REST: 20,
 }
 ACTIVATIONS = 16 * 64 * 256 * 2
+# Its two groups of heads take two steps of 100 bundles and 50 once: 500 cycles.
+KERNEL = Kernel("kernel", (2, 2), 6, ((16, 64, 256), (16, 64, 256)), 2 * ACTIVATIONS)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def module():
 
 @pytest.fixture(scope="module")
 def estimate(module):
-    return timing(module, CHIP, PLACES, {"kernel.1": 500}.get)
+    return timing(module, CHIP, PLACES, [KERNEL], lambda call: Schedule(step=100, once=50))
 
 
 def test_cycles_are_booked_by_part_and_loops_count(estimate):
@@ -65,9 +67,11 @@ def test_work_between_start_and_end_hides_a_collective(estimate):
 
 
 def test_a_kernel_without_schedule_is_named(module):
-    (kernel,) = timing(module, CHIP, PLACES, lambda name: None).kernels
-    assert (kernel.name, kernel.cycles, kernel.times) == ("kernel.1", None, 6)
-    assert kernel.size == ACTIVATIONS
+    (kernel,) = timing(module, CHIP, PLACES, [KERNEL], lambda call: None).kernels
+    assert (kernel.name, kernel.cycles, kernel.times) == ("kernel", None, 6)
+    (unknown,) = timing(module, CHIP, PLACES, [], lambda call: Schedule(100, 50)).kernels
+    assert (unknown.name, unknown.cycles, unknown.times) == ("kernel.1", None, 6)
+    assert unknown.size == ACTIVATIONS
 
 
 def test_the_fullest_moment_by_part(module):
@@ -114,13 +118,6 @@ def test_groups_of_devices(text, groups):
     assert hlo.replica_groups(text) == groups
 
 
-def test_loops_of_a_kernel():
-    # Two bundles before and one after; 12 runs of the grid's loop, two of which only fill and
-    # drain its pipeline, of 4 bundles, 3 bundles seven times and 1 bundle three times.
-    text = (HERE / "kernel.bundles").read_text()
-    assert bundles(text) == 3 + 10 * (4 + 7 * 3 + 3 * 1)
-
-
 def test_sent_bytes():
     assert sent_bytes("all-reduce", 1600, 16) == 3000
     assert sent_bytes("all-gather", 1600, 16) == 1500
@@ -146,7 +143,7 @@ def test_between_slices_the_network_is_used():
         "  ROOT %done = token[] send-done(%send), channel_id=1\n}\n"
     )
     both = [Place(number, place.coordinates) for number in (0, 1) for place in PLACES]
-    found = timing(hlo.parse(send), CHIP, both, lambda name: None)
+    found = timing(hlo.parse(send), CHIP, both, [], lambda call: None)
     total = found.traffic()["between slices: all-reduce"]
     assert total["bytes"] == 2**20
     assert total["seconds"] == pytest.approx(2**20 / CHIP.network)

@@ -2,18 +2,22 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.experimental import pallas as pl
 
-from trainer.engine.kernel_schedule import kernels, parse_schedule, read_schedule
+from trainer.planning import hlo
+from trainer.planning.kernels import Kernel, Schedule, kernel_of, kernels, parse_schedule
 
 
 def bundles(*parts):
-    """Returns the text of a dump; a part is a number of bundles, or the text of one."""
+    """Returns the text of a dump; a part is a number of bundles, or the text of one.
+
+    Like libtpu, it marks no loop at an empty bundle.
+    """
     lines = []
     for part in parts:
         for text in [""] * part if isinstance(part, int) else [part]:
-            lines.append(f"  {hex(len(lines)) if lines else '0'}   : > {{ {text} }}")
+            bundle = f"> {{ {text} }}" if text else " {}"
+            lines.append(f"  {hex(len(lines)) if lines else '0'}   : {bundle}")
     return "\n".join(lines)
 
 
@@ -47,11 +51,6 @@ def test_loops_multiply_and_conditional_parts_count_once_a_group():
     assert schedule.cycles(groups=3, steps=10) == 3 * (10 * schedule.step + 150)
 
 
-def test_a_kernel_without_a_schedule_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no schedule of attention_forward"):
-        read_schedule(str(tmp_path), "attention_forward")
-
-
 def test_kernels_of_scans_count_as_often_as_they_run():
     x = jax.ShapeDtypeStruct((16, 128), jnp.float32)
 
@@ -70,3 +69,25 @@ def test_kernels_of_scans_count_as_often_as_they_run():
 
     (found,) = kernels(jax.make_jaxpr(program)(x).jaxpr)
     assert (found.name, found.grid, found.runs, found.bytes) == ("double", (2, 1), 6, 2 * 8192)
+
+
+def test_a_custom_call_is_matched_by_name_and_shapes():
+    short, long = (
+        Kernel("attend", (2, rows), 1, ((rows, 128), (4,), (rows, 128)), 0) for rows in (16, 64)
+    )
+    (call,) = hlo.parse(
+        "ENTRY %main (p: f32[64,128]) -> f32[64,128] {\n"
+        "  ROOT %jvp_attend_.7 = f32[64,128]{1,0:T(8,128)} custom-call(%p, %ids), "
+        'custom_call_target="tpu_custom_call", '
+        "operand_layout_constraints={f32[64,128]{1,0}, s32[4]{0}}, metadata={}\n}\n"
+    ).computations["main"]
+    assert kernel_of(call, [short, long]) is long
+    assert kernel_of(call, [short]) is None
+    assert kernel_of(call, [long._replace(name="other")]) is None
+
+
+def test_cores_share_the_groups_of_a_kernel():
+    kernel = Kernel("attend", (3, 4), 1, (), 0)
+    schedule = Schedule(step=100, once=10)
+    assert kernel.cycles(schedule) == 3 * 410
+    assert kernel.cycles(schedule, cores=2) == 2 * 410
