@@ -134,6 +134,7 @@ class Stack(nn.Module):
         memory_BSD: jax.Array | None,
         memory_rows: Rows | None,
         deterministic: bool,
+        embedded_BLD: jax.Array | None = None,
     ) -> jax.Array:
         spec, shared = self.spec, self.shared
         if embedder is None:  # a model of one stack keeps the table inside it
@@ -160,7 +161,7 @@ class Stack(nn.Module):
             for other in heads[1:]:
                 positions_of[other] = positions_for(other, f"{spec.position.name}_{other}")
 
-        x_BLD = embedder(tokens_BL)
+        x_BLD = embedder(tokens_BL) if embedded_BLD is None else embedded_BLD
         if positions.embedding_BLD is not None:
             x_BLD += positions.embedding_BLD
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
@@ -210,23 +211,33 @@ class Transformer(nn.Module):
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-        embedder = memory_BSD = memory_rows = None
+        embedder = memory_BSD = memory_rows = embedded_BLD = None
+        tokens_BL = batch["decoder_input_tokens"]
         if self.spec.encoder is not None:
             embedder = self.token_embedder
-            memory_BSD, memory_rows = self.encode(batch, deterministic), encoder_rows(batch)
+            # Looked up together: two gradients of the table would be made and added.
+            source_BS = batch["encoder_input_tokens"]
+            both_BSLD = embedder(jnp.concatenate([source_BS, tokens_BL], axis=1))
+            embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
+            memory_BSD = self.encode(batch, deterministic, embedded_BSD)
+            memory_rows = encoder_rows(batch)
         return self.decoder(
-            batch["decoder_input_tokens"],
+            tokens_BL,
             decoder_rows(batch),
             embedder,
             memory_BSD,
             memory_rows,
             deterministic,
+            embedded_BLD,
         )
 
-    def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    def encode(
+        self, batch: Batch, deterministic: bool = True, embedded_BSD: jax.Array | None = None
+    ) -> jax.Array:
         """Returns the states that the decoder looks at: [B, S, D] in the model's dtype.
 
-        Call it as `model.apply({"params": params}, batch, method="encode")`.
+        Call it as `model.apply({"params": params}, batch, method="encode")`. `embedded_BSD` are
+        the embedded tokens if they have been looked up already.
         """
         return self.encoder(
             batch["encoder_input_tokens"],
@@ -235,6 +246,7 @@ class Transformer(nn.Module):
             None,
             None,
             deterministic,
+            embedded_BSD,
         )
 
 
