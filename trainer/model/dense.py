@@ -142,7 +142,8 @@ def _dropped_forward(share, x, kept):
 
 
 def _dropped_backward(share, kept, gradient):
-    return _dropped(share, gradient, kept), None
+    # In the order of automatic differentiation, for its bits.
+    return jnp.where(kept, gradient, 0) / share, None
 
 
 _dropped.defvjp(_dropped_forward, _dropped_backward)

@@ -235,6 +235,12 @@ def test_model_loss_names_all_its_metrics(preset):
     assert set(metrics) == set(expected.metrics)
 
 
+def test_a_target_that_ties_is_wrong():
+    logits, targets = jnp.asarray([[[2.0, 2, 1], [1, 2, 0], [5, 5, 5]]]), jnp.asarray([[0, 1, 0]])
+    _, metrics = loss_and_metrics(logits, targets, jnp.ones((1, 3)), LossConfig())
+    assert metrics["accuracy"] == (1, 3)
+
+
 def test_a_sequence_is_correct_if_all_its_targets_are():
     targets = jnp.asarray([[1, 2, 0], [2, 1, 1], [0, 0, 0]])
     predicted = jnp.asarray([[1, 2, 1], [2, 1, 2], [1, 1, 1]])

@@ -43,26 +43,26 @@ def batch_of(preset):
     return {name: jnp.asarray(array, jnp.int32) for name, array in batch.items()}
 
 
-def model_of(preset, dropout_rate=0.0):
+def model_of(preset, dropout_rate=0.0, flags=()):
     """Returns (configuration, model, parameters) of a model with one layer."""
     sizes = {"vocab_size": V, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16}
     layers = "num_encoder_layers" if preset == "bert_tiny" else "num_decoder_layers"
     values = {**sizes, layers: 1, "dropout_rate": dropout_rate}
-    flags = [f"--model.{name}={value}" for name, value in values.items()]
-    config, _ = build_config(preset, flags)
+    sizes = [f"--model.{name}={value}" for name, value in values.items()]
+    config, _ = build_config(preset, [*sizes, *flags])
     spec = model_spec(config.model)
     return config, build_model(spec), init_params(spec, jax.random.key(1))
 
 
-def gradients_of(preset, loss, microbatches, dropout_rate=0.0):
-    config, model, params = model_of(preset, dropout_rate)
+def gradients_of(preset, loss, microbatches, dropout_rate=0.0, flags=()):
+    config, model, params = model_of(preset, dropout_rate, flags)
     config = dataclasses.replace(config, loss=loss, microbatches=microbatches)
     return jax.jit(make_gradients(model, config))(params, batch_of(preset), KEY)
 
 
-def plain_gradient(loss, rows, key):
+def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=()):
     """Returns the gradient for some rows of the batch, by automatic differentiation alone."""
-    _, model, params = model_of("lm_tiny", dropout_rate=0.5)
+    _, model, params = model_of("lm_tiny", dropout_rate, flags)
     batch = {name: array[rows] for name, array in batch_of("lm_tiny").items()}
 
     def of(params):
@@ -104,6 +104,15 @@ def test_one_microbatch_is_the_plain_gradient():
     """They are equal bit for bit, dropout included, so that older runs resume identically."""
     gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5)
     plain = plain_gradient(LOSSES["real"], slice(None), KEY)
+    jax.tree.map(np.testing.assert_array_equal, gradients, plain)
+
+
+@pytest.mark.usefixtures("compiled_as_users_do")
+@pytest.mark.parametrize("scanned", ["false", "true"])
+def test_kernels_rounded_in_advance_give_the_gradient_of_the_plain_model(scanned):
+    flags = [f"--model.scan_layers={scanned}", "--model.dtype=bfloat16"]
+    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, flags=flags)
+    plain = plain_gradient(LOSSES["real"], slice(None), KEY, 0.0, flags)
     jax.tree.map(np.testing.assert_array_equal, gradients, plain)
 
 

@@ -12,8 +12,9 @@ from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.layers import stack_layers, unstack_layers
 from trainer.model.mixers import add_bias
+from trainer.model.paths import named
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params, logical_axes
+from trainer.model.transformer import build_model, init_params, logical_axes, rounded_kernels
 
 FAMILIES = ("t5_1_1", "lm", "bert")
 LAYERS = {
@@ -207,6 +208,48 @@ def test_remat_keeps_less(make_config, packed):
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
     assert kept("full") < kept("dots") < kept("none")
+
+
+def test_a_bfloat16_model_keeps_nothing_in_float32_and_no_activations(make_config):
+    config = make_config("t5_1_1", dtype="bfloat16", emb_dim=48, mlp_dim=80, scan_layers=True)
+    spec, tokens = model_spec(config), jnp.ones((2, 64), jnp.int32)
+    names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+    params = jax.eval_shape(lambda key: init_params(spec, key), jax.random.key(0))
+    _, backward = jax.eval_shape(
+        lambda params: jax.vjp(
+            lambda p: build_model(spec).apply({"params": p}, dict.fromkeys(names, tokens)),
+            rounded_kernels(spec, params),
+        ),
+        params,
+    )
+    kept = [
+        (leaf.dtype.name, leaf.shape[-1])
+        for leaf in jax.tree.leaves(backward)
+        if leaf.shape[:-1] == (1, *tokens.shape)  # those of the layers, stacked
+    ]
+    assert ("float32", 48) not in kept
+    # The two projections and their product, in either stack.
+    assert kept.count(("bfloat16", 80)) == 2 * 3
+
+
+def test_kernels_are_rounded_but_for_those_used_in_float32(make_config):
+    changes = {"num_experts": 2, "switch_every": 1, "dtype": "bfloat16"}
+    spec = model_spec(make_config("t5_1_1", **changes))
+    params = init_params(spec, jax.random.key(0))
+    for path, leaf in named(rounded_kernels(spec, params)).items():
+        rounded = path.endswith("kernel") and "router" not in path
+        assert leaf.dtype == (jnp.bfloat16 if rounded else jnp.float32), path
+
+
+def test_tokens_of_both_sides_are_looked_up_together(make_config, packed):
+    spec = model_spec(make_config("t5_1_1"))
+    model, params = build_model(spec), init_params(spec, jax.random.key(0))
+
+    def loss(params):
+        return jnp.sum(jnp.square(model.apply({"params": params}, packed)))
+
+    program = str(jax.make_jaxpr(jax.grad(loss))(params))
+    assert program.count(":f32[40,12] = scatter-add") == 1
 
 
 def test_the_gradient_of_a_bias_is_the_sum_over_rows():

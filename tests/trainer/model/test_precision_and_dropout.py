@@ -1,9 +1,12 @@
 """bfloat16 stays near float32; dropout is a function of its key and off when deterministic."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from trainer.model.dense import Shared, einsum_float32
 from trainer.model.parametrisation import StandardParametrisation
@@ -92,3 +95,26 @@ def test_dropout_along_the_length(broadcast_length):
     out = dropout.apply({}, jnp.ones((2, 16, 64)), deterministic=False, rngs=key)
     assert set(np.unique(out)) == {0.0, 2.0}
     assert bool(jnp.all(out == out[:, :1])) == broadcast_length
+
+
+@pytest.mark.usefixtures("compiled_as_users_do")
+@pytest.mark.parametrize("broadcast_length", [True, False])
+def test_dropout_is_that_of_flax_and_keeps_its_draws_only(broadcast_length):
+    ours = Shared(4, 8, "float32", 0.3, StandardParametrisation()).dropout(broadcast_length)
+    flax = nn.Dropout(0.3, broadcast_dims=(-2,) if broadcast_length else ())
+    key = {"dropout": jax.random.PRNGKey(3)}
+    x, gradient = jax.random.normal(jax.random.PRNGKey(0), (2, 3, 16, 64))
+
+    def dropped(dropout, x):
+        return jax.vjp(lambda x: dropout.apply({}, x, deterministic=False, rngs=key), x)
+
+    @partial(jax.jit, static_argnums=0)
+    def both(dropout):
+        out, backward = dropped(dropout, x)
+        return out, *backward(gradient)
+
+    np.testing.assert_array_equal(both(ours), both(flax))
+    _, backward = jax.eval_shape(partial(dropped, ours), x)
+    (kept,) = jax.tree.leaves(backward)
+    assert kept.shape == ((3, 1, 64) if broadcast_length else (3, 16, 64))
+    assert kept.dtype == bool
