@@ -101,7 +101,8 @@ def losses(model_dir):
 def together(text_cache, tmp_path_factory):
     """The model directory of an uninterrupted run of two processes."""
     model_dir = tmp_path_factory.mktemp("together") / "model"
-    first, second = finish(start_two(text_cache, model_dir, f"--train_steps={STEPS}"))
+    flags = [f"--train_steps={STEPS}", "--profile_steps=3:4"]
+    first, second = finish(start_two(text_cache, model_dir, *flags))
     assert "of 2 processes" in first
     assert "mesh" not in second
     return model_dir
@@ -119,6 +120,12 @@ def test_two_processes_equal_one(text_cache, together, tmp_path):
         assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
     for one, two in zip(state(alone), state(together), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-3)
+
+
+def test_the_profiles_of_two_processes_are_one_session(together):
+    (session,) = (together / "profile/plugins/profile").iterdir()
+    traces = sorted(path.name for path in session.glob("*.xplane.pb"))
+    assert [name.rpartition("_")[0] for name in traces] == ["process_0", "process_1"]
 
 
 @pytest.mark.slow
