@@ -45,6 +45,8 @@ MESHES = {
     "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
     "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
 }
+# Meshes whose norms are compared: the one of the most axes, and scanned layers.
+NORMS = ("2d", "scanned")
 # Experts are divided over the axis of the rows, their hidden units over "tensor".
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
@@ -92,13 +94,16 @@ def bytes_held(state):
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
 
 
-def run(program, folder=None):
+def run(program, folder=None, norms=False):
     """Returns the results of five steps; saves the final state in `folder`, if given."""
     import orbax.checkpoint as ocp
 
     state = program.initial_state()
     result = {"initial": bits(state.params), "losses": []}
     for step in range(5):
+        if norms and step == 4:
+            batch = put_batch(batch_of(step), program.mesh)
+            result["norms"] = program.norms.by_name(program.norms(state, batch))
         state = program.train_step(state, put_batch(batch_of(step), program.mesh))
         total, weight = (float(part) for part in state.metrics["loss"])
         result["losses"].append(total / weight)
@@ -127,7 +132,7 @@ def main(argument):
     folder, results = argument, {}
     for name, flags in MESHES.items():
         program = program_of(*flags)
-        results[name] = run(program, os.path.join(folder, name))
+        results[name] = run(program, os.path.join(folder, name), norms=name in NORMS)
         if name == "2d":
             other = ocp.StandardCheckpointer().restore(
                 os.path.join(folder, "data"), program.abstract_state()
@@ -184,6 +189,13 @@ def test_eight_devices_equal_one(name, meshes, alone):
     assert meshes[name]["initial"] == alone["initial"]
     assert alone["final"] != alone["initial"]
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "flags"), [("2d", []), ("scanned", SCANNED)])
+def test_norms_on_eight_devices_are_those_of_one(name, flags, meshes):
+    one, eight = run(program_of(*flags), norms=True)["norms"], meshes[name]["norms"]
+    assert ("weight_rms/decoder/layers_1/mlp/wo/kernel" in eight) == (name == "scanned")
+    assert eight == pytest.approx(one, rel=1e-3, abs=1e-9)
 
 
 def test_fused_attention_on_a_mesh_equals_einsums_on_one_device(meshes):
