@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 def _target(arguments: argparse.Namespace) -> "Target":
     """Returns the devices of the plan; JAX is imported here, not before."""
-    if not arguments.topology:
+    if arguments.topology is None:
         from trainer.planning.compiled import local_target
 
         return local_target()
@@ -135,7 +135,10 @@ def _parser() -> Parser:
 
 
 def _dollars(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a price")
     return value
