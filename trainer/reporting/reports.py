@@ -59,10 +59,12 @@ class Reports:
         self.note = ""
 
     def before(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Starts to compute the norms of the update to come, if they are due after `step`."""
+        """Computes the norms of the update to come, if they are due after `step`."""
         config = self._run.config
         if due(step, config.metrics.norms_every_steps, config.train_steps):
-            self._norms = self._program.norms(state, batch)
+            # On CPUs, two programs that exchange data between processes must not run side by side:
+            # each may hold threads that the other waits for.
+            self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
         """Reports the metrics taken earlier, and takes those of `step` if they are due.
