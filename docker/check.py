@@ -23,7 +23,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = {
     "pipeline": (("-c", "import apache_beam, gcsfs, pipeline.building.graph"),
                  ("-m", "pipeline.build", "--help")),
-    "trainer": (("-c", "import gcsfs, trainer.loop"), ("-m", "trainer.pretrain", "--help")),
+    "trainer": (("-c", "import gcsfs, libtpu, matplotlib, trainer.loop"),
+                *(("-m", f"trainer.{name}", "--help")
+                  for name in ("pretrain", "plan", "evaluate", "report", "explain", "export"))),
 }  # fmt: skip
 ABSENT = {
     "pipeline": ("jax", "tensorflow", "torch"),

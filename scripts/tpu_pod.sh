@@ -7,10 +7,13 @@
 #   scripts/tpu_pod.sh status  NAME ZONE             print each host's state
 #   scripts/tpu_pod.sh logs    NAME ZONE             follow the log of the first host, which prints
 #   scripts/tpu_pod.sh stop    NAME ZONE             save a checkpoint and stop
+#
+# With IMAGE set, install pulls that image of docker/Dockerfile.trainer and start runs it. start
+# passes LIBTPU_INIT_ARGS on, if it is set: flags of the TPU's compiler.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then
-    sed -n '5,9s/^# *//p' "$0" >&2
+    sed -n '5,12s/^# *//p' "$0" >&2
     exit 2
 fi
 action=$1 name=$2 zone=$3
@@ -23,21 +26,46 @@ on() { # HOSTS COMMAND
 
 case $action in
 install)
+    if [ -n "${IMAGE:-}" ]; then
+        on all "sudo gcloud auth configure-docker --quiet $(printf %q "${IMAGE%%/*}")
+            sudo docker pull --quiet $(printf %q "$IMAGE")"
+        exit
+    fi
     archive=$(mktemp --suffix=.tar.gz)
     trap 'rm -f "$archive"' EXIT
     git -C "$(dirname "$0")/.." archive --format=tar.gz --output="$archive" HEAD
     gcloud compute tpus tpu-vm scp "$archive" "$name:$unit.tar.gz" --zone="$zone" --worker=all
+    # The python3 of Ubuntu 22.04 is 3.10, which is too old.
     on all "set -e; mkdir -p $unit; tar --extract --gzip --file=$unit.tar.gz --directory=$unit
-        test -x $unit/.venv/bin/python || python3 -m venv $unit/.venv
+        if ! test -x $unit/.venv/bin/python; then
+            python=\$(command -v python3.13 python3.12 python3.11 | head --lines=1)
+            if test -z \"\$python\"; then
+                sudo apt-get --quiet update; sudo apt-get --quiet --yes install python3.11-venv
+                python=python3.11
+            fi
+            \"\$python\" -m venv $unit/.venv
+        fi
         cd $unit; .venv/bin/pip install --quiet --constraint constraints.txt '.[${1:-tpu}]' gcsfs"
     ;;
 start)
     flags=$(printf ' %q' "$@" --processes.coordinator=auto)
+    run="--uid=\"\$(id -u)\" --working-directory=\"\$HOME\" \
+        --setenv=LIBTPU_INIT_ARGS=$(printf %q "${LIBTPU_INIT_ARGS:-}") \
+        \"\$HOME/$unit/.venv/bin/python\" -m trainer.pretrain$flags"
+    if [ -n "${IMAGE:-}" ]; then
+        # The client passes SIGTERM on and ends with the exit code of the container. /tmp is the
+        # host's, for --data.local_dir and for compiled programs.
+        run="--property=ExecStartPre='-/usr/bin/docker rm --force $unit' \
+            /usr/bin/docker run --name=$unit --rm --privileged --net=host --user=root \
+            --volume=/tmp:/tmp --env=JAX_COMPILATION_CACHE_DIR=/tmp/$unit-xla \
+            --env=LIBTPU_INIT_ARGS=$(printf %q "${LIBTPU_INIT_ARGS:-}") \
+            $(printf %q "$IMAGE") trainer.pretrain$flags"
+    fi
     # Exit codes 1 and 2 are errors that a restart does not fix.
-    on all "sudo systemd-run --unit=$unit --collect --uid=\"\$(id -u)\" --working-directory=\"\$HOME\" \
+    on all "sudo systemd-run --unit=$unit --collect \
         --property=Restart=on-failure --property=RestartPreventExitStatus='1 2' \
         --property=RestartSec=10 --property=StartLimitIntervalSec=0 --property=TimeoutStopSec=300 \
-        \"\$HOME/$unit/.venv/bin/python\" -m trainer.pretrain$flags"
+        $run"
     ;;
 status)
     on all "systemctl show $unit --property=ActiveState,SubState,NRestarts,ExecMainStatus"

@@ -118,28 +118,60 @@ def fake(folder, name, text):
     path.chmod(0o755)
 
 
-def test_every_host_of_a_slice_gets_the_same_command(tmp_path):
-    # gcloud that is four machines; systemd-run that shows what it is to run.
+def on_a_slice(tmp_path, *arguments, **environment):
+    """Runs tpu_pod.sh; returns the lines that the commands on the hosts show."""
+    # gcloud that is four machines; systemd-run and docker that show what they are to run.
     fake(tmp_path, "gcloud", 'for word; do case $word in --command=*) command=${word#*=};; '
          '--worker=0) hosts=1;; --worker=all) hosts=4;; esac; done\n'
          'for ((host = 0; host < hosts; host++)); do bash -c "$command"; done')  # fmt: skip
     fake(tmp_path, "sudo", 'exec "$@"')
-    fake(tmp_path, "systemd-run", 'while [[ $1 == --* ]]; do shift; done; printf "<%s>" "$@"; echo')
-    schedule = "--optimizer.schedule=constant * rsqrt_decay"
+    fake(tmp_path, "systemd-run", 'while [[ $1 == --* ]]; do case $1 in --setenv=*) '
+         'printf "<%s>" "${1#*=}";; esac; shift; done; printf "<%s>" "$@"; echo')  # fmt: skip
+    fake(tmp_path, "docker", 'printf "<%s>" "$@"; echo')
     done = subprocess.run(
-        ["scripts/tpu_pod.sh", "start", "pretrain", "a-zone", "--preset=t5_1_1_tiny", schedule],
+        ["scripts/tpu_pod.sh", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/home/me"},
+        env=os.environ
+        | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/home/me"}
+        | environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    words = ["/home/me/palimpsest/.venv/bin/python", "-m", "trainer.pretrain",
-             "--preset=t5_1_1_tiny", schedule, "--processes.coordinator=auto"]  # fmt: skip
-    assert done.stdout.splitlines() == ["".join(f"<{word}>" for word in words)] * 4
+    return done.stdout.splitlines()
+
+
+def shown(*words):
+    return "".join(f"<{word}>" for word in words)
+
+
+SCHEDULE = "--optimizer.schedule=constant * rsqrt_decay"
+START = ["start", "pretrain", "a-zone", "--preset=t5_1_1_tiny", SCHEDULE]
+STARTED = ["trainer.pretrain", "--preset=t5_1_1_tiny", SCHEDULE, "--processes.coordinator=auto"]
+COMPILER = "--xla_one=true --xla_two=true"
+
+
+def test_every_host_of_a_slice_gets_the_same_command(tmp_path):
+    python = ["/home/me/palimpsest/.venv/bin/python", "-m"]
+    assert on_a_slice(tmp_path, *START) == [shown("LIBTPU_INIT_ARGS=", *python, *STARTED)] * 4
+    with_flags = on_a_slice(tmp_path, *START, LIBTPU_INIT_ARGS=COMPILER)
+    assert with_flags == [shown(f"LIBTPU_INIT_ARGS={COMPILER}", *python, *STARTED)] * 4
     usage = subprocess.run(["scripts/tpu_pod.sh"], cwd=ROOT, capture_output=True, text=True)
     assert usage.returncode == 2
     assert "scripts/tpu_pod.sh start" in usage.stderr
+    assert "LIBTPU_INIT_ARGS" in usage.stderr
+
+
+def test_every_host_of_a_slice_runs_the_same_image(tmp_path):
+    image = {"IMAGE": "host/project/trainer:1", "LIBTPU_INIT_ARGS": COMPILER}
+    assert on_a_slice(tmp_path, *START, **image) == [
+        shown("/usr/bin/docker", "run", "--name=palimpsest", "--rm", "--privileged", "--net=host",
+              "--user=root", "--volume=/tmp:/tmp",
+              "--env=JAX_COMPILATION_CACHE_DIR=/tmp/palimpsest-xla",
+              f"--env=LIBTPU_INIT_ARGS={COMPILER}", image["IMAGE"], *STARTED)
+    ] * 4  # fmt: skip
+    pulled = on_a_slice(tmp_path, "install", "pretrain", "a-zone", **image)
+    assert pulled == [shown("pull", "--quiet", image["IMAGE"])] * 4
 
 
 @pytest.mark.parametrize(

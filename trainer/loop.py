@@ -99,9 +99,10 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                 checkpoints.record_evaluation(step)
                 evaluated = True
         for step in () if stopping else range(begun + 1, last + 1):
-            profile.before(step)
-            batch = put_batch(next(batches), program.mesh, config.batch_size)
-            state = program.train_step(state, batch)
+            with profile.update(step):
+                batch = put_batch(next(batches), program.mesh, config.batch_size)
+                reports.before(step, state, batch)
+                state = program.train_step(state, batch)
             profile.after(step, state)
             state = reports.after(step, state)
             stopping = stop.asked()

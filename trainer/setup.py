@@ -163,8 +163,6 @@ def _check_flags(config: Config) -> None:
     for name in ("task", "model_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
-    if config.profiled and files.is_remote(config.model_dir):
-        raise UserError("--profile_steps needs a local --model_dir")
 
 
 def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:

@@ -39,6 +39,7 @@ def pretrain(cache, model_dir, *flags):
         "--lengths.targets=18",
         "--model.dropout_rate=0.1",
         "--metrics.every_steps=8",
+        "--metrics.norms_every_steps=7",
         "--evaluation.every_steps=30",
         "--checkpoint.every_steps=5",
         "--checkpoint.keep=None",
@@ -85,6 +86,10 @@ def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
         *range(8, STEPS, 8),
         STEPS,
     ]
+    norms = [line for line in lines if line["split"] == "norms"]
+    assert [line["step"] for line in norms] == [*range(7, STEPS, 7), STEPS]
+    assert norms[0]["metrics"]["weight_update_rms/decoder/layers_1/mlp/wo/kernel"] > 0
+    assert list((finished / "tensorboard" / "norms").iterdir())
     validation = [line for line in lines if line["split"] == "validation"]
     assert [line["step"] for line in validation] == [30, 60]
     first, last = (line["metrics"]["loss"] for line in validation)

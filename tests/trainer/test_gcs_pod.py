@@ -20,7 +20,10 @@ from trainer.setup import prepare
 
 STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8
 CACHE, MODEL = "gs://bucket/cache", "gs://bucket/model"
-FLAGS = ("--evaluation.every_steps=0", "--data.threads=1", "--data.prefetch=1")
+FLAGS = (
+    *("--evaluation.every_steps=0", "--data.threads=1", "--data.prefetch=1"),
+    "--profile_steps=3:4",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +134,11 @@ def test_four_hosts_make_the_run_of_one(store, together, tmp_path):
         assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
     for one, two in zip(state(alone), state(together[0]), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-3)
+
+
+def test_the_profiles_of_all_hosts_are_one_session(together):
+    (session,) = (together[0] / "profile/plugins/profile").iterdir()
+    assert len(list(session.glob("process_*.xplane.pb"))) == HOSTS
 
 
 def test_a_host_reads_the_shards_of_its_rows_alone(cache, together):

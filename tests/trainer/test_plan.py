@@ -106,6 +106,7 @@ def test_lengths_are_the_tasks():
         ([*TINY, "--topology=v5e:0x4"], "above 0"),
         ([*TINY, "--topology="], "--topology=: unknown"),
         ([*TINY, "--search"], "it needs a --topology"),
+        ([*TINY, "--topology="], "--topology=: unknown"),
         ([*TINY, "--engine=t5x"], "--engine=t5x"),
         ([*TINY, "--task=c5"], "c5"),
         ([*TINY, "--cache_dir=nowhere"], "--cache_dir needs a --task"),
@@ -116,6 +117,14 @@ def test_mistakes_are_named(flags, message):
     with pytest.raises(UserError) as error:
         plan.main(flags)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("price", ["much", "-1", "nan"])
+def test_a_price_is_a_number_of_dollars(price, capsys):
+    with pytest.raises(SystemExit) as ended:
+        plan.main([*TINY, f"--price={price}"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"{price} is not a price")
 
 
 def test_without_the_tpus_compiler_one_line_says_so(tmp_path):

@@ -277,7 +277,7 @@ class VocabularyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Training metrics, always written to metrics.jsonl in model_dir.
+    """Training metrics and norms, always written to metrics.jsonl in model_dir.
 
     Raises:
       Rejected: at construction, if a value is invalid.
@@ -285,6 +285,13 @@ class MetricsConfig:
 
     every_steps: int = field(
         100, "updates that each line of training metrics sums over; 1 or more", rule=at_least(1)
+    )
+    norms_every_steps: int = field(
+        0,
+        "updates between lines of norms: the root mean square of each parameter, of its gradient "
+        "and of its update, layer by layer, as T5X's weight_rms; each line takes as long as an "
+        "update; 0: never",
+        rule=at_least(0),
     )
     tensorboard: bool = field(True, "also write TensorBoard files")
     wandb: str | None = field(None, "project of Weights & Biases to log to as well")

@@ -29,8 +29,14 @@ def of_state(tree: Any) -> dict[str, str]:
     Leaves may be sharded over several processes, and may be typed PRNG keys.
     """
     leaves = {name: _bits(leaf) for name, leaf in named(tree).items()}
-    # All are started before the first is waited for.
-    sums = {name: _device_sums(leaf) for name, leaf in leaves.items()}
+    # All are started before the first is waited for, except where programs that exchange data
+    # between processes must not run side by side: on CPUs each may hold threads that others need.
+    one_by_one = jax.process_count() > 1 and jax.default_backend() == "cpu"
+    sums = {}
+    for name, leaf in leaves.items():
+        sums[name] = _device_sums(leaf)
+        if one_by_one:
+            jax.block_until_ready(sums[name])
     return {
         name: _text(leaves[name].dtype, leaves[name].shape, *map(int, jax.device_get(pair)))
         for name, pair in sums.items()

@@ -11,6 +11,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import check_dimensions
 from trainer.engine.metrics import Metrics
+from trainer.engine.norms import Norms
 from trainer.engine.sharding import (
     describe,
     host_part,
@@ -43,6 +44,7 @@ class Program:
       shardings: TrainState with the sharding of each array.
       train_step: see `make_train_step`.
       evaluation_step: see `make_evaluation_step`.
+      norms: the norms of an update, layer by layer.
 
     Raises:
       UserError: the devices do not have the model's attention, the mesh does not fit them, or
@@ -75,6 +77,15 @@ class Program:
         )
         self.evaluation_step = make_evaluation_step(
             self._model, config, self.mesh, self.shardings.params
+        )
+        self.norms = Norms(
+            self._model,
+            self._optimizer,
+            config,
+            self.mesh,
+            self.shardings,
+            axes,
+            self._shapes.params,
         )
         # Replicated on all devices of all processes, like the metrics that the step returns.
         self._zero_metrics = jax.jit(

@@ -53,26 +53,19 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
 
-def make_train_step(
+def make_update(
     model: Transformer | Encoder,
     optimizer: optax.GradientTransformation,
     config: Config,
     mesh: Mesh,
-    state_shardings: TrainState,
-) -> Callable[[TrainState, Batch], TrainState]:
-    """Returns the jitted update (state, batch) -> state; it donates the state.
+) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
+    """Returns (state, batch) -> (state, gradients, changes of the parameters), to be jitted.
 
-    `state_shardings` has the sharding of each array of the state, before and after.
+    If the update is rejected, the state is that of `checked`, and the rest is what was rejected.
     """
     gradients_of = make_gradients(model, config)
 
-    @partial(
-        jax.jit,
-        donate_argnums=0,
-        in_shardings=(state_shardings, rows(mesh)),
-        out_shardings=state_shardings,
-    )
-    def train_step(state: TrainState, batch: Batch) -> TrainState:
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
         # The key is derived from the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         with tracing_on(mesh, config.mesh.rules):
@@ -96,7 +89,32 @@ def make_train_step(
                 for name, (total, weight) in metrics.items()
             },
         )
-        return checked(state, after, gradients, metrics["loss"], config)
+        return checked(state, after, gradients, metrics["loss"], config), gradients, updates
+
+    return update
+
+
+def make_train_step(
+    model: Transformer | Encoder,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    mesh: Mesh,
+    state_shardings: TrainState,
+) -> Callable[[TrainState, Batch], TrainState]:
+    """Returns the jitted update (state, batch) -> state; it donates the state.
+
+    `state_shardings` has the sharding of each array of the state, before and after.
+    """
+    update = make_update(model, optimizer, config, mesh)
+
+    @partial(
+        jax.jit,
+        donate_argnums=0,
+        in_shardings=(state_shardings, rows(mesh)),
+        out_shardings=state_shardings,
+    )
+    def train_step(state: TrainState, batch: Batch) -> TrainState:
+        return update(state, batch)[0]
 
     return train_step
 

@@ -13,7 +13,7 @@ from trainer.config import Config, fields
 from trainer.data.cached import CachedData, CachedTask
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
-from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
+from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 from trainer.setup import Run
 
 _USE = {
@@ -152,7 +152,8 @@ def _revision(corpus: dict[str, Any]) -> str:
 def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
     """Returns this checkpoint's metrics: of each split, trainer.evaluate's or else the run's."""
     lines = [line for line in read_metrics(model_dir) if line["step"] == step]
-    found = {line["split"]: line["metrics"] for line in lines if line["split"] != "train"}
+    training = ("train", NORMS)
+    found = {line["split"]: line["metrics"] for line in lines if line["split"] not in training}
     path = files.join(model_dir, EVALUATION_FILE)
     if files.exists(path):
         found |= files.read_json(path)["checkpoints"].get(str(step), {})

@@ -13,6 +13,8 @@ from trainer.stores import Mirror
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
 WANDB_FILE = "wandb.json"
+# The split of training's norms, which are written beside its metrics.
+NORMS = "norms"
 
 
 class MetricsWriter:
@@ -50,7 +52,7 @@ class MetricsWriter:
             line
             for line in read_metrics(model_dir)
             if line["step"] < resume_step
-            or (line["step"] == resume_step and (evaluated or line["split"] == "train"))
+            or (line["step"] == resume_step and (evaluated or line["split"] in ("train", NORMS)))
         ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         files.write_bytes(self._path, text.encode())

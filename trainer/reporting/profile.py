@@ -1,46 +1,98 @@
-"""Profiles of a few updates, for XProf and Perfetto."""
+"""Profiles of a few updates, for XProf, TensorBoard and Perfetto."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 
-from tasks.storage import files
+from tasks.storage import files, remote
 from trainer.config import Config
+from trainer.engine import processes
 from trainer.engine.step import TrainState
 
 
 class Profile:
-    """Traces the updates in `config.profile_steps` into `model_dir/profile`.
+    """Traces the updates in `config.profile_steps` into `model_dir/profile`, local or remote.
 
-    model_dir has to be local: the profiler cannot write to a remote one.
+    Each process writes its own trace, `plugins/profile/TIME/HOST.xplane.pb` in that folder; TIME
+    is the same for all, so that XProf shows them as one session. A trace that fails is a warning:
+    training continues.
     """
 
     def __init__(self, config: Config):
-        self._updates = config.profiled
+        self._updates, self._given = config.profiled, config.profile_steps
         self._folder = files.join(config.model_dir, "profile")
-        self._tracing = False
+        self._session = ""
+        self._local: tempfile.TemporaryDirectory | None = None
 
-    def before(self, step: int) -> None:
-        """Starts the trace before the first of the updates."""
-        if not self._tracing and step in self._updates:
-            jax.profiler.start_trace(files.local_path(self._folder), create_perfetto_trace=True)
-            self._tracing = True
+    def update(self, step: int) -> AbstractContextManager:
+        """Returns a context for making an update; the trace begins before the first of them."""
+        if not self._session and step in self._updates:
+            # The processes agree on a name even if one of them cannot trace.
+            self._session = processes.gathered(time.strftime("%Y_%m_%d_%H_%M_%S"))[0]
+            with self._warning():
+                self._begin()
+        if self._local is None:
+            return contextlib.nullcontext()
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def after(self, step: int, state: TrainState) -> None:
         """Ends the trace after the last of the updates, once the device has finished it."""
-        if self._tracing and step == self._updates[-1]:
+        if self._local and step == self._updates[-1]:
             jax.block_until_ready(state)
             self._end()
 
+    def _begin(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.session_id = self._session
+        local = tempfile.TemporaryDirectory(prefix="palimpsest-profile-")
+        jax.profiler.start_trace(local.name, create_perfetto_trace=True, profiler_options=options)
+        self._local = local
+
     def _end(self) -> None:
-        self._tracing = False
-        jax.profiler.stop_trace()
+        local, self._local = self._local, None
+        assert local is not None
+        with self._warning(), local:
+            try:
+                jax.profiler.stop_trace()
+            finally:
+                # The file for Perfetto comes last and may fail alone.
+                self._copy(local.name)
+
+    def _copy(self, local: str) -> None:
+        # Several processes may share a host, after which the profiler names its files.
+        alone = jax.process_count() == 1
+        prefix = "" if alone else f"process_{jax.process_index()}_"
+        for folder, _, names in os.walk(local):
+            target = files.join(self._folder, os.path.relpath(folder, local))
+            for name in names:
+                files.make_folder(target)
+                files.copy(os.path.join(folder, name), files.join(target, prefix + name))
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Prints an error as a warning: a run of days must not end with its profile."""
+        try:
+            yield
+        except Exception as error:
+            print(
+                f"warning: --profile_steps={self._given}: no profile in {self._folder} "
+                f"({remote.describe(error)}); training continues",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def __enter__(self) -> Profile:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._tracing:
+        if self._local:
             self._end()

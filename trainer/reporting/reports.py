@@ -14,9 +14,9 @@ from trainer.engine import guard
 from trainer.engine.guard import Guard
 from trainer.engine.metrics import Metrics, means
 from trainer.engine.program import Program
-from trainer.engine.step import TrainState
+from trainer.engine.step import Batch, TrainState
 from trainer.optim.optimizer import learning_rate_schedule
-from trainer.reporting.metrics import MetricsWriter
+from trainer.reporting.metrics import NORMS, MetricsWriter
 from trainer.reporting.speed import Speed, shown
 from trainer.setup import Run
 
@@ -27,11 +27,15 @@ def due(step: int, every: int, last: int) -> bool:
 
 
 class _Pending(NamedTuple):
-    """Metrics and guard copied from the state after `step`, to be read later."""
+    """Metrics, norms and guard of the state after `step`, to be read later.
+
+    Metrics or norms are None where they are not due.
+    """
 
     step: int
-    metrics: Metrics
+    metrics: Metrics | None
     guard: Guard
+    norms: jax.Array | None = None
 
 
 class Reports:
@@ -50,8 +54,17 @@ class Reports:
         self._checkpoints, self._writer = checkpoints, writer
         self._learning_rate = learning_rate_schedule(run.config.optimizer)
         self._pending: _Pending | None = None
+        self._norms: jax.Array | None = None
         self.speed = Speed.of(run)
         self.note = ""
+
+    def before(self, step: int, state: TrainState, batch: Batch) -> None:
+        """Computes the norms of the update to come, if they are due after `step`."""
+        config = self._run.config
+        if due(step, config.metrics.norms_every_steps, config.train_steps):
+            # On CPUs, two programs that exchange data between processes must not run side by side:
+            # each may hold threads that the other waits for.
+            self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
         """Reports the metrics taken earlier, and takes those of `step` if they are due.
@@ -64,10 +77,15 @@ class Reports:
         """
         self._report_pending(state)
         config = self._run.config
-        if not due(step, config.metrics.every_steps, config.train_steps):
-            return state
-        self._pending = _Pending(step, state.metrics, jax.tree.map(jnp.copy, state.guard))
-        return dataclasses.replace(state, metrics=self._program.zero_metrics())
+        metrics = None
+        if due(step, config.metrics.every_steps, config.train_steps):
+            metrics = state.metrics
+            state = dataclasses.replace(state, metrics=self._program.zero_metrics())
+        norms, self._norms = self._norms, None
+        if metrics is not None or norms is not None:
+            copied = jax.tree.map(jnp.copy, state.guard)
+            self._pending = _Pending(step, metrics, copied, norms)
+        return state
 
     def settle(self, step: int, state: TrainState) -> None:
         """Reports all metrics taken so far and checks the state after `step`, before it is used.
@@ -94,33 +112,38 @@ class Reports:
         if pending is None:
             return
         self._stop_if_rejected(pending, state)
-        config, values = self._run.config, means(pending.metrics)
-        skipped = int(pending.guard.skipped)
-        if skipped and not float(pending.metrics["loss"][1]):
+        if pending.norms is not None:
+            norms = self._program.norms.by_name(pending.norms)
+            self._writer.write(pending.step, NORMS, norms)
+        if pending.metrics is not None:
+            self._report_metrics(pending.step, pending.metrics, int(pending.guard.skipped))
+
+    def _report_metrics(self, step: int, metrics: Metrics, skipped: int) -> None:
+        config, values = self._run.config, means(metrics)
+        if skipped and not float(metrics["loss"][1]):
             raise UserError(
-                f"--on_nan=skip skipped every update since the last report, up to {pending.step}; "
+                f"--on_nan=skip skipped every update since the last report, up to {step}; "
                 f"the newest checkpoint in {config.model_dir} is from before them, and "
                 "--on_nan=stop names the cause"
             )
         if config.on_nan == "skip":
             values["skipped_updates"] = skipped
         # Skipped updates do not advance the schedule.
-        values["learning_rate"] = float(self._learning_rate(max(0, pending.step - 1 - skipped)))
-        rates = self.speed.since_last(pending.step)
-        self._writer.write(pending.step, "train", values, rates)
+        values["learning_rate"] = float(self._learning_rate(max(0, step - 1 - skipped)))
+        rates = self.speed.since_last(step)
+        self._writer.write(step, "train", values, rates)
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
         """Ends the run if the guard rejected an update; the state then stands still before it.
 
-        `pending` has the metrics and the guard that belong to `state`.
+        `pending` has the guard that belongs to `state`, and its metrics if they were taken.
         """
         if int(pending.guard.cause) == guard.NONE:
             return
         config, checkpoints = self._run.config, self._checkpoints
-        good = dataclasses.replace(
-            state, metrics=pending.metrics, guard=guard.cleared(pending.guard)
-        )
+        metrics = state.metrics if pending.metrics is None else pending.metrics
+        good = dataclasses.replace(state, metrics=metrics, guard=guard.cleared(pending.guard))
         step = int(good.step)
         if step and step not in checkpoints.steps():
             self._writer.flush()

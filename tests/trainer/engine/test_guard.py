@@ -155,14 +155,16 @@ def result(model_dir, step=20):
 @pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_result(text_cache, tmp_path, capsys):
     good, stopped = tmp_path / "good", tmp_path / "stopped"
-    assert train(*run_of(text_cache, good, ())) == 0
+    norms = "--metrics.norms_every_steps=7"  # due after the update that is rejected
+    assert train(*run_of(text_cache, good, (), norms)) == 0
     for _ in range(2):  # the same command stops at the same update again
         with pytest.raises(UserError, match=r"update 7 was rejected: gradients/\S+ is not finite"):
-            train(*run_of(text_cache, stopped, {7}))
+            train(*run_of(text_cache, stopped, {7}, norms))
         assert [path.name for path in stopped.glob("checkpoint_*")] == ["checkpoint_6"]
     assert [line["step"] for line in read_metrics(str(stopped))] == [5]
-    assert train(*run_of(text_cache, stopped, ())) == 0
+    assert train(*run_of(text_cache, stopped, (), norms)) == 0
     assert result(stopped) == result(good)
+    assert sum(line["split"] == "norms" for line in read_metrics(str(good))) == 3
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def state(model_dir, step=STEPS):
 def losses(model_dir):
     """Returns losses by split and step, and checks that each line was written once."""
     lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
-    found = {(line["split"], line["step"]): line["metrics"]["loss"] for line in lines}
+    found = {(line["split"], line["step"]): line["metrics"].get("loss") for line in lines}
     assert len(found) == len(lines)
     return found
 
@@ -101,7 +101,8 @@ def losses(model_dir):
 def together(text_cache, tmp_path_factory):
     """The model directory of an uninterrupted run of two processes."""
     model_dir = tmp_path_factory.mktemp("together") / "model"
-    first, second = finish(start_two(text_cache, model_dir, f"--train_steps={STEPS}"))
+    flags = [f"--train_steps={STEPS}", "--profile_steps=3:4"]
+    first, second = finish(start_two(text_cache, model_dir, *flags))
     assert "of 2 processes" in first
     assert "mesh" not in second
     return model_dir
@@ -121,14 +122,23 @@ def test_two_processes_equal_one(text_cache, together, tmp_path):
         np.testing.assert_allclose(one, two, atol=1e-3)
 
 
+def test_the_profiles_of_two_processes_are_one_session(together):
+    (session,) = (together / "profile/plugins/profile").iterdir()
+    traces = sorted(path.name for path in session.glob("*.xplane.pb"))
+    assert [name.rpartition("_")[0] for name in traces] == ["process_0", "process_1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [["--mesh.num_partitions=2"], ["--mesh.data=1", "--mesh.fsdp=4"]])
 def test_several_devices_per_process(text_cache, together, tmp_path, mesh):
-    flags = [f"--train_steps={STEPS}", *mesh]
+    norms = "--metrics.norms_every_steps=5"
+    flags = [f"--train_steps={STEPS}", norms, *mesh]
     first, _ = finish(start_two(text_cache, tmp_path / "model", *flags, devices=2))
     assert "4 cpu device(s) of 2 processes" in first
     expected, found = losses(together), losses(tmp_path / "model")
-    assert found.keys() == expected.keys()
+    norms = {place for place in found if place[0] == "norms"}
+    assert norms == {("norms", step) for step in (*range(5, STEPS, 5), STEPS)}
+    assert found.keys() - norms == expected.keys()
     for place, loss in expected.items():
         assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
 

@@ -48,6 +48,9 @@ MESHES = {
     "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
     "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
 }
+ALONE = {"plain": [], "scanned": SCANNED}
+# Meshes whose norms are compared: the one of the most axes, and scanned layers.
+NORMS = ("2d", "scanned")
 # Experts are divided over the axis of the rows, their hidden units over "tensor".
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
@@ -96,13 +99,16 @@ def bytes_held(state):
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
 
 
-def run(program, folder=None):
+def run(program, folder=None, norms=False):
     """Returns the results of five steps; saves the final state in `folder`, if given."""
     import orbax.checkpoint as ocp
 
     state = program.initial_state()
     result = {"initial": bits(state.params), "losses": []}
     for step in range(5):
+        if norms and step == 4:
+            batch = put_batch(batch_of(step), program.mesh)
+            result["norms"] = program.norms.by_name(program.norms(state, batch))
         state = program.train_step(state, put_batch(batch_of(step), program.mesh))
         total, weight = (float(part) for part in state.metrics["loss"])
         result["losses"].append(total / weight)
@@ -131,7 +137,7 @@ def main(argument):
     folder, results = argument, {}
     for name, flags in MESHES.items():
         program = program_of(*flags)
-        results[name] = run(program, os.path.join(folder, name))
+        results[name] = run(program, os.path.join(folder, name), norms=name in NORMS)
         if name == "2d":
             other = ocp.StandardCheckpointer().restore(
                 os.path.join(folder, "data"), program.abstract_state()
@@ -180,18 +186,24 @@ def meshes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    """The results on one device."""
+    """The results on one device, of unscanned and scanned layers."""
     assert jax.device_count() == 1
-    return run(program_of())
+    return {name: run(program_of(*flags), norms=True) for name, flags in ALONE.items()}
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_equal_one(name, meshes, alone):
-    if name == "scanned":
-        alone = run(program_of(*SCANNED))
+    alone = alone["scanned" if name == "scanned" else "plain"]
     assert meshes[name]["initial"] == alone["initial"]
     assert alone["final"] != alone["initial"]
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "single"), [("2d", "plain"), ("scanned", "scanned")])
+def test_norms_on_eight_devices_are_those_of_one(name, single, meshes, alone):
+    found = meshes[name]["norms"]
+    assert ("weight_rms/decoder/layers_1/mlp/wo/kernel" in found) == (name == "scanned")
+    assert found == pytest.approx(alone[single]["norms"], rel=1e-3, abs=1e-9)
 
 
 def test_fused_attention_on_a_mesh_equals_einsums_on_one_device(meshes):
@@ -287,7 +299,7 @@ def test_parameters_are_placed_by_the_rules(name, meshes):
 
 
 def test_sharding_reduces_memory_per_device(meshes, alone):
-    whole = alone["held"]
+    whole = alone["plain"]["held"]
     share = {name: meshes[name]["held"] / whole for name in MESHES}
     assert share["data"] == 1
     assert share["fsdp"] < 0.4

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.gcs_server import GcsServer
 from trainer.engine.evaluator import Evaluator
 from trainer.engine.hardware import peak_flops
 from trainer.engine.metrics import means, perplexity
@@ -213,24 +215,61 @@ def test_span_corruption_has_no_bits_per_byte(text_cache):
     assert "bits_per_byte" not in found
 
 
-def test_the_chosen_updates_are_profiled(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: calls.append("start"))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
-    with Profile(config_of(tmp_path, "--profile_steps=3:4")) as profile:
-        for step in range(1, 7):
-            profile.before(step)
-            calls.append(step)
-            profile.after(step, {})
-    assert calls == [1, 2, "start", 3, 4, "stop", 5, 6]
-    calls.clear()
-    # A run that ends during the profile still writes it.
-    with Profile(config_of(tmp_path, "--profile_steps=3:9")) as profile:
-        profile.before(4)
-        profile.after(4, {})
-    assert calls == ["start", "stop"]
-    with pytest.raises(UserError, match="local"):
-        prepare(config_of("gs://bucket/model", "--profile_steps=3:4", "--task=any"), {})
+def profiled(model_dir, last):
+    """Makes updates up to `last` as the loop does, and profiles the third and the fourth."""
+    double = jax.jit(lambda x: 2 * x)
+    state = np.float32(1)
+    with Profile(config_of(model_dir, "--profile_steps=3:4")) as profile:
+        for step in range(1, last + 1):
+            with profile.update(step):
+                state = double(state)
+            profile.after(step, state)
+
+
+def steps_of(trace):
+    """Returns the numbers of the updates in the bytes of a HOST.xplane.pb, as XProf finds them."""
+    events = [
+        event
+        for plane in jax.profiler.ProfileData.from_serialized_xspace(trace).planes
+        for line in plane.lines
+        for event in line.events
+        if event.name == "train"
+    ]
+    return sorted(dict(event.stats)["step_num"] for event in events)
+
+
+@pytest.mark.parametrize(("last", "found"), [(6, [3, 4]), (3, [3])])
+def test_the_chosen_updates_are_profiled(tmp_path, last, found):
+    profiled(tmp_path, last)  # a run that ends during the profile still writes it
+    (trace,) = (tmp_path / "profile/plugins/profile").glob("*/*.xplane.pb")
+    assert steps_of(trace.read_bytes()) == found
+    assert (trace.parent / "perfetto_trace.json.gz").exists()
+
+
+def test_a_profile_goes_into_a_bucket_that_fails(in_bucket):
+    with GcsServer(faults=0.2, seed=1) as gcs:
+        in_bucket(gcs)
+        profiled("gs://bucket/model", 4)
+    names = gcs.names("model/profile/")
+    (trace,) = (name for name in names if name.endswith(".xplane.pb"))
+    assert re.fullmatch(r"model/profile/plugins/profile/[\d_]{19}/[^/]+\.xplane\.pb", trace)
+    assert steps_of(gcs.read(trace)) == [3, 4]
+    assert f"{trace.rpartition('/')[0]}/perfetto_trace.json.gz" in names
+
+
+def test_a_profile_that_cannot_be_written_is_one_warning(in_bucket, tmp_path, capsys):
+    (tmp_path / "profile").write_text("in the way")
+    with GcsServer(denied=["bucket"]) as gcs:
+        in_bucket(gcs)
+        for model_dir, why in ((tmp_path, "NotADirectory"), ("gs://bucket/model", "permission")):
+            profiled(model_dir, 5)
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"warning: --profile_steps=3:4: no profile in {model_dir}/prof")
+            assert why in line
+    # Another profiler of this process, such as a user's own, has the device.
+    with jax.profiler.trace(str(tmp_path / "other")):
+        profiled(tmp_path / "second", 5)
+    assert "warning: --profile_steps=3:4" in capsys.readouterr().err
 
 
 def test_an_empty_speed_is_written(tmp_path):

@@ -1,0 +1,105 @@
+"""Root mean squares of parameters, gradients and updates, layer by layer."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from trainer.config import Config
+from trainer.engine.sharding import replicated, rows
+from trainer.engine.step import Batch, TrainState, make_update
+from trainer.model.layers import unstack_layers
+from trainer.model.paths import named
+from trainer.model.transformer import Encoder, Transformer
+from trainer.optim.stacked import over_tensor, stack_axes
+
+# Source: T5X, `trainer.WeightMetricsComputer`.
+NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
+
+
+class Norms:
+    """Computes the norms of an update, without making it.
+
+    They are a program of their own: the training step is the same whether they are computed or
+    not, and so are its bits. Computing them takes about as long as an update.
+
+    Args:
+      model, optimizer, config, mesh, state_shardings: as in `make_train_step`.
+      axes: tree of the logical axes of each parameter.
+      shapes: tree of the shape of each parameter.
+    """
+
+    def __init__(
+        self,
+        model: Transformer | Encoder,
+        optimizer: optax.GradientTransformation,
+        config: Config,
+        mesh: Mesh,
+        state_shardings: TrainState,
+        axes: Any,
+        shapes: Any,
+    ):
+        self._shapes, self._stack = shapes, stack_axes(axes)
+        update = make_update(model, optimizer, config, mesh)
+
+        @partial(
+            jax.jit, in_shardings=(state_shardings, rows(mesh)), out_shardings=replicated(mesh)
+        )
+        def norms(state: TrainState, batch: Batch) -> jax.Array:
+            after, gradients, updates = update(state, batch)
+            trees = (after.params, gradients, updates)
+            return jnp.stack([_joined(self._by_layer(tree)) for tree in trees])
+
+        self._norms = norms
+
+    def __call__(self, state: TrainState, batch: Batch) -> jax.Array:
+        """Returns the norms of the update of `state` with `batch`, for `by_name`; donates nothing.
+
+        Returns:
+          float32 [3, N], one row for each of NAMES.
+        """
+        return self._norms(state, batch)
+
+    def by_name(self, norms: jax.Array) -> dict[str, float]:
+        """Returns the norms as "weight_rms/decoder/layers_0/mlp/wo/kernel" -> value.
+
+        A scanned model has the names of the unscanned one. Waits for the device.
+        """
+        values = np.asarray(norms)
+        return {
+            f"{kind}/{name}": float(row[place])
+            for kind, row in zip(NAMES, values, strict=True)
+            for name, place in self._places.items()
+        }
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Index of each layer's parameter in a row of norms."""
+        tree = jax.eval_shape(self._by_layer, self._shapes)
+        leaves, structure = jax.tree.flatten(tree)
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        places = [
+            np.arange(end - leaf.size, end).reshape(leaf.shape)
+            for leaf, end in zip(leaves, ends, strict=True)
+        ]
+        by_layer = named(unstack_layers(jax.tree.unflatten(structure, places)))
+        return {name: int(np.asarray(place).item()) for name, place in by_layer.items()}
+
+    def _by_layer(self, tree: Any) -> Any:
+        """Returns the root mean square of each layer's tensors; reduced axes have size 1."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: jnp.sqrt(
+                over_tensor(jnp.mean, jnp.square(x.astype(jnp.float32)), self._stack(path))
+            ),
+            tree,
+        )
+
+
+def _joined(tree: Any) -> jax.Array:
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
