@@ -16,13 +16,16 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trainer.planning.hlo import Instruction, arrays
+from trainer.planning.hlo import Instruction, Module, arrays
 
+# The target of a kernel's custom call.
+PALLAS = "tpu_custom_call"
 # Bundles of a part that runs in some grid steps only. The pipeline's own such parts, which start
 # copies, are shorter.
 _CONDITIONAL = 100
 # A part that every grid step runs is guarded too, and has at least this share of the bundles.
-_BODY = 0.6
+_WHOLE = 0.6
+_BODY_TEXT = re.compile(r'"body":"([^"]*)"')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -90,7 +93,7 @@ def parse_schedule(text: str) -> Schedule:
         outside = [loop for loop in loops if loop[0] <= begin and after <= loop[1]]
         # Inside another loop it is the test whether an inner loop runs at all.
         inside = all(loop[0] in pipelined for loop in outside)
-        part = _CONDITIONAL < after - begin < _BODY * (end - start)
+        part = _CONDITIONAL < after - begin < _WHOLE * (end - start)
         if part and inside and start <= begin and after <= end:
             once += sum(runs[begin : after + 1])
             runs[begin : after + 1] = [0.0] * (after + 1 - begin)
@@ -142,6 +145,12 @@ def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
     return next((each for each in traced if each.name in call.name and each.shapes == shapes), None)
 
 
+def _body(call: Instruction) -> str:
+    """Returns the text of a kernel's program; its name, if the custom call has none."""
+    found = _BODY_TEXT.search(call.attributes)
+    return found[1] if found else call.name
+
+
 def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
@@ -166,9 +175,24 @@ class Schedules:
             "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
         ).strip()
 
-    def of(self, call: Instruction) -> Schedule | None:
-        """Returns the schedule of a custom call; None if there is none."""
-        pattern = f"*-{glob.escape(call.name)}-*[0-9]-final_bundles.txt"
+    def read(self, module: Module) -> dict[str, Schedule]:
+        """Returns the schedules of the custom calls of the last compiled program by their names.
+
+        libtpu writes one schedule for equal kernels, as those of all layers are.
+        """
+        calls = {
+            call.name: _body(call)
+            for instructions in module.computations.values()
+            for call in instructions
+            if call.target == PALLAS
+        }
+        own = {name: schedule for name in calls if (schedule := self._of(name))}
+        by_body = {calls[name]: schedule for name, schedule in own.items()}
+        shared = {name: by_body[body] for name, body in calls.items() if body in by_body}
+        return shared | own
+
+    def _of(self, name: str) -> Schedule | None:
+        pattern = f"*-{glob.escape(name)}-*[0-9]-final_bundles.txt"
         found = glob.glob(os.path.join(self._folder.name, pattern))
         if not found:
             return None
