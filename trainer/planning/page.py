@@ -155,7 +155,7 @@ def _traffic(timing: Timing) -> str:
     kernels = [
         (
             each.name,
-            " x ".join(map(str, each.grid)) or "unknown",
+            ", ".join("x".join(map(str, shape)) for shape in each.shapes[:2]),
             f"{each.times:,}",
             "no schedule" if each.cycles is None else f"{each.cycles:,}",
             f"{each.size / 1e6:,.1f}",
@@ -163,7 +163,7 @@ def _traffic(timing: Timing) -> str:
         for each in timing.kernels
     ]
     if kernels:
-        columns = ("Pallas kernels", "grid", "runs", "cycles of a run", "MB it moves")
+        columns = ("Pallas kernels", "first operands", "runs", "cycles of a run", "MB it moves")
         blocks.append(table(columns, kernels[:8]))
     return "\n\n".join(blocks)
 

@@ -58,6 +58,7 @@ class PricedKernel:
     Attributes:
       name: its name.
       grid: its grid; () if it is unknown.
+      shapes: shapes of operands, then of results, on one device; () if they are unknown.
       cycles: of one run; None if there is no schedule.
       size: bytes that one run moves.
       times: runs in a step.
@@ -65,6 +66,7 @@ class PricedKernel:
 
     name: str
     grid: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     cycles: int | None
     size: int
     times: int
@@ -148,7 +150,8 @@ def timing(
             schedule = None
         cycles = kernel.cycles(schedule, cores) if schedule else None
         key = kernel.name, kernel.shapes, cycles
-        known = kernels.get(key, PricedKernel(kernel.name, kernel.grid, cycles, kernel.bytes, 0))
+        priced = PricedKernel(kernel.name, kernel.grid, kernel.shapes, cycles, kernel.bytes, 0)
+        known = kernels.get(key, priced)
         kernels[key] = dataclasses.replace(known, times=known.times + times)
         return cycles or 0
 
