@@ -105,7 +105,7 @@ class Kernel(NamedTuple):
 
     Attributes:
       name: its name.
-      grid: its grid, groups first: (groups, steps).
+      grid: its grid, groups first if there are several axes: (groups, steps).
       runs: how often the program runs it.
       shapes: shapes of operands, then of results, on one device.
       bytes: bytes of operands and results, as if each were moved once.
@@ -119,8 +119,8 @@ class Kernel(NamedTuple):
 
     def cycles(self, schedule: Schedule, cores: int = 1) -> int:
         """Returns the cycles of one run on a device whose cores share the groups."""
-        groups = -(-math.prod(self.grid[:1]) // cores)
-        return round(schedule.cycles(groups, math.prod(self.grid[1:])))
+        groups, *steps = self.grid if len(self.grid) > 1 else (1, *self.grid)
+        return round(schedule.cycles(-(-groups // cores), math.prod(steps)))
 
 
 def kernels(jaxpr: Any) -> list[Kernel]:

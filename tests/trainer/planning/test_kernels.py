@@ -122,3 +122,5 @@ def test_cores_share_the_groups_of_a_kernel():
     schedule = Schedule(step=100, once=10)
     assert kernel.cycles(schedule) == 3 * 410
     assert kernel.cycles(schedule, cores=2) == 2 * 410
+    # A grid of one axis is one group.
+    assert kernel._replace(grid=(4,)).cycles(schedule) == 410
