@@ -146,9 +146,9 @@ def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
 
 
 def _body(call: Instruction) -> str:
-    """Returns the text of a kernel's program; its name, if the custom call has none."""
+    """Returns the text of a kernel's program; "" if the custom call has none."""
     found = _BODY_TEXT.search(call.attributes)
-    return found[1] if found else call.name
+    return found[1] if found else ""
 
 
 def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
@@ -168,6 +168,7 @@ class Schedules:
     """The schedules of compiled programs, in a folder; make it before libtpu is loaded."""
 
     def __init__(self) -> None:
+        self._by_body: dict[str, Schedule] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="schedules_", ignore_cleanup_errors=True)
         # libtpu reads them once, when it is loaded.
         os.environ["LIBTPU_INIT_ARGS"] = (
@@ -178,7 +179,8 @@ class Schedules:
     def read(self, module: Module) -> dict[str, Schedule]:
         """Returns the schedules of the custom calls of the last compiled program by their names.
 
-        libtpu writes one schedule for equal kernels, as those of all layers are.
+        libtpu writes one schedule for equal kernels, as those of all layers are. A kernel without
+        one takes that of the last equal kernel, also of an earlier program.
         """
         calls = {
             call.name: _body(call)
@@ -187,9 +189,9 @@ class Schedules:
             if call.target == PALLAS
         }
         own = {name: schedule for name in calls if (schedule := self._of(name))}
-        by_body = {calls[name]: schedule for name, schedule in own.items()}
-        shared = {name: by_body[body] for name, body in calls.items() if body in by_body}
-        return shared | own
+        self._by_body |= {calls[name]: schedule for name, schedule in own.items() if calls[name]}
+        shared = {name: self._by_body.get(body) for name, body in calls.items()}
+        return {name: schedule for name, schedule in (shared | own).items() if schedule}
 
     def _of(self, name: str) -> Schedule | None:
         pattern = f"*-{glob.escape(name)}-*[0-9]-final_bundles.txt"
@@ -200,6 +202,6 @@ class Schedules:
             return parse_schedule(file.read())
 
     def clear(self) -> None:
-        """Removes the schedules of the programs compiled so far, whose names may come again."""
+        """Removes the files of the programs compiled so far, whose names may come again."""
         for path in glob.glob(os.path.join(glob.escape(self._folder.name), "*")):
             os.remove(path)

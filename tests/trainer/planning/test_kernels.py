@@ -114,7 +114,9 @@ def test_equal_kernels_share_a_schedule(monkeypatch):
         "attend.3": 9,
     }
     schedules.clear()
-    assert schedules.read(module) == {}
+    again = schedules.read(module)
+    assert (again.keys(), again["attend.1"].step) == (found.keys(), 5)
+    assert Schedules().read(module) == {}
 
 
 def test_cores_share_the_groups_of_a_kernel():
