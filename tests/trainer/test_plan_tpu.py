@@ -84,7 +84,8 @@ def test_every_family_compiles_for_a_slice_of_several_hosts(preset, flags):
     assert 0 < values["mfu"] < 1
     kernels = values["train"]["kernels"]
     assert all(each["cycles"] for each in kernels)
-    if preset.startswith(("t5", "mt5", "lm", "llama", "bert")):
+    # BERT drops weights of its attention, which kernels do not.
+    if not preset.startswith("bert"):
         assert {each["name"] for each in kernels} == {"attention_forward", "attention_backward"}
 
 

@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import Any
 
 from tasks.terminal.table import table
-from trainer.model.facts import attention_on
 from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan
 from trainer.planning.search import Attempt, changed, flags
@@ -83,12 +82,11 @@ def _head(plan: Plan) -> list[tuple[str, str]]:
     lengths = " + ".join(str(length) for length in (encoder, decoder) if length)
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
     model = config.model
-    attention = attention_on(target.kind, model.attention, model.dtype, model.head_dim)
     return [
         (
             "model",
             f"{config.preset}: {plan.parameters:,} parameters, vocabulary {model.vocab_size:,}, "
-            f"{model.dtype}, attention {attention}, {config.optimizer.name}",
+            f"{model.dtype}, attention {model.attention_on(target.kind)}, {config.optimizer.name}",
         ),
         (
             "devices",
