@@ -84,7 +84,8 @@ def test_every_family_compiles_for_a_slice_of_several_hosts(preset, flags):
     assert 0 < values["mfu"] < 1
     kernels = values["train"]["kernels"]
     assert all(each["cycles"] for each in kernels)
-    if preset.startswith(("t5", "mt5", "lm", "llama", "bert")):
+    # BERT drops weights of its attention, which kernels do not.
+    if not preset.startswith("bert"):
         assert {each["name"] for each in kernels} == {"attention_forward", "attention_backward"}
 
 
@@ -145,9 +146,7 @@ from trainer.planning.kernels import kernel_of, kernels
 traced = jax.jit(run).trace(a, b)
 module = hlo.parse(traced.lower().compile().as_text())
 (call,) = [each for each in module.computations[module.entry] if each.target]
-print(kernel_of(call, kernels(traced.jaxpr.jaxpr)).cycles(schedules.of(call)))
-schedules.clear()
-print(schedules.of(call))
+print(kernel_of(call, kernels(traced.jaxpr.jaxpr)).cycles(schedules.read(module)[call.name]))
 """
 
 
@@ -160,9 +159,7 @@ def test_cycles_of_a_kernel_grow_with_its_grid(tmp_path):
         result = subprocess.run(
             [sys.executable, script, str(grid)], capture_output=True, text=True, env=environment
         )
-        counted, cleared = result.stdout.split()
-        assert cleared == "None"
-        return int(counted)
+        return int(result.stdout)
 
     # Seven products of 256 x 256 x 256 take more than 7 x 256 / 4 bundles of four MXUs.
     assert cycles(64) > 64 * 7 * 64

@@ -220,7 +220,7 @@ def _compiled(
     if target.chip:
         places = [place_of(device) for device in program.mesh.devices.flat]
         cores = getattr(target.devices[0], "num_cores", None) or 1
-        schedule_of = target.schedules.of if target.schedules else lambda call: None
+        schedules = target.schedules.read(module) if target.schedules else {}
         found = kernels(traced.jaxpr.jaxpr)
-        times = timing(module, target.chip, places, found, schedule_of, cores)
+        times = timing(module, target.chip, places, found, schedules, cores)
     return Compiled(memory(compiled, module, held, vocab_size), times, time.monotonic() - begin)

@@ -16,13 +16,16 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trainer.planning.hlo import Instruction, arrays
+from trainer.planning.hlo import Instruction, Module, arrays
 
+# The target of a kernel's custom call.
+PALLAS = "tpu_custom_call"
 # Bundles of a part that runs in some grid steps only. The pipeline's own such parts, which start
 # copies, are shorter.
 _CONDITIONAL = 100
 # A part that every grid step runs is guarded too, and has at least this share of the bundles.
-_BODY = 0.6
+_WHOLE = 0.6
+_BODY_TEXT = re.compile(r'"body":"([^"]*)"')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -90,7 +93,7 @@ def parse_schedule(text: str) -> Schedule:
         outside = [loop for loop in loops if loop[0] <= begin and after <= loop[1]]
         # Inside another loop it is the test whether an inner loop runs at all.
         inside = all(loop[0] in pipelined for loop in outside)
-        part = _CONDITIONAL < after - begin < _BODY * (end - start)
+        part = _CONDITIONAL < after - begin < _WHOLE * (end - start)
         if part and inside and start <= begin and after <= end:
             once += sum(runs[begin : after + 1])
             runs[begin : after + 1] = [0.0] * (after + 1 - begin)
@@ -102,7 +105,7 @@ class Kernel(NamedTuple):
 
     Attributes:
       name: its name.
-      grid: its grid, groups first: (groups, steps).
+      grid: its grid, groups first if there are several axes: (groups, steps).
       runs: how often the program runs it.
       shapes: shapes of operands, then of results, on one device.
       bytes: bytes of operands and results, as if each were moved once.
@@ -116,8 +119,8 @@ class Kernel(NamedTuple):
 
     def cycles(self, schedule: Schedule, cores: int = 1) -> int:
         """Returns the cycles of one run on a device whose cores share the groups."""
-        groups = -(-math.prod(self.grid[:1]) // cores)
-        return round(schedule.cycles(groups, math.prod(self.grid[1:])))
+        groups, *steps = self.grid if len(self.grid) > 1 else (1, *self.grid)
+        return round(schedule.cycles(-(-groups // cores), math.prod(steps)))
 
 
 def kernels(jaxpr: Any) -> list[Kernel]:
@@ -142,6 +145,12 @@ def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
     return next((each for each in traced if each.name in call.name and each.shapes == shapes), None)
 
 
+def _body(call: Instruction) -> str:
+    """Returns the text of a kernel's program; "" if the custom call has none."""
+    found = _BODY_TEXT.search(call.attributes)
+    return found[1] if found else ""
+
+
 def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
@@ -159,6 +168,7 @@ class Schedules:
     """The schedules of compiled programs, in a folder; make it before libtpu is loaded."""
 
     def __init__(self) -> None:
+        self._by_body: dict[str, Schedule] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="schedules_", ignore_cleanup_errors=True)
         # libtpu reads them once, when it is loaded.
         os.environ["LIBTPU_INIT_ARGS"] = (
@@ -166,9 +176,25 @@ class Schedules:
             "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
         ).strip()
 
-    def of(self, call: Instruction) -> Schedule | None:
-        """Returns the schedule of a custom call; None if there is none."""
-        pattern = f"*-{glob.escape(call.name)}-*[0-9]-final_bundles.txt"
+    def read(self, module: Module) -> dict[str, Schedule]:
+        """Returns the schedules of the custom calls of the last compiled program by their names.
+
+        libtpu writes one schedule for equal kernels, as those of all layers are. A kernel without
+        one takes that of the last equal kernel, also of an earlier program.
+        """
+        calls = {
+            call.name: _body(call)
+            for instructions in module.computations.values()
+            for call in instructions
+            if call.target == PALLAS
+        }
+        own = {name: schedule for name in calls if (schedule := self._of(name))}
+        self._by_body |= {calls[name]: schedule for name, schedule in own.items() if calls[name]}
+        shared = {name: self._by_body.get(body) for name, body in calls.items()}
+        return {name: schedule for name, schedule in (shared | own).items() if schedule}
+
+    def _of(self, name: str) -> Schedule | None:
+        pattern = f"*-{glob.escape(name)}-*[0-9]-final_bundles.txt"
         found = glob.glob(os.path.join(self._folder.name, pattern))
         if not found:
             return None
@@ -176,6 +202,6 @@ class Schedules:
             return parse_schedule(file.read())
 
     def clear(self) -> None:
-        """Removes the schedules of the programs compiled so far, whose names may come again."""
+        """Removes the files of the programs compiled so far, whose names may come again."""
         for path in glob.glob(os.path.join(glob.escape(self._folder.name), "*")):
             os.remove(path)

@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import Any
 
 from tasks.terminal.table import table
-from trainer.model.facts import attention_on
 from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan
 from trainer.planning.search import Attempt, changed, flags
@@ -83,12 +82,11 @@ def _head(plan: Plan) -> list[tuple[str, str]]:
     lengths = " + ".join(str(length) for length in (encoder, decoder) if length)
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
     model = config.model
-    attention = attention_on(target.kind, model.attention, model.dtype, model.head_dim)
     return [
         (
             "model",
             f"{config.preset}: {plan.parameters:,} parameters, vocabulary {model.vocab_size:,}, "
-            f"{model.dtype}, attention {attention}, {config.optimizer.name}",
+            f"{model.dtype}, attention {model.attention_on(target.kind)}, {config.optimizer.name}",
         ),
         (
             "devices",
@@ -155,7 +153,7 @@ def _traffic(timing: Timing) -> str:
     kernels = [
         (
             each.name,
-            " x ".join(map(str, each.grid)) or "unknown",
+            ", ".join("x".join(map(str, shape)) for shape in each.shapes[:2]),
             f"{each.times:,}",
             "no schedule" if each.cycles is None else f"{each.cycles:,}",
             f"{each.size / 1e6:,.1f}",
@@ -163,7 +161,7 @@ def _traffic(timing: Timing) -> str:
         for each in timing.kernels
     ]
     if kernels:
-        columns = ("Pallas kernels", "grid", "runs", "cycles of a run", "MB it moves")
+        columns = ("Pallas kernels", "first operands", "runs", "cycles of a run", "MB it moves")
         blocks.append(table(columns, kernels[:8]))
     return "\n\n".join(blocks)
 

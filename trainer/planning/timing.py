@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 from trainer.planning import parts
 from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
 from trainer.planning.hlo import Instruction, Module, replica_groups
-from trainer.planning.kernels import Kernel, Schedule, kernel_of
+from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
 
-PALLAS = "tpu_custom_call"
 # Before the kind of a collective between slices.
 NETWORK = "between slices: "
 _COLLECTIVES = (
@@ -59,6 +58,7 @@ class PricedKernel:
     Attributes:
       name: its name.
       grid: its grid; () if it is unknown.
+      shapes: shapes of operands, then of results, on one device; () if they are unknown.
       cycles: of one run; None if there is no schedule.
       size: bytes that one run moves.
       times: runs in a step.
@@ -66,6 +66,7 @@ class PricedKernel:
 
     name: str
     grid: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     cycles: int | None
     size: int
     times: int
@@ -112,7 +113,7 @@ def timing(
     chip: Chip,
     places: list[Place],
     traced: list[Kernel],
-    schedule_of: Callable[[Instruction], Schedule | None],
+    schedules: Mapping[str, Schedule],
     cores: int = 1,
 ) -> Timing:
     """Returns the estimated time of a step of a program.
@@ -122,7 +123,7 @@ def timing(
       chip: the chips that it is for.
       places: of each device, in the order of the mesh.
       traced: the Pallas kernels of the traced program.
-      schedule_of: returns the schedule of a custom call, or None.
+      schedules: of kernels by the names of custom calls, as far as they are known.
       cores: of a device, which share the groups of a kernel's grid.
     """
     seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
@@ -143,13 +144,14 @@ def timing(
         return Collective(kind, sent, seconds_of_collective(chip, sent, group, shape), times)
 
     def run_kernel(call: Instruction, times: int) -> int:
-        kernel, schedule = kernel_of(call, traced), schedule_of(call)
+        kernel, schedule = kernel_of(call, traced), schedules.get(call.name)
         if kernel is None:
             kernel = Kernel(call.name, (), times, (), sum(array.size for array in call.arrays))
             schedule = None
         cycles = kernel.cycles(schedule, cores) if schedule else None
         key = kernel.name, kernel.shapes, cycles
-        known = kernels.get(key, PricedKernel(kernel.name, kernel.grid, cycles, kernel.bytes, 0))
+        priced = PricedKernel(kernel.name, kernel.grid, kernel.shapes, cycles, kernel.bytes, 0)
+        known = kernels.get(key, priced)
         kernels[key] = dataclasses.replace(known, times=known.times + times)
         return cycles or 0
 

@@ -4,7 +4,9 @@ As a program, `test_sharding.py FOLDER` or `test_sharding.py primers`, it prints
 on all devices as JSON.
 """
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -355,6 +357,28 @@ def test_rows_are_divided_over_data_and_fsdp():
     program = program_of()
     for array in put_batch(batch_of(0), program.mesh).values():
         assert array.sharding.spec == PartitionSpec(("data", "fsdp"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What JAX's layout of a mesh asks of a TPU device."""
+
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    core_on_chip: int = 0
+    process_index: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("config", [MeshConfig(), MeshConfig(fsdp=8), MeshConfig(fsdp=2, tensor=8)])
+def test_a_mesh_may_split_an_axis_of_the_interconnect(config, slices):
+    places = [*itertools.product(range(4), repeat=3)]
+    chips = [Chip(place, number) for number in range(slices) for place in places]
+    mesh = make_mesh(config, chips)
+    assert mesh.shape == config.sizes(len(chips))
+    assert {*mesh.devices.flat} == {*chips}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def module():
 
 @pytest.fixture(scope="module")
 def estimate(module):
-    return timing(module, CHIP, PLACES, [KERNEL], lambda call: Schedule(step=100, once=50))
+    return timing(module, CHIP, PLACES, [KERNEL], {"kernel.1": Schedule(step=100, once=50)})
 
 
 def test_cycles_are_booked_by_part_and_loops_count(estimate):
@@ -67,9 +67,9 @@ def test_work_between_start_and_end_hides_a_collective(estimate):
 
 
 def test_a_kernel_without_schedule_is_named(module):
-    (kernel,) = timing(module, CHIP, PLACES, [KERNEL], lambda call: None).kernels
+    (kernel,) = timing(module, CHIP, PLACES, [KERNEL], {}).kernels
     assert (kernel.name, kernel.cycles, kernel.times) == ("kernel", None, 6)
-    (unknown,) = timing(module, CHIP, PLACES, [], lambda call: Schedule(100, 50)).kernels
+    (unknown,) = timing(module, CHIP, PLACES, [], {"kernel.1": Schedule(100, 50)}).kernels
     assert (unknown.name, unknown.cycles, unknown.times) == ("kernel.1", None, 6)
     assert unknown.size == ACTIVATIONS
 
@@ -143,7 +143,7 @@ def test_between_slices_the_network_is_used():
         "  ROOT %done = token[] send-done(%send), channel_id=1\n}\n"
     )
     both = [Place(number, place.coordinates) for number in (0, 1) for place in PLACES]
-    found = timing(hlo.parse(send), CHIP, both, [], lambda call: None)
+    found = timing(hlo.parse(send), CHIP, both, [], {})
     total = found.traffic()["between slices: all-reduce"]
     assert total["bytes"] == 2**20
     assert total["seconds"] == pytest.approx(2**20 / CHIP.network)

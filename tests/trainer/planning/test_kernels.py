@@ -1,11 +1,15 @@
 """Kernels are found in programs, and bundles counted as often as they run."""
 
+import os
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from trainer.planning import hlo
-from trainer.planning.kernels import Kernel, Schedule, kernel_of, kernels, parse_schedule
+from trainer.planning.kernels import Kernel, Schedule, Schedules, kernel_of, kernels, parse_schedule
 
 
 def bundles(*parts):
@@ -86,8 +90,39 @@ def test_a_custom_call_is_matched_by_name_and_shapes():
     assert kernel_of(call, [long._replace(name="other")]) is None
 
 
+def test_equal_kernels_share_a_schedule(monkeypatch):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    module = hlo.parse(
+        "ENTRY %main (p: f32[8]) -> f32[8] {\n"
+        + "".join(
+            f"  %attend.{number} = f32[8]{{0}} custom-call(%p), "
+            'custom_call_target="tpu_custom_call", '
+            f'backend_config={{"custom_call_config":{{"body":"{body}"}}}}\n'
+            for number, body in enumerate(("layer", "layer", "other", "unknown"), 1)
+        )
+        + "}\n"
+    )
+    schedules = Schedules()
+    folder = pathlib.Path(re.search(r"dump_to=(\S+)", os.environ["LIBTPU_INIT_ARGS"])[1])
+    for name, length in (("attend.2", 5), ("attend.3", 9), ("attend.12", 7)):
+        (folder / f"17-{name}-01-final_bundles.txt").write_text(bundles(length))
+        (folder / f"17-{name}-00-schedule-analysis_final_bundles.txt").write_text("")
+    found = schedules.read(module)
+    assert {name: schedule.step for name, schedule in found.items()} == {
+        "attend.1": 5,
+        "attend.2": 5,
+        "attend.3": 9,
+    }
+    schedules.clear()
+    again = schedules.read(module)
+    assert (again.keys(), again["attend.1"].step) == (found.keys(), 5)
+    assert Schedules().read(module) == {}
+
+
 def test_cores_share_the_groups_of_a_kernel():
     kernel = Kernel("attend", (3, 4), 1, (), 0)
     schedule = Schedule(step=100, once=10)
     assert kernel.cycles(schedule) == 3 * 410
     assert kernel.cycles(schedule, cores=2) == 2 * 410
+    # A grid of one axis is one group.
+    assert kernel._replace(grid=(4,)).cycles(schedule) == 410
