@@ -106,7 +106,6 @@ def test_lengths_are_the_tasks():
         ([*TINY, "--topology=v5e:0x4"], "above 0"),
         ([*TINY, "--topology="], "--topology=: unknown"),
         ([*TINY, "--search"], "it needs a --topology"),
-        ([*TINY, "--topology="], "--topology=: unknown"),
         ([*TINY, "--engine=t5x"], "--engine=t5x"),
         ([*TINY, "--task=c5"], "c5"),
         ([*TINY, "--cache_dir=nowhere"], "--cache_dir needs a --task"),
