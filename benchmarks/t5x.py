@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError
@@ -43,7 +44,13 @@ def sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
     }
 
 
-def start(module: str, argument: dict[str, Any], sources: str, python: str) -> subprocess.Popen:
+def start(
+    module: str,
+    argument: dict[str, Any],
+    sources: str,
+    python: str,
+    environment: Mapping[str, str] = os.environ,
+) -> subprocess.Popen:
     """Starts a module of benchmarks that imports T5X, with pipes to its stdin and stdout.
 
     Args:
@@ -51,14 +58,15 @@ def start(module: str, argument: dict[str, Any], sources: str, python: str) -> s
       argument: given to it as JSON.
       sources: T5X's source folders, separated by colons.
       python: interpreter with T5X's dependencies.
+      environment: of the process, to which the sources are added.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     # What this process finds by PYTHONPATH, as libtpu, is found there, too.
-    others = [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
+    others = [each for each in environment.get("PYTHONPATH", "").split(":") if each]
     paths = [os.path.abspath(path) for path in (*sources.split(":"), root, *others)]
     return subprocess.Popen(
         [python, "-m", f"benchmarks.{module}", json.dumps(argument)],
-        env={**os.environ, "PYTHONPATH": ":".join(paths)},
+        env={**environment, "PYTHONPATH": ":".join(paths)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

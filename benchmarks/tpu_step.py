@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,8 @@ def main(argv: list[str]) -> None:
     )
     names = _names(arguments.steps, config, bool(arguments.t5x))
     depths = _depths(arguments.depths, config)
+    # Before ours asks libtpu for the schedules of all its kernels, which takes long.
+    environment = dict(os.environ)
     target = target_of(arguments.topology)
 
     import jax
@@ -96,7 +99,11 @@ def main(argv: list[str]) -> None:
     trained = subject(config, origins, len(target.devices))
     estimates = {}
     for name in names:
-        compiler = _Ours(target, _OURS[name]) if name in _OURS else _T5X(arguments, _POLICIES[name])
+        compiler = (
+            _Ours(target, _OURS[name])
+            if name in _OURS
+            else _T5X(arguments, _POLICIES[name], environment)
+        )
         if depths and name in _UNROLLED:
             each = [compiler.estimate(_with_layers(trained, depth)) for depth in depths]
             estimates[name] = extrapolated(*each, depths, _layers(config))
@@ -133,8 +140,10 @@ class _Ours:
 class _T5X:
     """Compiles T5X's step in a separate process."""
 
-    def __init__(self, arguments: argparse.Namespace, policy: str) -> None:
-        self._arguments, self._policy = arguments, policy
+    def __init__(
+        self, arguments: argparse.Namespace, policy: str, environment: dict[str, str]
+    ) -> None:
+        self._arguments, self._policy, self._environment = arguments, policy, environment
 
     def estimate(self, trained: Subject) -> Estimate:
         """Returns the estimate of a step.
@@ -149,7 +158,9 @@ class _T5X:
             "submesh": arguments.t5x_submesh,
             "parameter_dims": arguments.t5x_parameter_dims,
         }
-        process = t5x.start("t5x_compile", sizes, arguments.t5x, arguments.t5x_python)
+        process = t5x.start(
+            "t5x_compile", sizes, arguments.t5x, arguments.t5x_python, self._environment
+        )
         output, _ = process.communicate()
         if process.returncode:
             raise UserError("--t5x: T5X's process failed, see its output above")
