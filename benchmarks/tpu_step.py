@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
     if arguments.json:
         print(json.dumps(_values(estimates, least), indent=1))
     else:
-        print(markdown(estimates, least))
+        print(markdown(estimates, least, target.memory))
     if all(each.refused for each in estimates.values()):
         raise UserError("no step could be compiled, see above")
 
@@ -196,7 +196,7 @@ def extrapolated(
     return Estimate(times, sizes, seconds, depths)
 
 
-def markdown(estimates: dict[str, Estimate], least: float) -> str:
+def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
     """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, ratio.
 
     The ratio is the time of a step divided by that of our fastest.
@@ -204,6 +204,7 @@ def markdown(estimates: dict[str, Estimate], least: float) -> str:
     Args:
       estimates: by name of the step.
       least: seconds of a step at the peak of the devices.
+      memory: bytes that a step may use on a device.
     """
     ours = [each.step for name, each in estimates.items() if name in _OURS and not each.refused]
     header = ("step", "ms", "MFU", "HBM, GB", "of ours", *parts.PARTS)
@@ -213,12 +214,13 @@ def markdown(estimates: dict[str, Estimate], least: float) -> str:
             lines.append((name, each.refused.replace("|", "/"), *[""] * (len(header) - 2)))
             continue
         label = f"{name}, from {' and '.join(map(str, each.depths))} layers"
+        held = sum(each.bytes.values())
         lines.append(
             (
                 label if each.depths else name,
                 f"{each.step * 1e3:,.1f}",
                 f"{least / each.step:.1%}",
-                f"{sum(each.bytes.values()) / 1e9:,.2f}",
+                f"{held / 1e9:,.2f}" + ", does not fit" * (held > memory),
                 f"{each.step / min(ours):.2f}" if ours else "",
                 *(f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS),
             )

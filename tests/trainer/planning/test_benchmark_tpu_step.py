@@ -58,6 +58,7 @@ def test_the_table_has_a_row_for_each_step():
             "t5x_minimal": Estimate({}, {}, refused="out of | memory"),
         },
         least=0.05,
+        memory=4 * 10**9,
     )
     header, line, *rows = [
         [cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()
@@ -66,7 +67,13 @@ def test_the_table_has_a_row_for_each_step():
     assert header[5:] == list(parts.PARTS)
     assert {len(row) for row in (line, *rows)} == {len(header)}
     assert rows[0][:6] == ["scanned", "100.0", "50.0%", "2.00", "1.00", "100.0"]
-    assert rows[1][:5] == ["t5x_unrolled, from 1 and 2 layers", "250.0", "20.0%", "5.00", "2.50"]
+    assert rows[1][:5] == [
+        "t5x_unrolled, from 1 and 2 layers",
+        "250.0",
+        "20.0%",
+        "5.00, does not fit",
+        "2.50",
+    ]
     assert rows[2][:2] == ["t5x_minimal", "out of / memory"]
 
 
