@@ -24,10 +24,8 @@ machine hardly changes.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import t5x
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
@@ -263,37 +262,8 @@ class T5X:
     def __init__(
         self, config: Config, inputs: int, targets: int, sources: str, python: str
     ) -> None:
-        model = config.model
-        if model.architecture == "encoder" or config.optimizer.name != "adafactor":
-            raise UserError(
-                "--t5x: T5X has no encoder-only models, and only its Adafactor is compared"
-            )
-        sizes = {
-            "decoder_only": model.architecture == "decoder",
-            "network": {
-                "vocab_size": model.vocab_size,
-                "dtype": model.dtype,
-                "emb_dim": model.emb_dim,
-                "num_heads": model.num_heads,
-                "head_dim": model.head_dim,
-                "mlp_dim": model.mlp_dim,
-                "num_encoder_layers": model.num_encoder_layers,
-                "num_decoder_layers": model.num_decoder_layers,
-                "mlp_activations": model_spec(model).decoder.layers[0].feed_forward.activations,
-                "logits_via_embedding": _tied(config),
-                "dropout_rate": model.dropout_rate,
-            },
-            "microbatches": config.microbatches,
-            "batch_size": config.batch_size,
-            "inputs": inputs,
-            "targets": targets,
-        }
-        paths = [*sources.split(":"), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-        self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.t5x_step", json.dumps(sizes)],
-            env={**os.environ, "PYTHONPATH": ":".join(os.path.abspath(path) for path in paths)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        sizes = t5x.sizes(config, inputs, targets)
+        self._process = t5x.start("t5x_step", sizes, sources, python)
         self.compile_seconds, _ = self._answer()
 
     def seconds(self, steps: int) -> tuple[float, float]:
@@ -337,10 +307,6 @@ def _without_layers(spec: Any) -> Any:
     stacks = {name: getattr(spec, name, None) for name in ("encoder", "decoder")}
     empty = {name: replace(stack, layers=()) for name, stack in stacks.items() if stack}
     return replace(spec, **empty, shared=replace(spec.shared, scan_layers=False))
-
-
-def _tied(config: Config) -> bool:
-    return model_spec(config.model).output.tied
 
 
 def _limits(dtype: str) -> tuple[float, float, str]:

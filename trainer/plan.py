@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     arguments, others = _parser().parse_known_args(argv)
     config, origins = pretrain.configured(arguments, others)
 
-    target = _target(arguments)
+    target = target_of(arguments.topology)
 
     import jax
 
@@ -76,16 +76,22 @@ def main(argv: list[str]) -> int:
     )
 
 
-def _target(arguments: argparse.Namespace) -> "Target":
-    """Returns the devices of the plan; JAX is imported here, not before."""
-    if arguments.topology is None:
+def target_of(name: str | None) -> "Target":
+    """Returns the devices of a plan: of the topology with this name, or of this machine.
+
+    JAX is imported here, not before.
+
+    Raises:
+      UserError: there is no such topology, or the TPU's compiler is not installed.
+    """
+    if name is None:
         from trainer.planning.compiled import local_target
 
         return local_target()
     from trainer.planning import devices
     from trainer.planning.kernels import Schedules
 
-    topology = devices.Topology.named(arguments.topology)
+    topology = devices.Topology.named(name)
     devices.prepare_compiler()
     schedules = Schedules()
 

@@ -1,0 +1,340 @@
+"""Compares our training step with T5X's on a TPU slice that is not there, by the same estimates.
+
+    python -m benchmarks.tpu_step --preset=t5_1_1_base --topology=v5e:2x2 --batch_size=64 \\
+        --inputs=512 --targets=114 [--steps=scanned,unrolled,t5x_minimal,t5x_unrolled] \\
+        [--depths=1,2] [--t5x=T5X_CHECKOUT:AIRIO:JESTIMATOR] [--field.path=value] [--json]
+
+libtpu (the extra `tpu`) compiles each step ahead of time, and `trainer.planning` reads off its
+program what a device holds and how long the parts take. Prints a row of Markdown for each step.
+Times are the compiler's estimates and not a clock: compare with them.
+
+Steps: `scanned` and `unrolled` are ours, with any field of the configuration as a flag; T5X's, in a
+process of their own, are `t5x_unrolled` (its example t5, or decoder_only), and with scanned layers
+(its example scalable_t5) `t5x_minimal`, `t5x_none` and `t5x_full`, by their policy of
+rematerialisation, of which minimal is its default. All have the same global batch and Adafactor.
+
+Unrolled layers take the compiler minutes to hours. `--depths=1,2` compiles unrolled steps with 1
+and 2 layers in each stack, and continues the time and the memory of each part in a straight line to
+all layers; such rows say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import t5x
+from tasks.terminal.command_line import Parser, UserError, positive, run
+from trainer.config import Config
+from trainer.plan import target_of
+from trainer.planning import parts
+from trainer.pretrain import build_config
+
+if TYPE_CHECKING:
+    from trainer.planning.compiled import Target
+    from trainer.planning.subject import Subject
+
+_OURS = {"scanned": True, "unrolled": False}
+_POLICIES = {"t5x_unrolled": "", "t5x_minimal": "minimal", "t5x_none": "none", "t5x_full": "full"}
+_UNROLLED = ("unrolled", "t5x_unrolled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """The estimated time and memory of a step.
+
+    Attributes:
+      seconds: by part of `trainer.planning.parts`.
+      bytes: of a device, by part of `trainer.planning.memory`.
+      compile_seconds: that the compiler took.
+      depths: layers of the two steps that it continues; () if it was compiled itself.
+      refused: the reason if there is no estimate.
+    """
+
+    seconds: dict[str, float]
+    bytes: dict[str, float]
+    compile_seconds: float = 0.0
+    depths: tuple[int, ...] = ()
+    refused: str = ""
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds.values())
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command.
+
+    Raises:
+      UserError: a flag is wrong, or no step could be compiled.
+    """
+    arguments, overrides = _parser().parse_known_args(argv)
+    config, origins = build_config(
+        arguments.preset,
+        [
+            *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
+            *(f"--lengths.inputs={arguments.inputs}", f"--lengths.targets={arguments.targets}"),
+            # As in pretraining; the presets' dropout is that of fine-tuning.
+            "--model.dropout_rate=0",
+            *overrides,
+        ],
+    )
+    names = _names(arguments.steps, config, bool(arguments.t5x))
+    depths = _depths(arguments.depths, config)
+    # Before ours asks libtpu for the schedules of all its kernels, which takes long.
+    environment = dict(os.environ)
+    target = target_of(arguments.topology)
+
+    import jax
+
+    from trainer.planning.subject import subject
+
+    # A program from the cache would come without the schedules of its kernels.
+    jax.config.update("jax_enable_compilation_cache", False)
+    trained = subject(config, origins, len(target.devices))
+    estimates = {}
+    for name in names:
+        compiler = (
+            _Ours(target, _OURS[name])
+            if name in _OURS
+            else _T5X(arguments, _POLICIES[name], environment)
+        )
+        if depths and name in _UNROLLED:
+            each = [compiler.estimate(_with_layers(trained, depth)) for depth in depths]
+            estimates[name] = extrapolated(*each, depths, _layers(config))
+        else:
+            estimates[name] = compiler.estimate(trained)
+        print(f"{name}: {_progress(estimates[name])}", file=sys.stderr, flush=True)
+    least = _least_seconds(trained, target)
+    if arguments.json:
+        print(json.dumps(_values(estimates, least), indent=1))
+    else:
+        print(markdown(estimates, least, target.memory))
+    if all(each.refused for each in estimates.values()):
+        raise UserError("no step could be compiled, see above")
+
+
+class _Ours:
+    """Compiles our step, with its layers scanned or not."""
+
+    def __init__(self, target: Target, scan: bool) -> None:
+        self._target, self._scan = target, scan
+
+    def estimate(self, trained: Subject) -> Estimate:
+        """Returns the estimate of a step."""
+        from trainer.planning.compiled import compile_plan
+
+        chosen = trained.with_values({"model.scan_layers": self._scan})
+        try:
+            plan = compile_plan(chosen, self._target, evaluation=False)
+        except UserError as error:
+            return Estimate({}, {}, refused=str(error))
+        return Estimate(plan.train.timing.seconds, plan.train.memory.parts, plan.train.seconds)
+
+
+class _T5X:
+    """Compiles T5X's step in a separate process."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, policy: str, environment: dict[str, str]
+    ) -> None:
+        self._arguments, self._policy, self._environment = arguments, policy, environment
+
+    def estimate(self, trained: Subject) -> Estimate:
+        """Returns the estimate of a step.
+
+        Raises:
+          UserError: T5X has no such model, or its process failed.
+        """
+        arguments = self._arguments
+        sizes = t5x.sizes(trained.config, *trained.lengths) | {
+            "remat_policy": self._policy,
+            "topology": arguments.topology,
+            "submesh": arguments.t5x_submesh,
+            "parameter_dims": arguments.t5x_parameter_dims,
+        }
+        process = t5x.start(
+            "t5x_compile", sizes, arguments.t5x, arguments.t5x_python, self._environment
+        )
+        output, _ = process.communicate()
+        if process.returncode:
+            raise UserError("--t5x: T5X's process failed, see its output above")
+        answer = json.loads(output.splitlines()[-1])
+        if "refused" in answer:
+            return Estimate({}, {}, refused=answer["refused"])
+        return Estimate(answer["seconds"], answer["bytes"], answer["compile_seconds"])
+
+
+def extrapolated(
+    shallow: Estimate, deep: Estimate, depths: tuple[int, int], layers: int
+) -> Estimate:
+    """Returns the estimate of a step with more layers than two others, part by part in a line.
+
+    Args:
+      shallow: with `depths[0]` layers in each stack.
+      deep: with `depths[1]`.
+      depths: layers of the two.
+      layers: of the result.
+    """
+    seconds = shallow.compile_seconds + deep.compile_seconds
+    refused = shallow.refused or deep.refused
+    if refused:
+        return Estimate({}, {}, seconds, depths, refused)
+    far = (layers - depths[0]) / (depths[1] - depths[0])
+
+    def line(low: dict[str, float], high: dict[str, float]) -> dict[str, float]:
+        names = [*low, *(name for name in high if name not in low)]
+        ends = {name: (low.get(name, 0.0), high.get(name, 0.0)) for name in names}
+        return {name: max(a + far * (b - a), 0.0) for name, (a, b) in ends.items()}
+
+    times, sizes = line(shallow.seconds, deep.seconds), line(shallow.bytes, deep.bytes)
+    return Estimate(times, sizes, seconds, depths)
+
+
+def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
+    """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, ratio.
+
+    The ratio is the time of a step divided by that of our fastest.
+
+    Args:
+      estimates: by name of the step.
+      least: seconds of a step at the peak of the devices.
+      memory: bytes that a step may use on a device.
+    """
+    ours = [each.step for name, each in estimates.items() if name in _OURS and not each.refused]
+    header = ("step", "ms", "MFU", "HBM, GB", "of ours", *parts.PARTS)
+    lines = [header, ("---", *["---:"] * (len(header) - 1))]
+    for name, each in estimates.items():
+        if each.refused:
+            lines.append((name, each.refused.replace("|", "/"), *[""] * (len(header) - 2)))
+            continue
+        label = f"{name}, from {' and '.join(map(str, each.depths))} layers"
+        held = sum(each.bytes.values())
+        lines.append(
+            (
+                label if each.depths else name,
+                f"{each.step * 1e3:,.1f}",
+                f"{least / each.step:.1%}",
+                f"{held / 1e9:,.2f}" + ", does not fit" * (held > memory),
+                f"{each.step / min(ours):.2f}" if ours else "",
+                *(f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS),
+            )
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _values(estimates: dict[str, Estimate], least: float) -> dict[str, Any]:
+    return {
+        name: dataclasses.asdict(each) | {"step_seconds": each.step, "mfu": least / each.step}
+        if not each.refused
+        else {"refused": each.refused}
+        for name, each in estimates.items()
+    }
+
+
+def _progress(estimate: Estimate) -> str:
+    if estimate.refused:
+        return estimate.refused
+    return f"{estimate.step * 1e3:,.1f} ms a step, compiled in {estimate.compile_seconds:,.0f} s"
+
+
+def _least_seconds(trained: Subject, target: Target) -> float:
+    """Returns the seconds of a step at the peak of the devices."""
+    from trainer.engine.cost import flops_per_step
+    from trainer.engine.hardware import peak_flops
+
+    config = trained.config
+    flops = flops_per_step(config.model, config.batch_size, *trained.lengths)
+    return flops / len(target.devices) / peak_flops(target.kind)
+
+
+def _names(text: str | None, config: Config, with_t5x: bool) -> list[str]:
+    """Returns the steps to compile.
+
+    Raises:
+      UserError: there is no such step, or it needs --t5x.
+    """
+    decoder_only = config.model.architecture == "decoder"
+    theirs = ("t5x_unrolled",) if decoder_only else ("t5x_minimal", "t5x_unrolled")
+    names = text.split(",") if text else [*_OURS, *(theirs if with_t5x else ())]
+    for name in names:
+        if name not in (*_OURS, *_POLICIES):
+            known = ", ".join((*_OURS, *_POLICIES))
+            raise UserError(f"--steps={text}: unknown step {name}; there are {known}")
+        if name in _POLICIES and not with_t5x:
+            raise UserError(f"--steps={text}: {name} needs --t5x")
+        if decoder_only and _POLICIES.get(name):
+            raise UserError(f"--steps={text}: T5X scans no decoder-only models: use t5x_unrolled")
+    return names
+
+
+def _depths(text: str | None, config: Config) -> tuple[int, int] | None:
+    if not text:
+        return None
+    found = text.split(",")
+    layers = _layers(config)
+    if len(found) != 2 or not all(each.isdecimal() for each in found):
+        raise UserError(f"--depths={text}: give two numbers of layers, as 1,2")
+    low, high = int(found[0]), int(found[1])
+    if not 0 < low < high <= layers:
+        raise UserError(f"--depths={text}: the numbers must rise, from 1 to at most {layers}")
+    return low, high
+
+
+def _layers(config: Config) -> int:
+    """Returns the layers of each stack.
+
+    Raises:
+      UserError: the stacks have different numbers of layers.
+    """
+    stacks = {config.model.num_encoder_layers, config.model.num_decoder_layers} - {0}
+    if len(stacks) != 1:
+        raise UserError("--depths: encoder and decoder must have equally many layers")
+    return stacks.pop()
+
+
+def _with_layers(trained: Subject, layers: int) -> Subject:
+    names = ("num_encoder_layers", "num_decoder_layers")
+    model = trained.config.model
+    return trained.with_values({f"model.{name}": layers for name in names if getattr(model, name)})
+
+
+def _submesh(text: str) -> list[int]:
+    sizes = text.split(",")
+    if len(sizes) != 4 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text} is not four sizes, as 1,1,1,1")
+    return [int(size) for size in sizes]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m benchmarks.tpu_step",
+        description=__doc__.splitlines()[0],
+        epilog="Other flags are fields of the configuration, as in trainer.pretrain.",
+    )
+    add = parser.add_argument
+    add("--preset", default="t5_1_1_small", help="model preset")
+    add("--topology", default="v5e:2x2", help="a TPU slice, as in trainer.plan")
+    add("--batch_size", type=positive, default=256, help="rows per batch, on all chips together")
+    add("--inputs", type=int, default=512, help="length of the inputs in tokens")
+    add("--targets", type=int, default=114, help="length of the targets in tokens")
+    add("--dtype", default="bfloat16", help="dtype of the computation: float32 or bfloat16")
+    add("--steps", help=f"steps, separated by commas: {', '.join((*_OURS, *_POLICIES))}")
+    add("--depths", metavar="LOW,HIGH", help="layers of unrolled steps to continue in a line")
+    add("--t5x", help="T5X's source folders, separated by colons; T5X is left out without")
+    add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
+    add("--t5x_submesh", type=_submesh, default=[1, 1, 1, 1], metavar="X,Y,Z,CORES",
+        help="chips that share T5X's model, its model_parallel_submesh")  # fmt: skip
+    add("--t5x_parameter_dims", type=int, choices=(1, 2), default=1,
+        help="2 divides T5X's parameters over the data axis, too")  # fmt: skip
+    add("--json", action="store_true", help="print JSON: seconds and bytes")
+    return parser
+
+
+if __name__ == "__main__":
+    run(main, sys.argv[1:])
