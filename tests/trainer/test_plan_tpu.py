@@ -53,10 +53,14 @@ def plan(*flags, topology="v5e:4x4"):
 
 
 def layers(stacks, scan):
-    """Returns flags: all layers of a stack are alike, so one is enough, or two in a scan."""
-    number = 2 if scan else 1
-    scanned = f"--model.scan_layers={str(scan).lower()}"
-    return (*(f"--model.{name}={number}" for name in stacks), scanned)
+    """Returns flags: all layers of a stack are alike, so one is enough, or two in a scan.
+
+    The evaluation step is compiled without a scan only.
+    """
+    number, scanned = (2, "true") if scan else (1, "false")
+    flags = [f"--model.{name}={number}" for name in stacks]
+    flags.append(f"--model.scan_layers={scanned}")
+    return (*flags, "--evaluation.every_steps=0") if scan else tuple(flags)
 
 
 CASES = [
