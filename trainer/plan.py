@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_enable_compilation_cache", False)
 
     from trainer.planning import page, search
-    from trainer.planning.compiled import compile_plan
+    from trainer.planning.compiled import Plan, TooLarge, compile_plan
     from trainer.planning.subject import subject
 
     run = subject(config, origins, len(target.devices))
@@ -55,16 +55,19 @@ def main(argv: list[str]) -> int:
                 "slice, a smaller batch, or --search=N to try more"
             )
         return 0
-    plan = compile_plan(run, target)
-    if arguments.json:
-        print(page.as_json(plan, arguments.price))
+    outcome: Plan | TooLarge
+    try:
+        outcome = compile_plan(run, target)
+    except TooLarge as error:
+        outcome, missing = error, str(error)
     else:
-        print(page.page(plan, arguments.price))
-    if not plan.missing:
-        return 0
-    missing = f"{plan.missing / 1e9:,.1f} GB a device too much"
-    print("it does not fit: looking for what does", file=sys.stderr, flush=True)
-    remedy = search.first_that_fits(plan, _COMPILATIONS)
+        show = page.as_json if arguments.json else page.page
+        print(show(outcome, arguments.price))
+        if not outcome.missing:
+            return 0
+        missing = f"{outcome.missing / 1e9:,.1f} GB a device too much"
+    print(f"it does not fit, {missing}: looking for what does", file=sys.stderr, flush=True)
+    remedy = search.first_that_fits(run, target, outcome, _COMPILATIONS)
     if remedy is None:
         raise UserError(
             f"the run does not fit {target.name} ({missing}), and none of {_COMPILATIONS} changes "

@@ -11,7 +11,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from trainer import plan
 from trainer.planning import search
-from trainer.planning.compiled import compile_plan, local_target
+from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
 from trainer.planning.subject import subject
 from trainer.pretrain import build_config
@@ -84,11 +84,33 @@ def test_a_run_that_does_not_fit_gets_a_remedy(capsys):
     target = dataclasses.replace(local_target(), memory=int(unlimited.needed * 0.7))
     tight = compile_plan(whole, target)
     assert tight.missing > 0
-    remedy = search.first_that_fits(tight, most=6)
+    remedy = search.first_that_fits(whole, target, tight, most=6)
     assert remedy is not None
     assert remedy.missing == 0
     assert "--microbatches=" in search.flags(remedy, whole)
     assert "GB too much" in capsys.readouterr().err
+
+
+class Refusing:
+    """Stands in for a step that the TPU's compiler refuses; its words were libtpu 0.0.42.1's."""
+
+    def trace(self, *arguments):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (61.88G) exceeds available HBM (15.75G).\nmore"
+        )
+
+
+def test_a_run_that_the_compiler_refuses_gets_a_remedy(monkeypatch):
+    run = tiny("--evaluation.every_steps=0", "--model.scan_layers=true")
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.engine.program.make_train_step", lambda *_: Refusing())
+        with pytest.raises(TooLarge, match=r"66\.4 GB a device") as raised:
+            compile_plan(run, local_target())
+    target = dataclasses.replace(local_target(), memory=4 << 30)
+    remedy = search.first_that_fits(run, target, raised.value, most=3)
+    assert remedy is not None
+    assert search.flags(remedy, run).startswith("--model.remat=")
 
 
 def test_lengths_are_the_tasks():

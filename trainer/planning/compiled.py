@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
+from types import MappingProxyType
 from typing import Any, cast
 
 import jax
@@ -57,6 +59,23 @@ def local_target() -> Target:
     chip = chip_of(devices[0].device_kind)
     limit = stats.get("bytes_limit") or (chip.memory if chip else None)
     return Target(devices[0].platform, devices, jax.process_count(), chip, limit)
+
+
+# As in "the total memory required for HLO temporaries (61.88G) exceeds available HBM (15.75G)".
+_OUT_OF_MEMORY = re.compile(r"memory required \D*\(([0-9.]+)([KMGT])\) exceeds available HBM")
+_UNITS = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
+
+
+class TooLarge(UserError):
+    """A program that the compiler refuses, as it needs more memory than a device has.
+
+    Attributes:
+      needed: bytes of a device, for temporary arrays alone.
+    """
+
+    def __init__(self, message: str, needed: int):
+        super().__init__(message)
+        self.needed = needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +161,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
       evaluation: False leaves out the evaluation step.
 
     Raises:
+      TooLarge: the compiler refuses a program that needs far more memory than there is.
       UserError: model, batch or mesh do not fit the devices, or the compiler gives up.
     """
     config = subject.config
@@ -209,11 +229,17 @@ def _compiled(
     begin = time.monotonic()
     if target.schedules:
         target.schedules.clear()
-    traced = step.trace(*arguments)
     try:
+        traced = step.trace(*arguments)
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         first = str(error).strip().splitlines()[0]
+        needed = _OUT_OF_MEMORY.search(first)
+        if needed:
+            size = int(float(needed[1]) * _UNITS[needed[2]])
+            raise TooLarge(
+                f"{size / 1e9:,.1f} GB a device for activations and gradients alone", size
+            ) from error
         raise UserError(f"{target.name}: the compiler gives up: {first}") from error
     module = hlo.parse(compiled.as_text())
     times = None

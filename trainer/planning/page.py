@@ -38,7 +38,7 @@ def as_json(value: Plan | list[Attempt], price: float | None = None) -> str:
         {
             "flags": flags(each.plan) if each.plan else None,
             "changed": dict(each.values),
-            "refused": each.refused,
+            "refused": str(each.refused or ""),
             "plan": _values(each.plan, price) if each.plan else None,
         }
         for each in value

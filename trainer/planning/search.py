@@ -14,7 +14,7 @@ import jax
 from tasks.terminal.command_line import UserError
 from trainer.config import fields
 from trainer.config.mesh import check_dimensions
-from trainer.planning.compiled import Plan, Target, compile_plan, make_program
+from trainer.planning.compiled import Plan, Target, TooLarge, compile_plan, make_program
 from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.planning.subject import Subject
 
@@ -36,18 +36,19 @@ class Attempt:
     Attributes:
       values: field path -> value, where it differs from what was asked.
       plan: what it needs; None if it was refused.
-      refused: why; "" if it was not.
+      refused: why; None if it was not.
     """
 
     values: Mapping[str, Any]
     plan: Plan | None
-    refused: str = ""
+    refused: UserError | None = None
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
         """Sorts attempts: those that fit first, by time; then by memory."""
         if self.plan is None:
-            return (True, True, 0.0)
+            size = self.refused.needed if isinstance(self.refused, TooLarge) else 0
+            return (True, not size, size)
         if self.plan.missing:
             return (False, True, self.plan.missing)
         return (False, False, self.plan.step or 0.0)
@@ -62,9 +63,14 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
     return sorted(attempts, key=lambda each: each.rank)
 
 
-def first_that_fits(plan: Plan, most: int) -> Plan | None:
-    """Returns the plan of the first configuration found that fits, or None after `most`."""
-    for attempt in itertools.islice(_attempts(plan.subject, plan.target, plan), most):
+def first_that_fits(
+    asked: Subject, target: Target, known: Plan | TooLarge, most: int
+) -> Plan | None:
+    """Returns the plan of the first configuration found that fits, or None after `most`.
+
+    `known` is the outcome of what was asked.
+    """
+    for attempt in itertools.islice(_attempts(asked, target, known), most):
         _report(attempt)
         if attempt.plan and not attempt.plan.missing:
             return attempt.plan
@@ -100,7 +106,7 @@ def _report(attempt: Attempt) -> None:
     """Prints an attempt to the standard error: each takes a minute or more."""
     text = " ".join(f"--{path}={changed(value)}" for path, value in attempt.values.items())
     if attempt.plan is None:
-        outcome = attempt.refused
+        outcome = str(attempt.refused)
     else:
         plan = attempt.plan
         fit = f"{plan.missing / 1e9:,.1f} GB too much" if plan.missing else "fits"
@@ -109,28 +115,32 @@ def _report(attempt: Attempt) -> None:
     print(f"tried {text or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
 
 
-def _attempts(asked: Subject, target: Target, known: Plan | None = None) -> Iterator[Attempt]:
+def _attempts(
+    asked: Subject, target: Target, known: Plan | TooLarge | None = None
+) -> Iterator[Attempt]:
     """Yields attempts, the likeliest first; each depends on how those before it went.
 
-    `known` is the plan of what was asked, if it has been compiled.
+    `known` is the outcome of what was asked, if it has been compiled.
     """
     scanned = _may_scan(asked)
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
     best: Attempt | None = None
     for mesh in _meshes(asked, target):
         found = False
-        least: Plan | None = None
+        least: Attempt | None = None
         for values in _ways(asked, mesh):
             parts = values.get("microbatches")
             # Microbatches cost time: only where nothing less was enough.
-            if parts and (found or (least and _in_parts(least, parts) > (target.memory or 0))):
+            if parts and (
+                found or (least and _in_parts(least, asked, parts) > (target.memory or 0))
+            ):
                 continue
             attempt = _attempt(asked, target, {**mesh, **base, **values}, known)
             if attempt is None:
                 continue
             yield attempt
-            if attempt.plan and values["model.remat"] == "dots" and not parts:
-                least = attempt.plan
+            if values["model.remat"] == "dots" and not parts:
+                least = attempt
             if attempt.plan and not attempt.plan.missing:
                 found = True
                 best = attempt if best is None else min(best, attempt, key=lambda each: each.rank)
@@ -143,18 +153,21 @@ def _attempts(asked: Subject, target: Target, known: Plan | None = None) -> Iter
             yield attempt
 
 
-def _in_parts(plan: Plan, parts: int) -> int:
-    """Returns about the bytes of a device if the batch of a plan is made in more parts."""
+def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
+    """Returns about the bytes of a device if the batch of an attempt is made in more parts."""
+    more = parts // asked.config.microbatches
+    plan = attempt.plan
+    if plan is None:
+        return attempt.refused.needed // more if isinstance(attempt.refused, TooLarge) else 0
     held = plan.train.memory.parts
     parameters = held.get(PARAMETERS, 0)
     state = parameters + held.get(OPTIMIZER_STATE, 0)
-    more = parts // plan.subject.config.microbatches
     # The sum of the gradients is kept as well.
     return state + parameters + (plan.needed - state) // more
 
 
 def _attempt(
-    asked: Subject, target: Target, values: Values, known: Plan | None = None
+    asked: Subject, target: Target, values: Values, known: Plan | TooLarge | None = None
 ) -> Attempt | None:
     """Returns an attempt, or None if model or batch do not divide so."""
     before = dict(fields.leaves(asked.config))
@@ -162,8 +175,8 @@ def _attempt(
         devices = len(target.devices)
         before["mesh.data"] = devices // (before["mesh.fsdp"] * before["mesh.tensor"])
     differing = {path: value for path, value in values.items() if before[path] != value}
-    if not differing and known:
-        return Attempt(differing, known)
+    if known and not differing:
+        return Attempt({}, None, known) if isinstance(known, TooLarge) else Attempt({}, known)
     try:
         subject = asked.with_values(values)
         make_program(subject, target)
@@ -172,7 +185,7 @@ def _attempt(
     try:
         return Attempt(differing, compile_plan(subject, target, evaluation=False))
     except UserError as error:
-        return Attempt(differing, None, str(error))
+        return Attempt(differing, None, error)
 
 
 def _may_scan(asked: Subject) -> bool:
