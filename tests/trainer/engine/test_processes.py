@@ -118,8 +118,9 @@ def test_two_processes_equal_one(text_cache, together, tmp_path):
     assert ("validation", STEPS) in found
     for place, loss in expected.items():
         assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
+    # Sums over two processes round otherwise; moments of large gradients are in the hundreds.
     for one, two in zip(state(alone), state(together), strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-3)
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-3)
 
 
 def test_the_profiles_of_two_processes_are_one_session(together):
