@@ -42,6 +42,7 @@ class Use(NamedTuple):
 KERNEL = Use(POSITION, decays=True)
 SOURCE_KERNEL = Use(SOURCE, decays=True)
 ROW_KERNEL = Use(ROW, decays=True)
+# Never rounded, as the kernel of a router.
 EXACT_KERNEL = Use(POSITION, decays=True, exact=True)
 # A kernel of a convolution with one element for each channel and step.
 TAP = Use(POSITION, decays=False)
@@ -63,7 +64,7 @@ def parameter(
     axes: tuple[str, ...],
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """Returns a float32 parameter of `module`.
+    """Returns a parameter of `module`: float32, or in a step, if `use.rounded`, the model's dtype.
 
     Args:
       use: what the module does with it, such as KERNEL or TABLE.

@@ -73,8 +73,9 @@ class Profile:
         prefix = "" if alone else f"process_{jax.process_index()}_"
         for folder, _, names in os.walk(local):
             target = files.join(self._folder, os.path.relpath(folder, local))
-            for name in names:
+            if names:
                 files.make_folder(target)
+            for name in names:
                 files.copy(os.path.join(folder, name), files.join(target, prefix + name))
 
     @contextlib.contextmanager

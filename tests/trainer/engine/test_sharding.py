@@ -361,7 +361,7 @@ def test_rows_are_divided_over_data_and_fsdp():
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What JAX's layout of a mesh asks of a TPU device."""
+    """The attributes of a TPU device that JAX reads to lay out a mesh."""
 
     coords: tuple[int, int, int]
     slice_index: int = 0
