@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from trainer.model.convolution import HeadConvolution
-from trainer.model.dense import Shared, device_kind, einsum_float32
+from trainer.model.dense import Shared, device_kind, einsum_float32, project_together
 from trainer.model.facts import (
     ATTENTION_NAMES,
     AUTO,
@@ -96,6 +96,9 @@ class _DotProductAttention(nn.Module):
         spec, num_heads, head_dim = self.spec, self.spec.num_heads, self.spec.head_dim
         parametrisation, positions = self.shared.parametrisation, view.positions
         project = partial(self.shared.dense, num_heads * head_dim, ("embed", "joined_kv"))
+        drops = not deterministic and self.shared.dropout_rate > 0
+        # What fused kernels return as gradients is not yet the gradient of the projections.
+        changes = drops or positions.angle_BLC is not None or spec.convolution is not None
 
         def heads(projected: jax.Array) -> jax.Array:
             return projected.reshape(*projected.shape[:2], num_heads, head_dim)
@@ -107,19 +110,27 @@ class _DotProductAttention(nn.Module):
 
         query = project(parametrisation.query(head_dim), name="query")
         value = project(parametrisation.attention(), name="value", use=SOURCE_KERNEL)
-        q_BLJ = convolve(query(x_BLD), "query", view.rows)
+        implementation = self._implementation(view, deterministic)
         if spec.shared_query_key:
-            k_BSJ = q_BLJ
+            k_BSJ = convolve(query(x_BLD), "query", view.rows)
             axes, initializer = ("unmodeled", "joined_kv"), parametrisation.feed_forward()
             mix = self.shared.dense(num_heads * head_dim, axes, initializer, "query_from_key")
             q_BLJ = mix(k_BSJ)
+            v_BSJ = convolve(value(source_BSD), "value", view.source_rows)
         else:
             key = project(parametrisation.attention(), name="key", use=SOURCE_KERNEL)
-            k_BSJ = convolve(key(source_BSD), "key", view.source_rows)
-        v_BSJ = convolve(value(source_BSD), "value", view.source_rows)
-        implementation = self._implementation(view, deterministic)
+            if implementation != "pallas" or changes:
+                q_BLJ, k_BSJ, v_BSJ = query(x_BLD), key(source_BSD), value(source_BSD)
+            elif source_BSD is x_BLD:
+                q_BLJ, k_BSJ, v_BSJ = project_together([query, key, value], x_BLD)
+            else:
+                q_BLJ = query(x_BLD)
+                k_BSJ, v_BSJ = project_together([key, value], source_BSD)
+            q_BLJ = convolve(q_BLJ, "query", view.rows)
+            k_BSJ = convolve(k_BSJ, "key", view.source_rows)
+            v_BSJ = convolve(v_BSJ, "value", view.source_rows)
         if implementation == "pallas":
-            if not deterministic and self.shared.dropout_rate > 0:
+            if drops:
                 # All queries share a draw: keys dropped from the weights are values dropped.
                 ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
                 kept_BSH = self.shared.dropout()(ones_BH1S, deterministic)[:, :, 0].swapaxes(1, 2)

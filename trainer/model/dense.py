@@ -5,6 +5,7 @@ Dimensions: B batch, L length, D input features, F output features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -164,15 +165,51 @@ class Dense(nn.Module):
     use_bias: bool = False
     use: Use = KERNEL
 
-    @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        shape = (x_BLD.shape[-1], self.features)
-        kernel_DF = parameter(self, self.use, "kernel", self.initializer, self.axes, shape)
-        x_BLD, kernel_DF = x_BLD.astype(self.dtype), kernel_DF.astype(self.dtype)
+        kernel_DF, bias_F = self.weights(x_BLD.shape[-1])
         product = einsum_float32 if self.float32_output else jnp.einsum
-        out_BLF = product("bld,df->blf", x_BLD, kernel_DF)
-        if not self.use_bias:
-            return out_BLF
-        zeros, axes = nn.initializers.zeros, self.axes[1:]
-        bias_F = parameter(self, TABLE, "bias", zeros, axes, (self.features,))
-        return out_BLF + bias_F.astype(out_BLF.dtype)
+        return _biased(product("bld,df->blf", x_BLD.astype(self.dtype), kernel_DF), bias_F)
+
+    @nn.compact
+    def weights(self, width: int) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the kernel for inputs of `width` channels, in `dtype`, and the bias if used."""
+        shape, zeros = (width, self.features), nn.initializers.zeros
+        kernel_DF = parameter(self, self.use, "kernel", self.initializer, self.axes, shape)
+        bias_F = None
+        if self.use_bias:
+            bias_F = parameter(self, TABLE, "bias", zeros, self.axes[1:], shape[1:])
+        return kernel_DF.astype(self.dtype), bias_F
+
+
+def project_together(projections: Sequence[Dense], x_BLD: jax.Array) -> list[jax.Array]:
+    """Returns the outputs of projections of one input; they have the same number of features.
+
+    The gradient of the input is one product, not a sum of several that each go through memory. It
+    reads the outputs' gradients stacked, so they must come as slices of one array: otherwise they
+    are copied.
+    """
+    kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
+    outputs = _project_together(x_BLD.astype(kernels[0].dtype), kernels)
+    return [_biased(out_BLF, bias_F) for out_BLF, bias_F in zip(outputs, biases, strict=True)]
+
+
+def _biased(out_BLF: jax.Array, bias_F: jax.Array | None) -> jax.Array:
+    return out_BLF if bias_F is None else out_BLF + bias_F.astype(out_BLF.dtype)
+
+
+@jax.custom_vjp
+def _project_together(x_BLD: jax.Array, kernels: tuple[jax.Array, ...]) -> list[jax.Array]:
+    return [jnp.einsum("bld,df->blf", x_BLD, kernel_DF) for kernel_DF in kernels]
+
+
+def _project_together_forward(x_BLD, kernels):
+    return _project_together(x_BLD, kernels), (x_BLD, kernels)
+
+
+def _project_together_backward(saved, gradients):
+    x_BLD, kernels = saved
+    x_gradient_BLD = jnp.einsum("nblf,ndf->bld", jnp.stack(gradients), jnp.stack(kernels))
+    return x_gradient_BLD, tuple(jnp.einsum("bld,blf->df", x_BLD, each) for each in gradients)
+
+
+_project_together.defvjp(_project_together_forward, _project_together_backward)

@@ -167,15 +167,28 @@ def _backward(plan: Plan, saved, gradient_BLJ):
             pltpu.VMEM((blocks, plan.heads, block_q), jnp.float32),  # their products with outputs
             pltpu.VMEM((blocks, plan.lanes, block_q), jnp.float32),  # gradients of queries
         ]
-    results = {
-        "query": jax.ShapeDtypeStruct(q_BLJ.shape, dtype),
-        "key": jax.ShapeDtypeStruct(k_BSJ.shape, dtype),
-        "value": jax.ShapeDtypeStruct(v_BSJ.shape, dtype),
-    }
+    # Slices of one array, which `project_together` reads as a whole.
+    if plan.alike:
+        results = {"all": jax.ShapeDtypeStruct((3, *q_BLJ.shape), dtype)}
+    else:
+        results = {
+            "query": jax.ShapeDtypeStruct(q_BLJ.shape, dtype),
+            "sources": jax.ShapeDtypeStruct((2, *k_BSJ.shape), dtype),
+        }
     if vector_NTW is not None:
         results["vector"] = jax.ShapeDtypeStruct(vector_NTW.shape, jnp.float32)
-    q_gradient, k_gradient, v_gradient, *rest = _call(
-        backward_kernel,
+
+    def kernel(plan: Plan, rows: int, at: Any, *refs: Any) -> None:
+        if plan.alike:
+            of_all, *rest = refs
+            each = [of_all.at[n] for n in range(3)]
+        else:
+            of_query, of_sources, *rest = refs
+            each = [of_query, of_sources.at[0], of_sources.at[1]]
+        backward_kernel(plan, rows, at, *each, *rest)
+
+    *gradients, last = _call(
+        kernel,
         plan,
         plan.rows(batch, 8, dtype.itemsize),
         "attention_backward",
@@ -183,8 +196,14 @@ def _backward(plan: Plan, saved, gradient_BLJ):
         results,
         scratch,
     )
-    table_gradient = to_table(rest[0])[0] if to_table else None
-    return table_gradient, q_gradient, k_gradient, v_gradient, None, None
+    table_gradient = to_table(last)[0] if to_table else None
+    gradients = gradients if to_table else [*gradients, last]
+    # Indexed, not unpacked: an array unpacks itself by copying.
+    if plan.alike:
+        of_operands = [gradients[0][n] for n in range(3)]
+    else:
+        of_operands = [gradients[0], gradients[1][0], gradients[1][1]]
+    return table_gradient, *of_operands, None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -212,7 +231,13 @@ def _call(
     if plan.bias is not None:
         shape = (None, heads * plan.tiles, 2 * plan.block_q)
         vector = pl.BlockSpec(shape, lambda group, row: (group, 0, 0))
-    specs = {"query": query, "key": key, "value": key, "statistic": statistic, "vector": vector}
+    specs = {
+        "query": query,
+        "sources": pl.BlockSpec((2, rows, longest_k, lanes), lambda group, row: (0, row, 0, group)),
+        "all": pl.BlockSpec((3, rows, longest_q, lanes), lambda group, row: (0, row, 0, group)),
+        "statistic": statistic,
+        "vector": vector,
+    }
     in_specs: Any = Operands(query, key, key, query_ids, key_ids, vector)
     if not isinstance(operands, Operands):
         out = None if operands[1] is None else query

@@ -81,6 +81,11 @@ class Plan:
         return pl.cdiv(self.source_length, self.block_k)
 
     @property
+    def alike(self) -> bool:
+        """Queries and keys have the same blocks."""
+        return self.length == self.source_length and self.block_q == self.block_k
+
+    @property
     def skips(self) -> bool:
         """Tiles in which every key is after every query are left out."""
         return self.predicate.causal and not self.predicate.prefix

@@ -105,9 +105,15 @@ def test_attention_of_jax_gives_the_same_results(result, family, changes):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + floor)
 
 
-def test_fused_attention_gives_the_same_results_and_drops_the_same_weights(result):
-    expected = result("lm", False, "none", 0.3, head_dim=64)
-    actual = result("lm", False, "dots", 0.3, head_dim=64, attention="pallas")
+@pytest.mark.parametrize(
+    ("family", "remat", "dropout_rate"),
+    [("lm", "dots", 0.3), ("t5_1_1", "none", 0.0), ("t5_1_1", "dots", 0.0), ("bert", "none", 0.0)],
+)
+def test_fused_attention_gives_the_same_results_and_drops_the_same_weights(
+    result, family, remat, dropout_rate
+):
+    expected = result(family, False, "none", dropout_rate, head_dim=64)
+    actual = result(family, False, remat, dropout_rate, head_dim=64, attention="pallas")
     floor = 1e-6 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
