@@ -432,6 +432,12 @@ class Config:
             self.checkpoint.best_metric,
             "unset without evaluations: set evaluation.every_steps above 0",
         )
+        require(
+            self.profiled.stop <= self.train_steps + 1,
+            "Config.profile_steps",
+            self.profile_steps,
+            f"at most {self.train_steps}, the last of train_steps",
+        )
 
     @property
     def profiled(self) -> range:

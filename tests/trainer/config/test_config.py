@@ -75,6 +75,7 @@ def test_flags_set_typed_fields_and_their_origin():
         ("--spike_factor=0.5", "above 1"),
         ("--profile_steps=20", "as 10:20"),
         ("--profile_steps=20:10", "as 10:20"),
+        ("--profile_steps=9:1000001", "the last of train_steps"),
         ("--checkpoint.best_metric=los", "'loss', 'perplexity'"),
         ("--checkpoint.keep=0", "1 or more"),
         ("--evaluation.every_steps=-1", "0 or more"),
