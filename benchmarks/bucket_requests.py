@@ -18,6 +18,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from benchmarks.machine import machine
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
 from tests.gcs_server import GcsServer, Request
@@ -154,6 +155,7 @@ def main(argv: list[str]) -> None:
         rows = builds(gcs, flags.vocabulary) if flags.vocabulary else []
         os.environ.update(gcs.environment())
         rows += steps(gcs, flags.shards)
+    print(machine())
     print(table(("build", "step", "seconds", *KINDS), rows, markdown=True))
 
 

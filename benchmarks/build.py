@@ -23,6 +23,7 @@ import time
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from benchmarks.machine import machine
 from tasks import vocabulary
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, positive
@@ -188,6 +189,7 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     )  # fmt: skip
     reference = float(alone.stdout)
     total = megabytes("whole")
+    print(machine())
     print(f"{total:.1f} MB of text, {text.num_rows * flags.copies:,} documents")
     rows = [["SentencePiece alone", f"{reference:.1f}", "1.00", "", "", ""]]
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from benchmarks.machine import machine
 from tasks.storage import lock
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, positive
@@ -89,6 +90,7 @@ def main(argv: list[str]) -> None:
             rows += _measure(megabytes, flags.repeats, pathlib.Path(folder))
         seconds = _measure_lock(pathlib.Path(folder))
     header = ("checkpoint", "what", "bare (s)", "checksums (s)", "ratio")
+    print(machine())
     print(table(header, rows, markdown=True))
     print(f"\na lock is taken and released in {seconds * 1e3:.2f} ms")
 

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.machine import machine
 from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
 
@@ -265,6 +266,7 @@ def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
             found.setdefault(name, []).append(child(*run))
     for threads in range(1, cores + 2):
         found[f"ours, {threads} threads, {cores} cores"] = [child("ours", WINDOW, threads)]
+    print(machine())
     print(f"{flags.tokens:,.0f} tokens, batches of {flags.batch_size}")
     rows = []
     reference = statistics.median(speed for speed, _ in found["T5"])

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 
+from benchmarks.machine import machine
 from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
 
@@ -104,7 +105,8 @@ def main() -> None:
             between = f"{min(found[best]):.3f} to {max(found[best]):.3f}"
             rows.append((row.label, f"{best:g}", f"{means[best]:.3f} ({between})", shown))
     header = ("optimizer", "best learning rate", "validation loss", "loss by learning rate")
-    print("\n" + table(header, rows, markdown=True))
+    print(f"\n{machine()}")
+    print(table(header, rows, markdown=True))
 
 
 def train(row: Row, rate: float, seed: int, arguments: argparse.Namespace) -> float:

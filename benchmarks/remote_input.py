@@ -27,6 +27,7 @@ import tempfile
 import time
 
 from benchmarks.input_pipeline import WINDOW, make_cache, source
+from benchmarks.machine import machine
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
@@ -83,6 +84,7 @@ def main() -> None:
     names = [name for name in store.buckets["bucket"] if ".tfrecord" in name or ".rows" in name]
     size = sum(len(store.buckets["bucket"][name].data) for name in names)
     need = size / flags.steps / flags.step_seconds
+    print(machine())
     print(f"{size / 1e6:.1f} MB in {flags.shards} shards, {need / 1e6:.2f} MB/s are read")
     bandwidths, latencies = (
         map(float, text.split(",")) for text in (flags.bandwidths, flags.latencies)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 
 from benchmarks.build import TASK, run
+from benchmarks.machine import machine
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
@@ -95,6 +96,7 @@ def main() -> None:
                 )
                 bar.update(len(rows))
         sizes = {path.name: path.stat().st_size for path in cache.iterdir()}
+    print(machine())
     print(table((f"{flags.files:,} files", "seconds", "core seconds", "peak, MB"), rows))
     print(
         f"the cache: {len(sizes):,} files, {sum(sizes.values()) / 1e6:,.1f} MB, plan.json "

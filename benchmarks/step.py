@@ -24,7 +24,6 @@ machine hardly changes.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -40,6 +39,7 @@ import numpy as np
 import optax
 
 from benchmarks import t5x
+from benchmarks.machine import machine
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
@@ -142,7 +142,8 @@ def main(argv: list[str]) -> None:
         + ", layers scanned"
         * config.model.scan_layers,
     )
-    show("device", f"{devices} x {kind} ({jax.devices()[0].platform}), {os.cpu_count()} CPU cores")
+    show("machine", machine())
+    show("device", f"{devices} x {kind} ({jax.devices()[0].platform})")
     show("bits", determinism.promise())
     show("step", _statistics(samples["ours"]) + f"; {arguments.rounds} x {arguments.steps} steps")
     show("tokens", f"{positions / step:,.0f} positions/s of encoder and decoder")

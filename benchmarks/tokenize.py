@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sentencepiece
 
+from benchmarks.machine import machine
 from pipeline.tokenizer import fast_tokenizer
 from tasks.storage import files
 from tasks.terminal import progress
@@ -114,6 +115,7 @@ def main() -> None:
             bar.update(len(rows))
     header = ("vocabulary", "ids", "SentencePiece (MB/s)", "first (MB/s)", "ratio", "again (MB/s)",
               "differ", "left", "load (ms)")  # fmt: skip
+    print(machine())
     print(table(header, rows, markdown=True))
 
 

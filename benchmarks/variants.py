@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.machine import machine
 from benchmarks.step import make_batch
 from experiments.primer import ARMS
 from tasks.terminal.command_line import Parser, positive, run
@@ -61,6 +62,7 @@ def main(argv: list[str]) -> None:
             samples[name].append(variant.seconds())
     first = names[0]
     device = jax.devices()[0]
+    print(machine())
     print(f"{device.device_kind} ({device.platform}), {arguments.batch_size} x {arguments.length}")
     rows = []
     for name, variant in variants.items():

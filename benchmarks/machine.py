@@ -1,0 +1,44 @@
+"""The machine of a measurement, printed with its figures: ratios differ between processors."""
+
+import os
+import pathlib
+import re
+
+# Instruction sets that NumPy, XLA or our compiled tokenizer choose code by.
+_SETS = ("avx", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
+_CPU_INFO = pathlib.Path("/proc/cpuinfo")
+_CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def machine() -> str:
+    """Returns the processor, the cores that this process may use, caches and instruction sets.
+
+    On one line, with what Linux says; only the number of cores elsewhere.
+    """
+    text = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
+    name = _field(text, "model name") or _field(text, "CPU implementer") or "unknown processor"
+    known = (_field(text, "flags") or _field(text, "Features")).split()
+    parts = [name, f"{len(_affinity())} cores"]
+    parts += [f"L{level} {size}" for level, size in sorted(_caches().items())]
+    parts.append(" ".join(each for each in _SETS if each in known))
+    return ", ".join(part for part in parts if part)
+
+
+def _field(text: str, name: str) -> str:
+    found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _caches() -> dict[str, str]:
+    """Returns the size of the caches of data by level."""
+    sizes = {}
+    for folder in _CACHES.glob("index*"):
+        if (folder / "type").read_text().strip() != "Instruction":
+            sizes[(folder / "level").read_text().strip()] = (folder / "size").read_text().strip()
+    return sizes
