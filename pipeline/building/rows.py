@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 
-from pipeline.tokenizer.compiled import compiled
 from tasks.cache.records import FRAMING_BYTES, length_crc, masked_crc
+from tasks.compiled import compiled
 from tasks.vocabulary import EOS_ID
 
 _BEFORE = 12  # bytes of framing before the data: its length and the length's checksum

@@ -1,4 +1,4 @@
-"""The records of a cache's shards, decoded in numpy: tf.train.Example protos in TFRecord framing.
+"""The records of a cache's shards: tf.train.Example protos in TFRecord framing, decoded.
 
 pipeline/building/rows.py encodes them, many at a time, in compiled code.
 
@@ -14,9 +14,10 @@ A row has two features, both lists of int64:
 
 import dataclasses
 import functools
+import importlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -138,10 +139,9 @@ def decode_row(data: bytes | memoryview) -> Row:
 class Records:
     """Whole records read at once: every checksum is verified, requested tokens are decoded.
 
-    This takes one pass of numpy over the bytes of all records, and in Python only one checksum and
-    one comparison per record. A varint ends at a byte below 0x80, and a row as pipeline.build
-    writes it ends with its tokens: their number, known from the index, says where they begin. Rows
-    in any other form are decoded one at a time by `decode_row`.
+    In Python this takes one checksum and one comparison per record; compiled loops do the rest. A
+    row as pipeline.build writes it ends with its tokens: their number, known from the index, says
+    where they begin. Rows in any other form are decoded one at a time by `decode_row`.
 
     Args:
       data: the records, one after the other.
@@ -156,37 +156,23 @@ class Records:
         self._data, self._bounds, self._tokens = data, bounds, tokens
         self._raw = np.frombuffer(data, np.uint8)
         self._check_framing()
-        # Bytes of framing and names are found too; they are never requested.
-        self._ends = np.flatnonzero(self._raw < 0x80)
-        after = np.searchsorted(self._ends, bounds[1:] - _FOOTER.size)
-        self._first = after - tokens
-        self._decoded = None if self._as_we_write(after) else self._decode_each()
+        self._begins = record_loops().begins_of(self._raw, bounds[1:] - _FOOTER.size, tokens)
+        self._decoded = None if self._as_we_write() else self._decode_each()
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Returns `counts` tokens of each of `records` after its first `skips`, concatenated: int32
         [sum of counts]."""
-        firsts = self._first[records] + skips
-        parts = list(zip(firsts.tolist(), (firsts + counts).tolist(), strict=True))
-        if not parts:
-            return np.zeros(0, np.int32)
-        if self._decoded is not None:
-            return np.concatenate([self._decoded[first:last] for first, last in parts])
-        # The last byte of the number before each token, so that the token begins one byte later.
-        before = np.concatenate([self._ends[first - 1 : last - 1] for first, last in parts])
-        # The four bytes from there on, of which a varint takes one to four. There are always four,
-        # as a checksum follows the last token.
-        words = np.ndarray(len(self._raw) - 4, "<u4", self._data, 1, strides=(1,)).copy()
-        values = words.take(before)
-        # A varint's bytes end at the lowest high bit that is 0.
-        borders = ~values & np.uint32(0x80808080)
-        if not borders.all():
-            ends = np.concatenate([self._ends[first:last] for first, last in parts])
-            return _varints(self._raw, before + 1, ends).astype(np.int32)
-        values &= borders ^ (borders - np.uint32(1))
-        tokens = values & np.uint32(0x7F)
-        for byte in range(1, (int(values.max()).bit_length() + 7) // 8):
-            tokens |= (values >> np.uint32(byte)) & np.uint32(0x7F << 7 * byte)
-        return tokens.view(np.int32)
+        begins = self._begins[records]
+        if self._decoded is None:
+            return record_loops().decoded(self._raw, begins, skips, counts)
+        firsts = (begins + skips).tolist()
+        parts = zip(firsts, counts.tolist(), strict=True)
+        return np.concatenate(
+            [
+                np.zeros(0, np.int32),
+                *(self._decoded[first : first + count] for first, count in parts),
+            ]
+        )
 
     def _check_framing(self) -> None:
         begins, ends, sizes = self._bounds[:-1], self._bounds[1:], np.diff(self._bounds)
@@ -207,20 +193,18 @@ class Records:
         # `unframe` reports which of the three is wrong.
         self._each(np.flatnonzero(wrong).tolist(), lambda _, record: unframe(record))
 
-    def _as_we_write(self, after: np.ndarray) -> bool:
+    def _as_we_write(self) -> bool:
         """Returns whether every row ends with the entry `targets` and its number of tokens."""
-        if len(self._first) and self._first.min() < 1:
+        if len(self._begins) and self._begins.min() < 0:
             return False
-        begins = self._ends[self._first - 1] + 1
-        ends = self._bounds[1:] - _FOOTER.size
-        return bool((self._ends[after - 1] == ends - 1).all()) and all(
-            begin >= len(head := _targets_head(size))
-            and self._data.startswith(head, begin - len(head))
-            for begin, size in zip(begins.tolist(), (ends - begins).tolist(), strict=True)
-        )
+        sizes = self._bounds[1:] - _FOOTER.size - self._begins
+        heads = [_targets_head(size) for size in sizes.tolist()]
+        lengths = np.array([len(head) for head in heads], np.int64)
+        joined = np.frombuffer(b"".join(heads), np.uint8)
+        return bool(record_loops().preceded(self._raw, self._begins, joined, lengths))
 
     def _decode_each(self) -> np.ndarray:
-        """Returns the tokens of all records, and sets `_first` to positions among them."""
+        """Returns the tokens of all records, and sets `_begins` to positions among them."""
 
         def decode(number: int, record: memoryview) -> np.ndarray:
             targets = decode_row(unframe(record)).targets
@@ -231,7 +215,7 @@ class Records:
             return targets
 
         rows = self._each(range(len(self._tokens)), decode)
-        self._first = np.cumsum(self._tokens) - self._tokens
+        self._begins = np.cumsum(self._tokens) - self._tokens
         return np.concatenate([np.zeros(0, np.int32), *rows])
 
     def _each(
@@ -245,6 +229,12 @@ class Records:
             except CorruptRecord as error:
                 raise CorruptRecord(str(error), number) from error
         return results
+
+
+@functools.cache
+def record_loops() -> Any:
+    """Returns the module of compiled loops, which takes a second to import."""
+    return importlib.import_module("tasks.cache.record_loops")
 
 
 @functools.lru_cache(maxsize=4096)

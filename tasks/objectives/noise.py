@@ -1,4 +1,4 @@
-"""Random numbers, noise masks and the replacement of noise, for batches of windows, in numpy.
+"""Random numbers, noise masks and the replacement of noise, for batches of windows.
 
 Every function is pure in (tokens, keys): a window's noise depends on its key alone, not on the
 batch, host or worker it is computed in. A mask is bool [W, N], True on noise and False beyond a
@@ -129,30 +129,10 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
     Returns:
       bool [W, max(totals)], True on the chosen.
     """
-    windows, width = len(keys_W), max(int(totals_W.max(initial=0)), 1)
-    inverted_W = 2 * sizes_W > totals_W
-    drawn_W = np.where(inverted_W, totals_W - sizes_W, sizes_W)
-    # The first k different of N numbers take less than 1.4 k draws on average, for k <= N / 2.
-    draws = 2 * int(drawn_W.max(initial=0)) + 8
-    base_W1 = np.arange(windows)[:, None] * width
-    while True:
-        number_WD = (uniforms(keys_W, draws) * totals_W[:, None]).astype(np.int64)
-        cell_WD = number_WD + base_W1
-        # Written backwards, so that the first draw of each number is kept.
-        first_draw = np.empty(windows * width, np.int64)
-        order = np.arange(windows * draws)
-        first_draw[cell_WD.reshape(-1)[::-1]] = order[::-1]
-        new_WD = (first_draw[cell_WD.reshape(-1)] == order).reshape(windows, draws)
-        rank_WD = np.cumsum(new_WD, axis=1)
-        if (rank_WD[:, -1] >= drawn_W).all():
-            break
-        draws *= 2
-    chosen = np.zeros(windows * width, bool)
-    chosen[cell_WD[new_WD & (rank_WD <= drawn_W[:, None])]] = True
-    chosen_WN = chosen.reshape(windows, width)
-    if not inverted_W.any():
-        return chosen_WN
-    return (chosen_WN ^ inverted_W[:, None]) & within(totals_W, width)
+    from tasks.objectives import noise_loops
+
+    width = max(int(totals_W.max(initial=0)), 1)
+    return noise_loops.subsets(keys_W, totals_W, sizes_W, width).view(bool)
 
 
 def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
@@ -169,12 +149,9 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask, _random_segmentation.
     Differences: T5 shuffles as many flags as there are tokens; the distribution is the same.
     """
-    windows, most = len(keys_W), int(parts_W.max(initial=1))
-    chosen_WN = subsets(keys_W, totals_W - 1, parts_W - 1)
-    cuts = np.flatnonzero(chosen_WN) % chosen_WN.shape[1]
-    ends_WS = np.broadcast_to(totals_W[:, None], (windows, most)).copy()
-    ends_WS[within(parts_W - 1, most)] = cuts + 1
-    return np.diff(ends_WS, axis=1, prepend=0)
+    from tasks.objectives import noise_loops
+
+    return noise_loops.compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
 
 
 def alternate(clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int):
@@ -186,15 +163,9 @@ def alternate(clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray,
       lengths_W: int64 [W], each at most `width`.
       width: tokens of a window.
     """
-    windows, spans = clean_WS.shape
-    ends = np.zeros((windows, 2 * spans + 2), np.int64)
-    spans_WS = np.stack([clean_WS, noise_WS], axis=2).reshape(windows, -1)
-    np.cumsum(spans_WS, axis=1, out=ends[:, 1:-1])
-    np.minimum(ends, lengths_W[:, None], out=ends)
-    ends[:, -1] = width
-    kind = np.arange(2 * spans + 1) % 2 == 1
-    flat = np.repeat(np.tile(kind, windows), np.diff(ends, axis=1).reshape(-1))
-    return flat.reshape(windows, width)
+    from tasks.objectives import noise_loops
+
+    return noise_loops.alternate(clean_WS, noise_WS, lengths_W, width)
 
 
 def span_mask(
@@ -319,16 +290,13 @@ def substitute_spans(
 
     Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel and noise_span_to_sentinel.
     """
-    windows, width = tokens_WN.shape
-    valid_WN = None if (lengths_W >= width).all() else within(lengths_W, width)
-    starts_WN = run_starts(mask_WN if valid_WN is None else mask_WN & valid_WN)
-    cells = np.flatnonzero(starts_WN)
-    firsts_W = np.searchsorted(cells, np.arange(windows) * width)
-    number = np.arange(len(cells)) - firsts_W[cells // width]
-    replaced_WN = tokens_WN.copy()
-    replaced_WN.reshape(-1)[cells] = first_sentinel - number * unique
-    keep_WN = starts_WN | ~mask_WN
-    return compress(replaced_WN, keep_WN if valid_WN is None else keep_WN & valid_WN)
+    from tasks.objectives import noise_loops
+
+    return _narrow(
+        *noise_loops.substitute_spans(
+            tokens_WN.astype(np.int32, copy=False), mask_WN, lengths_W, first_sentinel, int(unique)
+        )
+    )
 
 
 def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -337,17 +305,14 @@ def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np
     Returns:
       (tokens int32 [W, any] padded with 0, their number int64 [W]).
     """
-    # Flat, as numpy finds True elements in two dimensions six times more slowly.
-    cells = np.flatnonzero(keep_WN)
-    ends_W = np.searchsorted(cells, np.arange(len(keep_WN) + 1) * keep_WN.shape[1])
-    counts_W = np.diff(ends_W)
-    kept = tokens_WN.reshape(-1).take(cells).astype(np.int32, copy=False)
-    width = int(counts_W.max(initial=0))
-    if len(kept) == len(counts_W) * width:  # no window is shorter than another
-        return kept.reshape(len(counts_W), width), counts_W
-    out_WN = np.zeros((len(counts_W), width), np.int32)
-    out_WN[within(counts_W, width)] = kept
-    return out_WN, counts_W
+    from tasks.objectives import noise_loops
+
+    return _narrow(*noise_loops.compress(tokens_WN.astype(np.int32, copy=False), keep_WN))
+
+
+def _narrow(tokens_WN: np.ndarray, counts_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both, without the columns that are padding in all windows."""
+    return tokens_WN[:, : int(counts_W.max(initial=0))], counts_W
 
 
 def permute(tokens_WN: np.ndarray, mask_WN: np.ndarray, keys_W: np.ndarray) -> np.ndarray:

@@ -107,19 +107,14 @@ def test_all_subsets_are_equally_likely(size):
     assert ((counts - 1000) ** 2 / 1000).sum() < 36.1  # 14 degrees of freedom, 1 in 1000
 
 
-def test_more_numbers_are_drawn_if_the_first_do_not_suffice(monkeypatch):
-    # Streams that say the same number forty times before they go on.
-    uniforms = noise.uniforms
-
-    def slow(keys, count):
-        return np.concatenate(
-            [np.zeros((len(keys), min(count, 40))), uniforms(keys, count)[:, 40:]], axis=1
-        )
-
-    monkeypatch.setattr(noise, "uniforms", slow)
-    chosen = noise.subsets(noise.fold_in(1, np.arange(8)), np.full(8, 30), np.full(8, 10))
-    assert (chosen.sum(axis=1) == 10).all()
-    assert chosen[:, 0].all()
+@given(st.integers(1, 90), st.floats(0, 1), st.integers(0, 2**63))
+def test_a_subset_is_the_first_different_numbers_of_a_stream(total, share, seed):
+    size, keys = round(total * share), noise.fold_in(seed, np.arange(1))
+    numbers = (noise.uniforms(keys, 4000)[0] * total).astype(int).tolist()
+    inverted = 2 * size > total
+    drawn = list(dict.fromkeys(numbers))[: total - size if inverted else size]
+    expected = [(number in drawn) != inverted for number in range(total)]
+    assert noise.subsets(keys, np.array([total]), np.array([size]))[0].tolist() == expected
 
 
 @given(windows, st.integers(0, 2**63), st.sampled_from([0.1, 0.15, 0.5]), st.integers(1, 6))

@@ -1,0 +1,79 @@
+"""The inner loops of `records.Records`, compiled. Importing this module takes a second."""
+
+import numpy as np
+
+from tasks.compiled import compiled
+
+
+@compiled(nogil=True)
+def begins_of(raw, ends_R, tokens_R):
+    """Returns int64 [R], where the last `tokens_R` varints before `ends_R` begin; -1: not there.
+
+    A varint ends at a byte below 0x80.
+    """
+    begins_R = np.full(len(ends_R), -1, np.int64)
+    for row in range(len(ends_R)):
+        place, left = ends_R[row], tokens_R[row] + 1
+        if place == 0 or raw[place - 1] >= 0x80:
+            continue
+        # Without a branch for each byte, which could not be predicted.
+        while left > 0 and place > 0:
+            place -= 1
+            left -= raw[place] < 0x80
+        if left == 0:
+            begins_R[row] = place + 1
+    return begins_R
+
+
+@compiled(nogil=True)
+def preceded(raw, begins_R, heads, sizes_R):
+    """Returns whether each begin comes after the next `sizes_R` bytes of `heads`."""
+    first = 0
+    for row in range(len(begins_R)):
+        size = sizes_R[row]
+        if begins_R[row] < size:
+            return False
+        for byte in range(size):
+            if raw[begins_R[row] - size + byte] != heads[first + byte]:
+                return False
+        first += size
+    return True
+
+
+@compiled(nogil=True)
+def decoded(raw, begins_P, skips_P, counts_P):
+    """Returns `counts_P` varints, after the first `skips_P` from `begins_P`, as int32.
+
+    At least three bytes must follow the last of them.
+    """
+    out = np.empty(counts_P.sum(), np.int32)
+    ends = np.empty(counts_P.max() if len(counts_P) else 0, np.int64)
+    written = 0
+    for part in range(len(begins_P)):
+        place, left, count = begins_P[part], skips_P[part], counts_P[part]
+        while left > 0:
+            left -= raw[place] < 0x80
+            place += 1
+        # First where numbers end, then their values: so no step waits for the one before.
+        begin, found = place, 0
+        while found < count:
+            ends[found] = place
+            found += raw[place] < 0x80
+            place += 1
+        for number in range(count):
+            end = ends[number]
+            bits = 7 * (end - begin + 1)
+            if bits <= 28:
+                value = np.int64(raw[begin] & 0x7F)
+                value |= np.int64(raw[begin + 1] & 0x7F) << 7
+                value |= np.int64(raw[begin + 2] & 0x7F) << 14
+                value |= np.int64(raw[begin + 3] & 0x7F) << 21
+                value &= (np.int64(1) << bits) - 1
+            else:
+                value = np.int64(0)
+                for byte in range(min(end - begin + 1, 9)):
+                    value |= np.int64(raw[begin + byte] & 0x7F) << 7 * byte
+            out[written + number] = value
+            begin = end + 1
+        written += count
+    return out

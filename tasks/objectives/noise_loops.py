@@ -1,0 +1,118 @@
+"""The inner loops of `noise`, compiled: numpy would make a pass over all tokens for each operation.
+
+Importing this module takes a second; `noise` does when it draws the first mask.
+"""
+
+import numpy as np
+
+from tasks.compiled import compiled
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@compiled(nogil=True)
+def _mix(x):
+    """See `noise._mix`."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled(nogil=True)
+def _choose(key, total, size, chosen):
+    """Marks a subset in `chosen`, uint8 [at least total] of zeros; see `noise.subsets`."""
+    inverted = 2 * size > total
+    left = total - size if inverted else size
+    counter = np.uint64(0)
+    while left > 0:
+        counter += _GOLDEN
+        number = np.int64(np.float64(_mix(key + counter) >> np.uint64(11)) * 2.0**-53 * total)
+        if not chosen[number]:
+            chosen[number] = 1
+            left -= 1
+    if inverted:
+        for number in range(total):
+            chosen[number] ^= 1
+
+
+@compiled(nogil=True)
+def subsets(keys_W, totals_W, sizes_W, width):
+    """Returns uint8 [W, width], 1 on the chosen; see `noise.subsets`."""
+    chosen_WN = np.zeros((len(keys_W), width), np.uint8)
+    for window in range(len(keys_W)):
+        _choose(keys_W[window], totals_W[window], sizes_W[window], chosen_WN[window])
+    return chosen_WN
+
+
+@compiled(nogil=True)
+def compositions(keys_W, totals_W, parts_W, most):
+    """Returns int64 [W, most]; see `noise.compositions`."""
+    parts_WS = np.zeros((len(keys_W), most), np.int64)
+    for window in range(len(keys_W)):
+        cuts, parts = totals_W[window] - 1, parts_W[window]
+        chosen = np.zeros(max(cuts, 1), np.uint8)
+        _choose(keys_W[window], cuts, parts - 1, chosen)
+        part = begin = 0
+        for cut in range(cuts):
+            if chosen[cut]:
+                parts_WS[window, part] = cut + 1 - begin
+                begin = cut + 1
+                part += 1
+        parts_WS[window, part] = totals_W[window] - begin
+    return parts_WS
+
+
+@compiled(nogil=True)
+def alternate(clean_WS, noise_WS, lengths_W, width):
+    """Returns bool [W, width]; see `noise.alternate`."""
+    mask_WN = np.zeros((len(lengths_W), width), np.bool_)
+    for window in range(len(lengths_W)):
+        place, length = 0, lengths_W[window]
+        for span in range(clean_WS.shape[1]):
+            place += clean_WS[window, span]
+            end = min(place + noise_WS[window, span], length)
+            while place < end:
+                mask_WN[window, place] = True
+                place += 1
+            if place >= length:
+                break
+    return mask_WN
+
+
+@compiled(nogil=True)
+def substitute_spans(tokens_WN, mask_WN, lengths_W, first_sentinel, step):
+    """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.substitute_spans`.
+
+    A sentinel is that of the span before, less `step`.
+    """
+    windows, width = tokens_WN.shape
+    out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)
+    for window in range(windows):
+        sentinel, count, inside = first_sentinel, 0, False
+        for place in range(min(lengths_W[window], width)):
+            masked = mask_WN[window, place]
+            if not masked:
+                out_WN[window, count] = tokens_WN[window, place]
+                count += 1
+            elif not inside:
+                out_WN[window, count] = sentinel
+                sentinel -= step
+                count += 1
+            inside = masked
+        counts_W[window] = count
+    return out_WN, counts_W
+
+
+@compiled(nogil=True)
+def compress(tokens_WN, keep_WN):
+    """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.compress`."""
+    windows, width = tokens_WN.shape
+    out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)
+    for window in range(windows):
+        count = 0
+        for place in range(width):
+            if keep_WN[window, place]:
+                out_WN[window, count] = tokens_WN[window, place]
+                count += 1
+        counts_W[window] = count
+    return out_WN, counts_W
