@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from trainer.config import LossConfig
+from trainer.engine.logit_kernel import Statistics, rows_of_block, statistics
 from trainer.engine.metrics import Metrics
+from trainer.model.attention import kernel_memory
+from trainer.model.dense import device_kind
 from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
 
 
@@ -280,11 +286,36 @@ def _summarise(
     written by hand because it needs only logits and log Z from the forward pass; automatic
     differentiation would keep a second [B, L, V] array.
     """
+    found = _statistics(logits_BLV, targets_BL)
+    return found.log_z, found.target, found.total, found.target > found.rival
+
+
+def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
+    """Returns the statistics of float32 logits, on a TPU by a kernel if it can read their rows."""
+    run = _kernel_for(logits_BLV) if device_kind().startswith("TPU") else None
+    if run:
+        return run(logits_BLV, targets_BL)
     target_BL, rival_BL = _target_and_rival(logits_BLV, targets_BL)
     maximum_BL = jnp.maximum(target_BL, rival_BL)
     sum_exp_BL = jnp.sum(jnp.exp(logits_BLV - maximum_BL[..., None]), axis=-1)
     log_z_BL = jnp.log(sum_exp_BL) + maximum_BL
-    return log_z_BL, target_BL, jnp.sum(logits_BLV, axis=-1), target_BL > rival_BL
+    return Statistics(log_z_BL, target_BL, rival_BL, jnp.sum(logits_BLV, axis=-1))
+
+
+def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
+    """Returns `statistics`, by each device for its rows; None if these are divided or too long."""
+    memory, mesh = kernel_memory(device_kind()), jax.sharding.get_abstract_mesh()
+    _, length, vocab_size = logits_BLV.shape
+    rows = rows_of_block(length, vocab_size, memory)
+    batch_axis, vocab_axis = nn.logical_to_mesh_axes(("batch", "vocab")) or (None, None)
+    if not rows or (vocab_axis and mesh.shape[vocab_axis] > 1):
+        return None
+    run = partial(statistics, rows=rows, memory=memory)
+    if mesh.empty or mesh.size == 1:
+        return run
+    own = PartitionSpec(batch_axis)
+    # Kernels do not say over which axes their results vary.
+    return jax.shard_map(run, in_specs=own, out_specs=own, check_vma=False)
 
 
 def _target_and_rival(logits_BLV: jax.Array, targets_BL: jax.Array) -> tuple[jax.Array, jax.Array]:

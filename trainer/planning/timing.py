@@ -153,7 +153,9 @@ def timing(
         priced = PricedKernel(kernel.name, kernel.grid, kernel.shapes, cycles, kernel.bytes, 0)
         known = kernels.get(key, priced)
         kernels[key] = dataclasses.replace(known, times=known.times + times)
-        return cycles or 0
+        # A schedule does not wait for memory.
+        moving = round(kernel.bytes / chip.memory_bandwidth * chip.clock)
+        return max(cycles, moving) if cycles else 0
 
     def walk(name: str, times: int) -> None:
         nonlocal unpriced

@@ -13,9 +13,9 @@ from trainer.planning.timing import timing
 HERE = pathlib.Path(__file__).parent
 CHIP = CHIPS["v5e"]
 PLACES = [Place(0, (x, y, 0)) for x in range(4) for y in range(4)]
-# Of the stored program; its loop has six layers, and its kernel is given 500 cycles.
+# Of the stored program; its loop has six layers, and its kernel is given 5,000 cycles.
 CYCLES = {
-    parts.ATTENTION: 6 * (1000 + 500),
+    parts.ATTENTION: 6 * (1000 + 5000),
     parts.SCAN: 6 * 50,
     parts.EMBEDDING: 200,
     parts.LOGITS: 400 + 70,
@@ -24,7 +24,7 @@ CYCLES = {
     parts.REST: 20,
 }
 ACTIVATIONS = 16 * 64 * 256 * 2
-# Its two groups of heads take two steps of 100 bundles and 50 once: 500 cycles.
+# Its two groups of heads take two steps of 1,000 bundles and 500 once: 5,000 cycles.
 KERNEL = Kernel("kernel", (2, 2), 6, ((16, 64, 256), (16, 64, 256)), 2 * ACTIVATIONS)
 
 
@@ -35,7 +35,7 @@ def module():
 
 @pytest.fixture(scope="module")
 def estimate(module):
-    return timing(module, CHIP, PLACES, [KERNEL], {"kernel.1": Schedule(step=100, once=50)})
+    return timing(module, CHIP, PLACES, [KERNEL], {"kernel.1": Schedule(step=1000, once=500)})
 
 
 def test_cycles_are_booked_by_part_and_loops_count(estimate):
@@ -47,6 +47,13 @@ def test_cycles_are_booked_by_part_and_loops_count(estimate):
 def test_parts_add_up_to_the_step(estimate):
     exposed = sum(kind["exposed"] for kind in estimate.traffic().values())
     assert estimate.step == pytest.approx(sum(CYCLES.values()) / CHIP.clock + exposed)
+
+
+def test_a_kernel_takes_at_least_the_time_of_its_bytes(module, estimate):
+    short = timing(module, CHIP, PLACES, [KERNEL], {"kernel.1": Schedule(step=1, once=0)})
+    moving = KERNEL.bytes / CHIP.memory_bandwidth
+    less = estimate.seconds[parts.ATTENTION] - short.seconds[parts.ATTENTION]
+    assert less == pytest.approx(6 * (5000 / CHIP.clock - moving), rel=1e-3)
 
 
 def test_the_bytes_of_collectives(estimate):

@@ -1,0 +1,150 @@
+"""The statistics of logits that the loss needs, in one pass over them, as a Pallas kernel for TPUs.
+
+XLA finds the maximum of a row and sums its exponentials in two passes over [B, L, V]. The kernel
+has whole rows in the core's own memory, so it reads logits once.
+
+Dimensions: B batch, L length, V vocabulary; l rows of a block.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from trainer.model.facts import LANES
+
+# Rows of a register of float32.
+_SUBLANES = 8
+# Rows of a block: enough for the additions of one column of registers to follow one another.
+_MOST_ROWS = 64
+# Columns of registers in one iteration of a loop.
+_UNROLLED = 8
+
+
+class Statistics(NamedTuple):
+    """Statistics of rows of logits, float32 [B, L] each.
+
+    Attributes:
+      log_z: log(sum(exp(logits))).
+      target: the target's logit.
+      rival: the highest logit of the other tokens.
+      total: sum of the logits.
+    """
+
+    log_z: jax.Array
+    target: jax.Array
+    rival: jax.Array
+    total: jax.Array
+
+
+def rows_of_block(length: int, vocab_size: int, memory: int) -> int:
+    """Returns how many rows of logits a block has, or 0 if `memory`, in bytes, holds too few.
+
+    A block is in memory twice, as the next one is read meanwhile.
+    """
+    row = 4 * LANES * pl.cdiv(vocab_size, LANES)
+    fitting = min(_MOST_ROWS, memory // (3 * row) // _SUBLANES * _SUBLANES)
+    if not fitting:
+        return 0
+    groups = pl.cdiv(length, _SUBLANES)
+    blocks = pl.cdiv(groups, fitting // _SUBLANES)
+    return pl.cdiv(groups, blocks) * _SUBLANES
+
+
+def statistics(
+    logits_BLV: jax.Array, targets_BL: jax.Array, rows: int, memory: int, interpret: bool = False
+) -> Statistics:
+    """Returns the statistics of float32 logits.
+
+    Args:
+      rows: rows of a block, by `rows_of_block`.
+      memory: bytes of the core's memory that the kernel may use.
+      interpret: run the kernel without a TPU, for tests.
+    """
+    batch, length, vocab_size = logits_BLV.shape
+    found = pl.pallas_call(
+        partial(_kernel, vocab_size),
+        grid=(batch, pl.cdiv(length, rows)),
+        in_specs=[
+            pl.BlockSpec((None, rows, vocab_size), lambda row, block: (row, block, 0)),
+            pl.BlockSpec((None, rows, 1), lambda row, block: (row, block, 0)),
+        ],
+        out_specs=pl.BlockSpec((None, rows, 4), lambda row, block: (row, block, 0)),
+        out_shape=jax.ShapeDtypeStruct((batch, length, 4), jnp.float32),
+        interpret=interpret,
+        name="logit_statistics",
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=memory
+        ),
+    )(logits_BLV, targets_BL[..., None].astype(jnp.int32))
+    return Statistics(*(found[..., number] for number in range(4)))
+
+
+def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) -> None:
+    rows = logits_ref.shape[0]
+    whole, rest = divmod(vocab_size, LANES)
+    lane_lV = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
+    # The target is where this is the number of the first column.
+    distance_lV = targets_ref[...] - lane_lV
+
+    def columns(number: Any) -> jax.Array:
+        return logits_ref[:, pl.ds(number * LANES, LANES)]
+
+    def over(step: Any, start: Any) -> Any:
+        """Runs `step(number, logits, state)` on all whole columns of registers."""
+        together = whole // _UNROLLED
+
+        def some(group: Any, state: Any) -> Any:
+            for number in range(_UNROLLED):
+                at = group * _UNROLLED + number
+                state = step(at, columns(at), state)
+            return state
+
+        state = lax.fori_loop(0, together, some, start) if together else start
+        for at in range(together * _UNROLLED, whole):
+            state = step(at, columns(at), state)
+        return state
+
+    def look(number: Any, x_lV: jax.Array, state: Any) -> Any:
+        target_lV, rival_lV, total_lV = state
+        is_target_lV = distance_lV == number * LANES
+        return (
+            jnp.where(is_target_lV, x_lV, target_lV),
+            jnp.where(is_target_lV, rival_lV, jnp.maximum(rival_lV, x_lV)),
+            total_lV + x_lV,
+        )
+
+    zeros_lV = jnp.zeros((rows, LANES), jnp.float32)
+    state = over(look, (zeros_lV, zeros_lV - jnp.inf, zeros_lV))
+    if rest:
+        inside_lV = lane_lV < rest
+        last_lV = jnp.where(inside_lV, _last(logits_ref, whole, rest), 0.0)
+        target_lV, rival_lV, total_lV = look(whole, last_lV, state)
+        rival_lV = jnp.where(inside_lV, rival_lV, state[1])
+        state = target_lV, rival_lV, total_lV
+    target_l1 = jnp.sum(state[0], 1, keepdims=True)
+    rival_l1 = jnp.max(state[1], 1, keepdims=True)
+    total_l1 = jnp.sum(state[2], 1, keepdims=True)
+    maximum_l1 = jnp.maximum(target_l1, rival_l1)
+
+    def add(_: Any, x_lV: jax.Array, sum_lV: jax.Array) -> jax.Array:
+        return sum_lV + jnp.exp(x_lV - maximum_l1)
+
+    sum_lV = over(add, zeros_lV)
+    if rest:
+        last_lV = _last(logits_ref, whole, rest) - maximum_l1
+        sum_lV += jnp.where(inside_lV, jnp.exp(jnp.where(inside_lV, last_lV, 0.0)), 0.0)
+    log_z_l1 = jnp.log(jnp.sum(sum_lV, 1, keepdims=True)) + maximum_l1
+    out_ref[...] = jnp.concatenate([log_z_l1, target_l1, rival_l1, total_l1], 1)
+
+
+def _last(logits_ref: Any, whole: int, rest: int) -> jax.Array:
+    """Returns the last columns, filled up to a register with anything."""
+    x_lV = logits_ref[:, whole * LANES : whole * LANES + rest]
+    return jnp.pad(x_lV, ((0, 0), (0, LANES - rest)))
