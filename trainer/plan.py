@@ -10,7 +10,10 @@ of this machine.
 
 import argparse
 import contextlib
+import os
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from tasks.terminal import command_line
@@ -19,6 +22,7 @@ from trainer import pretrain
 
 if TYPE_CHECKING:
     from trainer.planning.compiled import Target
+    from trainer.planning.kernels import Schedules
 
 _COMPILATIONS = 10
 
@@ -33,6 +37,8 @@ def main(argv: list[str]) -> int:
     config, origins = pretrain.configured(arguments, others)
 
     target = target_of(arguments.topology)
+    if target.schedules:
+        _stop_at_once(target.schedules)
 
     import jax
 
@@ -60,6 +66,8 @@ def main(argv: list[str]) -> int:
         outcome = compile_plan(run, target)
     except TooLarge as error:
         outcome, missing = error, str(error)
+        if arguments.json:
+            print(page.as_json(error))
     else:
         show = page.as_json if arguments.json else page.page
         print(show(outcome, arguments.price))
@@ -67,11 +75,11 @@ def main(argv: list[str]) -> int:
             return 0
         missing = f"{outcome.missing / 1e9:,.1f} GB a device too much"
     print(f"it does not fit, {missing}: looking for what does", file=sys.stderr, flush=True)
-    remedy = search.first_that_fits(run, target, outcome, _COMPILATIONS)
-    if remedy is None:
+    remedy, tried = search.first_that_fits(run, target, outcome, _COMPILATIONS)
+    if remedy is None or remedy.missing:
         raise UserError(
-            f"the run does not fit {target.name} ({missing}), and none of {_COMPILATIONS} changes "
-            "tried does: use a larger slice, or --search"
+            f"the run does not fit {target.name} ({missing}), and nothing else of {tried} "
+            "configurations tried does: use a larger slice, or a smaller batch"
         )
     raise UserError(
         f"the run does not fit {target.name} ({missing}); what fits, with "
@@ -108,6 +116,27 @@ def target_of(name: str | None) -> "Target":
         topology.chip.memory,
         schedules,
     )
+
+
+def _stop_at_once(schedules: "Schedules") -> None:
+    """Makes Ctrl-C and SIGTERM end the process also while it compiles, which takes minutes.
+
+    Python would handle them afterwards, and libtpu prints the stack of a terminated process.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    # Python writes the number of a signal there at once.
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        received = os.read(reading, 1)[0]
+        schedules.remove()
+        print("stopped", file=sys.stderr, flush=True)
+        os._exit(128 + received)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 def _parser() -> Parser:

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer import plan
-from trainer.planning import search
+from trainer.planning import page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
 from trainer.planning.subject import subject
@@ -84,8 +84,9 @@ def test_a_run_that_does_not_fit_gets_a_remedy(capsys):
     target = dataclasses.replace(local_target(), memory=int(unlimited.needed * 0.7))
     tight = compile_plan(whole, target)
     assert tight.missing > 0
-    remedy = search.first_that_fits(whole, target, tight, most=6)
+    remedy, tried = search.first_that_fits(whole, target, tight, most=6)
     assert remedy is not None
+    assert 0 < tried <= 6
     assert remedy.missing == 0
     assert "--microbatches=" in search.flags(remedy, whole)
     assert "GB too much" in capsys.readouterr().err
@@ -108,9 +109,30 @@ def test_a_run_that_the_compiler_refuses_gets_a_remedy(monkeypatch):
         with pytest.raises(TooLarge, match=r"66\.4 GB a device") as raised:
             compile_plan(run, local_target())
     target = dataclasses.replace(local_target(), memory=4 << 30)
-    remedy = search.first_that_fits(run, target, raised.value, most=3)
+    assert json.loads(page.as_json(raised.value))["fits"] is False
+    remedy, _ = search.first_that_fits(run, target, raised.value, most=3)
     assert remedy is not None
     assert search.flags(remedy, run).startswith("--model.remat=")
+
+
+def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
+    whole = tiny("--batch_size=2", "--evaluation.batch_size=256", "--evaluation.every_steps=1")
+    training = compile_plan(whole, local_target(), evaluation=False)
+    target = dataclasses.replace(local_target(), memory=2 * training.needed)
+    tight = compile_plan(whole, target)
+    assert tight.missing > 0
+    assert tight.trains
+    remedy, _ = search.first_that_fits(whole, target, tight, most=1)
+    assert remedy is not None
+    assert remedy.evaluation is not None
+    assert remedy.missing == 0
+    flags = search.flags(remedy, whole)
+    assert flags.startswith("--evaluation.batch_size=")
+    assert int(flags.rpartition("=")[2]) < 256
+    best = search.search(whole, target, most=1)[0]
+    assert best.plan is not None
+    assert best.plan.missing == 0
+    assert best.values["evaluation.batch_size"] < 256
 
 
 def test_lengths_are_the_tasks():
@@ -126,6 +148,9 @@ def test_lengths_are_the_tasks():
         ([*TINY, "--topology=v5e:4x4x4"], "2 axes"),
         ([*TINY, "--topology=v5e:3x4"], "must be even"),
         ([*TINY, "--topology=v5e:0x4"], "above 0"),
+        ([*TINY, "--topology=v5e:6x6"], "there is no such slice"),
+        ([*TINY, "--topology=v6e:32x16"], "the largest slice is v6e:16x16"),
+        ([*TINY, "--topology=v4:6x4x4"], "multiples of 4"),
         ([*TINY, "--topology="], "--topology=: unknown"),
         ([*TINY, "--search"], "it needs a --topology"),
         ([*TINY, "--engine=t5x"], "--engine=t5x"),

@@ -7,8 +7,10 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -117,6 +119,25 @@ def test_a_run_that_does_not_fit_is_refused_with_one_that_does():
     last = result.stderr.splitlines()[-1]
     assert "what fits" in last
     assert "--m" in last.rpartition("a device: ")[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_compilation_at_once(number, tmp_path):
+    command = [sys.executable, "-m", "trainer.plan", "--topology=v5e:2x2", "--preset=t5_1_1_base"]
+    flags = [*SIDES, "--batch_size=64", "--model.dtype=bfloat16"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [*command, *flags], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        until = time.monotonic() + 120
+        while not any(tmp_path.glob("schedules_*/*")) and time.monotonic() < until:
+            time.sleep(0.5)
+        process.send_signal(number)
+        assert process.wait(timeout=20) == 128 + number
+        assert process.stderr is not None
+        assert process.stderr.read().splitlines()[-1] == "stopped"
+    assert not any(tmp_path.glob("schedules_*"))
 
 
 KERNEL = """

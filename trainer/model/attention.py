@@ -134,7 +134,9 @@ class _DotProductAttention(nn.Module):
                 # All queries share a draw: keys dropped from the weights are values dropped.
                 ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
                 kept_BSH = self.shared.dropout()(ones_BH1S, deterministic)[:, :, 0].swapaxes(1, 2)
-                v_BSJ *= jnp.repeat(kept_BSH, head_dim, axis=2)
+                # Divided as weights are, not multiplied by a rounded inverse.
+                scaled_BSJ = v_BSJ / (1.0 - self.shared.dropout_rate)
+                v_BSJ = jnp.where(jnp.repeat(kept_BSH > 0, head_dim, axis=2), scaled_BSJ, 0)
             if positions.angle_BLC is not None:
                 q_BLJ = rotate_joined(q_BLJ, positions.angle_BLC, head_dim)
                 k_BSJ = rotate_joined(k_BSJ, positions.angle_BLC, head_dim)

@@ -27,6 +27,7 @@ class Chip:
       wraps: an axis is closed to a ring where its length is a multiple of this.
       network: bytes per second of a chip over the data-centre network, between slices.
       dollars: price of a chip and hour.
+      largest: chips of the largest slice along each axis.
       config: the compiler's name of the layout in which JAX sees one device for each chip.
     """
 
@@ -39,6 +40,7 @@ class Chip:
     wraps: int
     network: float
     dollars: float
+    largest: tuple[int, ...]
     config: str = "default"
 
 
@@ -54,11 +56,18 @@ PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of Jun
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v4": Chip(
-            *("TPU v4", 1.05e9, int(30.75 * _GIB), 1.2e12, 3, 50e9, 4, 6.25e9, 3.22), "megacore"
+            *("TPU v4", 1.05e9, int(30.75 * _GIB), 1.2e12, 3, 50e9, 4, 6.25e9, 3.22, (16, 16, 16)),
+            "megacore",
         ),
-        "v5e": Chip("TPU v5 lite", 1.5e9, int(15.75 * _GIB), 0.819e12, 2, 50e9, 16, 3.125e9, 1.20),
-        "v5p": Chip("TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 100e9, 4, 6.25e9, 4.20),
-        "v6e": Chip("TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 100e9, 16, 12.5e9, 2.70),
+        "v5e": Chip(
+            "TPU v5 lite", 1.5e9, int(15.75 * _GIB), 0.819e12, 2, 50e9, 16, 3.125e9, 1.20, (16, 16)
+        ),
+        "v5p": Chip(
+            "TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 100e9, 4, 6.25e9, 4.20, (16, 16, 24)
+        ),
+        "v6e": Chip(
+            "TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 100e9, 16, 12.5e9, 2.70, (16, 16)
+        ),
     }
 )
 

@@ -71,11 +71,13 @@ class TooLarge(UserError):
 
     Attributes:
       needed: bytes of a device, for temporary arrays alone.
+      training: the plan without evaluation, if it is the evaluation step that is refused.
     """
 
     def __init__(self, message: str, needed: int):
         super().__init__(message)
         self.needed = needed
+        self.training: Plan | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +129,15 @@ class Plan:
     @property
     def missing(self) -> int:
         """Bytes that a device lacks; 0 if the run fits, or if the limit is unknown."""
-        return max(self.needed - self.target.memory, 0) if self.target.memory else 0
+        return self._lacking(self.needed)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the training step fits, or its limit is unknown."""
+        return not self._lacking(self.train.memory.total)
+
+    def _lacking(self, needed: int) -> int:
+        return max(needed - self.target.memory, 0) if self.target.memory else 0
 
     @property
     def step(self) -> float | None:
@@ -167,15 +177,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
     config = subject.config
     program = make_program(subject, target)
     state = program.abstract_state()
-    sharding = rows(program.mesh)
-
-    def batch_of(size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=sharding)
-            for name, array in subject.row().items()
-        }
-
-    batch = batch_of(config.batch_size)
+    batch = _batch(subject, program, config.batch_size)
     held = {
         PARAMETERS: state.params,
         OPTIMIZER_STATE: state.opt_state,
@@ -183,20 +185,8 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
     }
     vocab_size = config.model.vocab_size
     train = _compiled(program, target, program.train_step, (state, batch), held, vocab_size)
-    evaluated = None
-    if evaluation and config.evaluation.every_steps:
-        size = config.evaluation.batch_size or config.batch_size
-        batch = batch_of(size)
-        held = {PARAMETERS: state.params, BATCH: batch}
-        arguments = (state.params, batch)
-        step = program.evaluation_step
-        evaluated = _compiled(program, target, step, arguments, held, vocab_size)
-        # The rest of the state stays on the device.
-        kept = train.memory.parts.get(OPTIMIZER_STATE, 0)
-        with_state = Memory({**evaluated.memory.parts, OPTIMIZER_STATE: kept})
-        evaluated = dataclasses.replace(evaluated, memory=with_state)
     part = host_part(program.mesh, target.devices[0].process_index)
-    return Plan(
+    plan = Plan(
         subject,
         target,
         {axis: program.mesh.shape[axis] for axis in AXES},
@@ -204,8 +194,44 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
         parameter_count(config.model),
         flops_per_step(config.model, config.batch_size, *subject.lengths),
         train,
-        evaluated,
+        None,
     )
+    return with_evaluation(plan) if evaluation else plan
+
+
+def with_evaluation(plan: Plan) -> Plan:
+    """Returns a plan with its evaluation step compiled, if the run evaluates.
+
+    Raises:
+      TooLarge: the compiler refuses it.
+    """
+    config, target = plan.subject.config, plan.target
+    if not config.evaluation.every_steps:
+        return plan
+    program = make_program(plan.subject, target)
+    params = program.abstract_state().params
+    size = config.evaluation.batch_size or config.batch_size
+    batch = _batch(plan.subject, program, size)
+    held = {PARAMETERS: params, BATCH: batch}
+    step, vocab_size = program.evaluation_step, config.model.vocab_size
+    try:
+        evaluated = _compiled(program, target, step, (params, batch), held, vocab_size)
+    except TooLarge as error:
+        raised = TooLarge(f"an evaluation of {size:,} rows has {error}", error.needed)
+        raised.training = plan
+        raise raised from error
+    # The rest of the state stays on the device.
+    kept = plan.train.memory.parts.get(OPTIMIZER_STATE, 0)
+    with_state = Memory({**evaluated.memory.parts, OPTIMIZER_STATE: kept})
+    return dataclasses.replace(plan, evaluation=dataclasses.replace(evaluated, memory=with_state))
+
+
+def _batch(subject: Subject, program: Program, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    sharding = rows(program.mesh)
+    return {
+        name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=sharding)
+        for name, array in subject.row().items()
+    }
 
 
 def make_program(subject: Subject, target: Target) -> Program:

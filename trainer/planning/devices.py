@@ -57,6 +57,16 @@ class Topology:
                 f"--topology={name}: hosts have 2 x 2 chips, so the first two sizes must be even "
                 "and above 0"
             )
+        largest = CHIPS[found[2]].largest
+        # Slices of two axes are 2, 4, 8 or 16 chips wide; those of three are built of 4 x 4 x 4.
+        there = all(size in (1, 2, 4, 8, 16) or (axes == 3 and size % 4 == 0) for size in shape)
+        sizes = zip(sorted(shape), sorted(largest), strict=True)
+        if not there or any(size > most for size, most in sizes):
+            raise UserError(
+                f"--topology={name}: there is no such slice; sizes are 2, 4, 8 or 16"
+                f"{', or multiples of 4' if axes == 3 else ''}, and the largest slice is "
+                f"{found[2]}:{'x'.join(map(str, largest))}"
+            )
         return cls(name, found[2], shape, int(found[1] or 1))
 
     @property

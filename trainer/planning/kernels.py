@@ -176,6 +176,10 @@ class Schedules:
             "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
         ).strip()
 
+    def remove(self) -> None:
+        """Removes the folder, as a process does that ends by itself."""
+        self._folder.cleanup()
+
     def read(self, module: Module) -> dict[str, Schedule]:
         """Returns the schedules of the custom calls of the last compiled program by their names.
 

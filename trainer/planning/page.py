@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.terminal.table import table
 from trainer.planning.chips import PRICES
-from trainer.planning.compiled import Compiled, Plan
+from trainer.planning.compiled import Compiled, Plan, TooLarge
 from trainer.planning.search import Attempt, changed, flags
 from trainer.planning.subject import Subject
 from trainer.planning.timing import Timing
@@ -30,15 +30,18 @@ def page(plan: Plan, price: float | None = None) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
-def as_json(value: Plan | list[Attempt], price: float | None = None) -> str:
-    """Returns a plan, or the attempts of a search, as JSON; bytes, seconds and dollars."""
+def as_json(value: Plan | TooLarge | list[Attempt], price: float | None = None) -> str:
+    """Returns a plan, a refusal or the attempts of a search as JSON; bytes, seconds and dollars."""
     if isinstance(value, Plan):
         return json.dumps(_values(value, price), indent=1)
+    if isinstance(value, TooLarge):
+        return json.dumps({"fits": False, "needed_bytes": value.needed, "refused": str(value)})
     attempts = [
         {
             "flags": flags(each.plan) if each.plan else None,
             "changed": dict(each.values),
             "refused": str(each.refused or ""),
+            "needed_bytes": each.refused.needed if isinstance(each.refused, TooLarge) else None,
             "plan": _values(each.plan, price) if each.plan else None,
         }
         for each in value

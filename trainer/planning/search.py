@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -14,7 +15,14 @@ import jax
 from tasks.terminal.command_line import UserError
 from trainer.config import fields
 from trainer.config.mesh import check_dimensions
-from trainer.planning.compiled import Plan, Target, TooLarge, compile_plan, make_program
+from trainer.planning.compiled import (
+    Plan,
+    Target,
+    TooLarge,
+    compile_plan,
+    make_program,
+    with_evaluation,
+)
 from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.planning.subject import Subject
 
@@ -23,7 +31,8 @@ _MOST_TENSOR = 8
 _MICROBATCHES = (2, 4, 8, 16)
 # A state that takes more of the memory leaves too little for activations.
 _STATE_SHARE = 0.6
-_PATHS = ("mesh.data", "mesh.fsdp", "mesh.tensor", "microbatches", "model.remat")
+_EVALUATED = "evaluation.batch_size"
+_PATHS = ("mesh.data", "mesh.fsdp", "mesh.tensor", "microbatches", "model.remat", _EVALUATED)
 _SCAN = "model.scan_layers"
 
 Values = dict[str, Any]
@@ -55,26 +64,64 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations; returns them, the best first."""
+    """Compiles up to `most` configurations; returns them, the best first.
+
+    Only the best one's evaluation is compiled, with fewer rows if they are too many.
+    """
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
         attempts.append(attempt)
         _report(attempt)
-    return sorted(attempts, key=lambda each: each.rank)
+    attempts.sort(key=lambda each: each.rank)
+    if not attempts or attempts[0].plan is None or attempts[0].plan.missing:
+        return attempts
+    best, *others = attempts
+    assert best.plan is not None
+    plan = evaluated(best.plan)
+    before, after = (each.subject.config.evaluation.batch_size for each in (best.plan, plan))
+    values = best.values if before == after else {**best.values, _EVALUATED: after}
+    return [Attempt(values, plan), *others]
+
+
+def evaluated(plan: Plan) -> Plan:
+    """Returns a plan with an evaluation that fits, of fewer rows than asked for if need be.
+
+    If not even one row on each device fits, the plan does not fit.
+    """
+    config = plan.subject.config
+    size = config.evaluation.batch_size or config.batch_size
+    devices = plan.mesh["data"] * plan.mesh["fsdp"]
+    while True:
+        found: Plan | None = None
+        with contextlib.suppress(TooLarge):
+            found = with_evaluation(plan)
+        if found and not found.missing:
+            return found
+        if size <= devices:
+            # Nothing smaller is left to try.
+            return found or with_evaluation(plan)
+        size = max(size // 4 // devices, 1) * devices
+        subject = plan.subject.with_values({_EVALUATED: size})
+        plan = dataclasses.replace(plan, subject=subject)
 
 
 def first_that_fits(
     asked: Subject, target: Target, known: Plan | TooLarge, most: int
-) -> Plan | None:
-    """Returns the plan of the first configuration found that fits, or None after `most`.
+) -> tuple[Plan | None, int]:
+    """Returns the plan of the first configuration found that fits, or None, and how many it tried.
 
     `known` is the outcome of what was asked.
     """
+    training = known.training if isinstance(known, TooLarge) else known
+    if training and training.trains:
+        return evaluated(dataclasses.replace(training, evaluation=None)), 1
+    tried = 0
     for attempt in itertools.islice(_attempts(asked, target, known), most):
         _report(attempt)
+        tried += 1
         if attempt.plan and not attempt.plan.missing:
-            return attempt.plan
-    return None
+            return evaluated(attempt.plan), tried
+    return None, tried
 
 
 def flags(plan: Plan, asked: Subject | None = None) -> str:
@@ -93,7 +140,7 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
     return " ".join(
         f"--{path}={changed(values[path])}"
         for path in (*_PATHS, _SCAN)
-        if before.get(path) != values[path]
+        if before.get(path) != values[path] is not None
     )
 
 
