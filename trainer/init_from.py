@@ -90,6 +90,13 @@ def start(run: Run) -> StartingPoint:
     spec = model_spec(replace(config.model, scan_layers=False))
     expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
+    if not layout.have_positions_per_layer(expected):
+        found = layout.with_shared_positions(flag, found)
+    elif not layout.have_positions_per_layer(found):
+        raise UserError(
+            f"{flag} has no table of relative positions per layer: leave out "
+            f"--model.position={config.model.position}"
+        )
     _check_names(flag, found, expected, scanned)
     _check_shapes(flag, found, expected, run.data.vocab_size)
 

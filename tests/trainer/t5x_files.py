@@ -104,8 +104,11 @@ def scanned(arrays):
     return found
 
 
-def scanned_moments(arrays, seed=1):
-    """Returns Adafactor's state of `scanned(…)`: every kernel is factored by its "embed" axis."""
+def scanned_moments(arrays, seed=1, own_tables=False):
+    """Returns Adafactor's state of `scanned(…)`: every kernel is factored by its "embed" axis.
+
+    The state of the tables of positions is the same in all layers, unless `own_tables`.
+    """
     rng = np.random.default_rng(seed)
     unused, found = np.zeros(1, "f4"), {}
     for name, array in arrays.items():
@@ -117,8 +120,8 @@ def scanned_moments(arrays, seed=1):
             state |= {"v_row": rng.random(row).astype("f4"), "v_col": rng.random(rest).astype("f4")}
         else:
             value = rng.random(array.shape).astype("f4")
-            # All layers have the same table, and so the same state.
-            if "relpos_bias" in name:
+            # Layers with the same table have the same state.
+            if "relpos_bias" in name and not own_tables:
                 value = np.stack([value[:, 0]] * LAYERS, 1)
             state["v"] = value
         found |= {f"{name}/{kind}": value for kind, value in state.items()}

@@ -169,8 +169,9 @@ def _model(
         vocabularies = dict.fromkeys(names, Macro("VOCABULARY"))
     if scalable:
         network |= {"scan_layers": True, "remat_policy": "minimal"}
+    network_module = "t5x.examples.scalable_t5.network" if scalable else "network"
     arguments = {
-        "module": _call(f"network.{module}"),
+        "module": _call(f"{network_module}.{module}"),
         "optimizer_def": Macro("OPTIMIZER"),
         "z_loss": Macro("Z_LOSS"),
         "label_smoothing": Macro("LABEL_SMOOTHING"),
@@ -192,8 +193,8 @@ def _model(
         ),
         "MODEL": _call(f"models.{model}"),
         **{f"models.{model}.{name}": value for name, value in arguments.items()},
-        f"network.{module}.config": _call(f"network.{config}"),
-        **{f"network.{config}.{name}": value for name, value in network.items()},
+        f"{network_module}.{module}.config": _call(f"{network_module}.{config}"),
+        **{f"{network_module}.{config}.{name}": value for name, value in network.items()},
     }
 
 

@@ -235,9 +235,11 @@ class Reading:
                 )
         for key, binding in self._bound.items():
             if key not in self._used and not binding.library:
-                configurable = self._called(binding.selector)
-                why = configurable and configurable.arguments[binding.argument].why
-                text = why or "nothing in these files refers to it"
+                configurable = next(each for each in self._known if each.names[0] == key[1])
+                text = (
+                    configurable.arguments[binding.argument].why
+                    or "nothing in these files refers to it"
+                )
                 self.idle(f"{binding.name} ({binding.place}): {text}")
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
@@ -317,7 +319,8 @@ class Reading:
                 f"{binding.place}: {named[0].short} has no argument {binding.argument}"
                 f"{nearest(binding.argument, arguments)}; it has {', '.join(sorted(arguments))}"
             )
-        return binding.scope, named[0].names[0], binding.argument
+        called = next(each for each in named if binding.argument in each.arguments)
+        return binding.scope, called.names[0], binding.argument
 
     def _binding(self, configurable: Configurable, scope: str, name: str) -> Binding | None:
         """Returns the binding that applies under a scope: that of the longest prefix with one."""

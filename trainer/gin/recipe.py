@@ -69,12 +69,26 @@ def load(
             statements.bindings.insert(0, no_model)
         reading = Reading(statements, t5x.KNOWN)
         reading.walk(t5x.TRAIN)
+        _set_microbatch_law(reading)
         reading.finish(includes.MACROS)
     _set_seed(reading)
     _set_task(reading, overrides)
     _warn_of_vocabulary(reading)
     _note_imports(reading, _flag(overrides, "task_module"))
     return _configured(reading, named, preset)
+
+
+def _set_microbatch_law(reading: Reading) -> None:
+    """Normalizes each microbatch by itself if files bind both, since T5X does."""
+    parts, normalizer = (reading.fields.get(name) for name in ("microbatches", "loss.normalizer"))
+    if parts and normalizer and parts.value != 1 and normalizer.value != "sum":
+        origin = f"T5X's law for num_microbatches ({parts.origin})"
+        reading.set("loss.normalize_over", "microbatch", origin)
+        reading.warn(
+            f"num_microbatches = {parts.value} ({parts.origin}) with loss_normalizing_factor "
+            f"({normalizer.origin}): each microbatch is normalized by itself, as in T5X; "
+            "--loss.normalize_over=batch makes the result independent of their number"
+        )
 
 
 def _set_seed(reading: Reading) -> None:

@@ -14,6 +14,7 @@ from tasks.terminal.command_line import UserError
 from trainer.config import NORMALIZERS
 from trainer.gin import meaning as m
 from trainer.gin.reader import Reference, Value
+from trainer.model.facts import PER_LAYER
 
 NO_DECODING = "no text is decoded during pretraining"
 _OWN_CONVERTER = "the converter follows from the model's architecture"
@@ -189,17 +190,24 @@ _SIZES = {
     "logits_via_embedding": m.field("model.tied_logits", False),
     "float32_attention_logits": m.field("model.softmax_dtype", convert=_softmax_dtype),
 }
+_LAYERS = {
+    "num_encoder_layers": m.field("model.num_encoder_layers", 6),
+    "num_decoder_layers": m.field("model.num_decoder_layers", 6),
+    "scan_layers": m.field("model.scan_layers"),
+    "remat_policy": m.field("model.remat", convert=_remat),
+    "param_scan_axis": m.nothing("layers are stacked along the first axis", 1),
+}
 _T5_CONFIG = m.Configurable(
-    ("t5x.examples.t5.network.T5Config", "t5x.examples.scalable_t5.network.T5Config"),
+    ("t5x.examples.t5.network.T5Config",), {**_SIZES, **_LAYERS}, {"model.family": "t5_1_1"}
+)
+_SCALABLE_CONFIG = m.Configurable(
+    ("t5x.examples.scalable_t5.network.T5Config",),
     {
         **_SIZES,
-        "num_encoder_layers": m.field("model.num_encoder_layers", 6),
-        "num_decoder_layers": m.field("model.num_decoder_layers", 6),
-        "scan_layers": m.field("model.scan_layers"),
-        "remat_policy": m.field("model.remat", convert=_remat),
-        "param_scan_axis": m.nothing("layers are stacked along the first axis", 1),
+        **_LAYERS,
+        "scan_layers": m.field("model.scan_layers", True),
     },
-    {"model.family": "t5_1_1"},
+    {"model.family": "t5_1_1", "model.position": PER_LAYER},
 )
 _DECODER_CONFIG = m.Configurable(
     ("t5x.examples.decoder_only.network.TransformerConfig",),
@@ -207,8 +215,10 @@ _DECODER_CONFIG = m.Configurable(
     {"model.family": "lm", "model.num_encoder_layers": 0},
 )
 _NETWORK = m.Configurable(
-    ("t5x.examples.t5.network.Transformer", "t5x.examples.scalable_t5.network.Transformer"),
-    {"config": m.refers(_T5_CONFIG)},
+    ("t5x.examples.t5.network.Transformer",), {"config": m.refers(_T5_CONFIG)}
+)
+_SCALABLE_NETWORK = m.Configurable(
+    ("t5x.examples.scalable_t5.network.Transformer",), {"config": m.refers(_SCALABLE_CONFIG)}
 )
 _DECODER_NETWORK = m.Configurable(
     ("t5x.examples.decoder_only.network.DecoderWrapper",), {"config": m.refers(_DECODER_CONFIG)}
@@ -224,7 +234,7 @@ _MODEL = {
 ENCODER_DECODER = m.Configurable(
     ("t5x.models.EncoderDecoderModel",),
     {
-        "module": m.refers(_NETWORK),
+        "module": m.refers(_NETWORK, _SCALABLE_NETWORK),
         "input_vocabulary": _VOCABULARY,
         "output_vocabulary": _VOCABULARY,
         "default_decoder_params": m.nothing(NO_DECODING, None),
@@ -244,5 +254,6 @@ DECODER_ONLY = m.Configurable(
 
 KNOWN = (
     *(ENCODER_DECODER, DECODER_ONLY, _NETWORK, _DECODER_NETWORK, _T5_CONFIG, _DECODER_CONFIG),
+    *(_SCALABLE_NETWORK, _SCALABLE_CONFIG),
     *(SCHEDULE, _ADAFACTOR, _FACTOR_RULES, _ADAMW, _LION, _SENTENCEPIECE, _BYTES, _PASS_THROUGH),
 )
