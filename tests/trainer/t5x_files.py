@@ -129,9 +129,12 @@ def scanned_moments(arrays, seed=1, own_tables=False):
 
 
 def write(folder, layout, parameters, moments=None, step=STEP, dtype="float32"):
-    """Writes `folder/checkpoint_STEP` with parameters in `dtype`, and returns its path."""
-    path = folder / f"checkpoint_{step}"
-    tree = {"state/step": np.asarray(step, np.int32)}
+    """Writes `folder/checkpoint_STEP` with parameters in `dtype`, and returns its path.
+
+    With `step` None the state has no step.
+    """
+    path = folder / f"checkpoint_{STEP if step is None else abs(step)}"
+    tree = {} if step is None else {"state/step": np.asarray(step, np.int32)}
     tree |= {f"state/param_states/{name}": array for name, array in (moments or {}).items()}
     tree |= {f"target/{name}": array for name, array in parameters.items()}
     inside = path if layout in BEFORE_ORBAX else path / "state"

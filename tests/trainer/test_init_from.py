@@ -222,6 +222,28 @@ def test_the_reason_for_a_reset_is_named(flags, reason, tmp_path):
     assert "make sure it is this run's" in start.describe()
 
 
+@pytest.mark.parametrize("step", [None, -5])
+@pytest.mark.parametrize("kind", ["orbax", "legacy"])
+def test_a_state_without_a_step_starts_at_0_only_if_asked_to(kind, step, tmp_path):
+    path = t5x_files.write(tmp_path, kind, PARAMETERS, step=step)
+    with pytest.raises(UserError, match=r"state/step is .*init_from_state=false"):
+        init_from.start(run_of(path))
+    start = init_from.start(run_of(path, "--init_from_state=false"))
+    assert start.step == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 5.3e34])
+def test_parameters_that_are_not_finite_or_absurd_are_named(value, tmp_path):
+    name = "encoder/layers_1/mlp/wo/kernel"
+    damaged = PARAMETERS[name].copy()
+    damaged[3, 2] = value
+    path = t5x_files.write(tmp_path, "legacy", {**PARAMETERS, name: damaged})
+    run = run_of(path)
+    start = init_from.start(run)
+    with pytest.raises(UserError, match=f"{name} holds (NaN or infinity|an element of 5.3e.34)"):
+        start.state(Program(run))
+
+
 @pytest.mark.parametrize("kind", t5x_files.LAYOUTS)
 def test_missing_and_unexpected_tensors_are_named(kind, tmp_path):
     name, other = "encoder/layers_1/mlp/wi_0/kernel", "encoder/layers_1/mlp/wi_zero/kernel"

@@ -7,6 +7,7 @@ means. Values are literals, `@references` and `%MACROS`; an expression is an err
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,18 @@ from tasks.terminal.command_line import UserError, nearest
 # The macro of a value that another file or a flag must set.
 REQUIRED = "gin.REQUIRED"
 _MAIN = "__main__."
+FLAXFORMER = (
+    "Flaxformer's models are not read: leave their files out and name the model, as "
+    "--preset=t5_1_1_base (--help=presets), umT5 with --model.position=relative_per_layer"
+)
+_EVALUATE = "python -m trainer.evaluate --model_dir=DIR"
+# Files of commands other than training, by their last name -> ours.
+_OTHER_COMMANDS = {
+    "eval.gin": f"evaluate a run with {_EVALUATE} --split=SPLIT",
+    "perplexity_eval.gin": f"evaluate a run with {_EVALUATE} --checkpoints=all --split=validation",
+    "infer.gin": "export a run with python -m trainer.export, and generate text with transformers",
+    "export.gin": "export a run with python -m trainer.export",
+}
 _LIBRARY = "t5x/"
 
 
@@ -120,6 +133,10 @@ class _Reader:
         path = next((each for each in candidates if os.path.isfile(each)), None)
         if path is None:
             if name not in self._built_in:
+                hint = _OTHER_COMMANDS.get(os.path.basename(name))
+                hint = FLAXFORMER if name.startswith("flaxformer/") else hint
+                if hint:
+                    raise UserError(f"{named_at}: there is no {name}: {hint}")
                 sought = ", ".join(dict.fromkeys(folder or "." for folder in self._folders))
                 raise UserError(
                     f"{named_at}: there is no {name} in {sought}{nearest(name, self._built_in)}: "
@@ -132,10 +149,14 @@ class _Reader:
             circle = " -> ".join([*(each for each, _ in above), name])
             raise UserError(f"{named_at}: files include one another in a circle: {circle}")
         try:
-            with open(path, encoding="utf-8") as lines:
-                self._statements(lines, name, (*above, (name, real)))
+            # Some editors begin a file with a mark of its byte order.
+            with open(path, encoding="utf-8-sig") as lines:
+                text = lines.read()
         except UnicodeDecodeError as error:
-            raise UserError(f"{named_at}: {path} is not UTF-8: {error}") from error
+            raise UserError(
+                f"{named_at}: {path} is not UTF-8 (byte {error.start}): save it as UTF-8"
+            ) from error
+        self._statements(io.StringIO(text), name, (*above, (name, real)))
 
     def flag(self, flag: str) -> None:
         name, equals, text = flag.partition("=")
@@ -251,6 +272,10 @@ class Macros:
         """Returns the bindings of macros that were never read."""
         return [each for name, each in self._bound.items() if name not in self._read]
 
+    def unset(self, binding: Binding) -> bool:
+        """Returns whether a binding's value is a macro that nothing sets."""
+        return isinstance(binding.value, Macro) and binding.value.name not in self._bound
+
     def resolve(self, binding: Binding) -> Value:
         """Returns the value of a binding.
 
@@ -271,7 +296,8 @@ class Macros:
                 raise UserError(f"{place}: macros refer to one another in a circle: {circle}")
             if name not in self._bound:
                 raise UserError(
-                    f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}"
+                    f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}: set "
+                    f"--gin.{name}=VALUE"
                 )
             self._read.add(name)
             bound = self._bound[name]
