@@ -159,7 +159,7 @@ def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
     step = max(1, _PIECE_BYTES // row_bytes)
     rest = (slice(None),) * (len(tensor.shape) - 1)
     for start in range(0, rows, step):
-        yield tensor.read((slice(start, start + step), *rest))
+        yield tensor.read((slice(start, min(start + step, rows)), *rest))
 
 
 def _tree_folder(path: str) -> str | None:
