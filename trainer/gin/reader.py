@@ -10,6 +10,7 @@ import dataclasses
 import io
 import os
 import tokenize
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -169,8 +170,10 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file sees its own imports; a flag sees those of all files.
+        # A file's own imports come first. Without one, a name is that of any file read before, as
+        # in gin, where T5X's files of sizes rely on the import of the file that they include.
         modules: dict[str, str] = {} if above else self._modules
+        seen = ChainMap(modules, self._modules)
         library = len(above) > 1 and name.startswith(_LIBRARY)
         try:
             for statement in config_parser.ConfigParser(source, _delegate()):
@@ -185,8 +188,8 @@ class _Reader:
                     self.found.imports.append(Import(statement.module, place))
                 elif isinstance(statement, config_parser.BindingStatement):
                     scope, selector, argument, value, _ = statement
-                    selector = _spelled_out(selector, modules) if argument else selector
-                    value = _each(value, lambda each: _with_modules(each, modules))
+                    selector = _spelled_out(selector, seen) if argument else selector
+                    value = _each(value, lambda each: _with_modules(each, seen))
                     self.found.bindings.append(
                         Binding(scope, selector, argument, value, place, library)
                     )
@@ -231,13 +234,13 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _with_modules(value: Any, modules: dict[str, str]) -> Any:
+def _with_modules(value: Any, modules: Mapping[str, str]) -> Any:
     if isinstance(value, Reference):
         return value._replace(name=_spelled_out(value.name, modules))
     return value
 
 
-def _spelled_out(selector: str, modules: dict[str, str]) -> str:
+def _spelled_out(selector: str, modules: Mapping[str, str]) -> str:
     """Returns `t5x.utils.X` for `utils.X` after `from t5x import utils`."""
     first, dot, rest = selector.partition(".")
     full = f"{modules[first]}.{rest}" if dot and first in modules else selector

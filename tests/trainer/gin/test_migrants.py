@@ -96,6 +96,20 @@ def test_scalable_t5_has_a_table_of_positions_in_every_layer(tmp_path):
     assert (plain.model.position, plain.model.scan_layers) == (None, False)
 
 
+def test_a_file_of_sizes_sees_the_import_of_the_file_that_it_includes(tmp_path):
+    base = (
+        "from t5x.examples.scalable_t5 import network\ninclude 't5x/examples/scalable_t5/{}.gin'\n"
+    )
+    (tmp_path / "base.gin").write_text(base.format("t5_1_1/base"))
+    sizes = "include 'base.gin'\nnetwork.T5Config:\n  emb_dim = 64\n  num_heads = 2\n"
+    (tmp_path / "small.gin").write_text(sizes)
+    config, origins, notes = load(tmp_path, "include 'small.gin'\nDROPOUT_RATE = 0.0\n")
+    assert (config.model.emb_dim, config.model.num_heads) == (64, 2)
+    assert config.model.position == "relative_per_layer"
+    assert origins["model.emb_dim"] == "small.gin:3"
+    assert not [text for subject, text in notes if "T5Config" in text]
+
+
 @pytest.mark.parametrize("normalizer", ["'NUM_REAL_TARGET_TOKENS'", "'AVERAGE_PER_SEQUENCE'"])
 def test_microbatches_with_a_normalizer_have_the_law_of_t5x(normalizer, tmp_path):
     both = f"LOSS_NORMALIZING_FACTOR = {normalizer}\ntrainer.Trainer.num_microbatches = 4\n"
