@@ -10,6 +10,7 @@ only the parts of arrays that its devices hold.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -30,12 +31,14 @@ from trainer.optim.optimizer import make_optimizer
 from trainer.setup import Run, vocabulary_sha256
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
-from trainer.t5x.read import Checkpoint, load
+from trainer.t5x.read import NO_STEP, Checkpoint, load
 from trainer.t5x.tensors import Tensor, held
 
 _HUGGING_FACE = "hf:"
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
+# Far above elements of parameters and of their moments, far below those with a flipped exponent.
+_LARGEST = 1e30
 _NONE_STORED = "none is stored"
 
 
@@ -90,10 +93,22 @@ def start(run: Run) -> StartingPoint:
     spec = model_spec(replace(config.model, scan_layers=False))
     expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
+    if not layout.have_positions_per_layer(expected):
+        found = layout.with_shared_positions(flag, found)
+    elif not layout.have_positions_per_layer(found):
+        raise UserError(
+            f"{flag} has no table of relative positions per layer: leave out "
+            f"--model.position={config.model.position}"
+        )
     _check_names(flag, found, expected, scanned)
     _check_shapes(flag, found, expected, run.data.vocab_size)
 
     step = checkpoint.step if checkpoint and config.init_from_state else 0
+    if step == NO_STEP:
+        raise UserError(
+            f"{flag} does not say how many updates were made (state/step is missing or negative): "
+            "start at step 0, with a new optimizer state, by --init_from_state=false"
+        )
     if step >= config.train_steps:
         raise UserError(
             f"{flag} has already made {step} steps, which count towards "
@@ -254,6 +269,24 @@ def _schedule_counts(state: Any) -> set[str]:
     return {f"{path_name(path)}/count" for path, node in nodes if is_schedule(node)}
 
 
+def _sound(name: str, value: np.ndarray) -> np.ndarray:
+    """Returns `value`.
+
+    Raises:
+      UserError: it has NaN, infinite or absurd elements, as damaged files and failed runs have.
+    """
+    if not np.issubdtype(value.dtype, np.floating) or not value.size:
+        return value
+    largest = float(np.max(np.abs(value)))
+    if not largest <= _LARGEST:
+        what = f"an element of {largest:.1e}" if math.isfinite(largest) else "NaN or infinity"
+        raise UserError(
+            f"--init_from: {name} holds {what}: the checkpoint is damaged, or its run had failed; "
+            "choose another one"
+        )
+    return value
+
+
 def _placed(tensors: dict[str, Tensor], tree: Any) -> Any:
     """Returns `tree` with the leaves in `tensors` read, in the tree's dtypes and shardings."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -264,7 +297,7 @@ def _placed(tensors: dict[str, Tensor], tree: Any) -> Any:
         return jax.make_array_from_callback(
             like.shape,
             like.sharding,
-            lambda index: np.asarray(tensor.read(index or ()), like.dtype),
+            lambda index: _sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
         )
 
     # Sorted so that all layers of one stacked array are read in a row, while its chunks are cached.

@@ -188,6 +188,8 @@ def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config
     flags = [flag.removeprefix("--gin.") for flag in others if flag.startswith("--gin.")]
     flags = [*arguments.gin_param, *flags]
     overrides = [flag for flag in others if not flag.startswith("--gin.")]
+    if arguments.gin_file:
+        overrides = _without_foreign(overrides)
     if arguments.gin_file and arguments.optimizer_preset:
         raise UserError("--optimizer_preset and --gin_file both name an optimizer: leave out one")
     if arguments.gin_file:
@@ -208,6 +210,35 @@ def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config
         config, origins = build_config(arguments.preset, overrides, arguments.optimizer_preset)
     refuse_idle(config, origins)
     return keep_order(config, origins), origins
+
+
+# Flags of T5X and Mesh T5 that stand beside gin files, and what takes their place.
+_FOREIGN = {
+    "alsologtostderr": "messages go to stderr",
+    "logtostderr": "messages go to stderr",
+    "gcp_project": "the machine that runs the command trains",
+    "module_import": "nothing is imported; --task_module has further tasks",
+    "multiprocess_gpu": "see --processes.coordinator",
+    "t5_tfds_data_dir": "a cache has the data, --cache_dir",
+    "tfds_data_dir": "a cache has the data, --cache_dir",
+    "tpu": "the machine that runs the command trains",
+    "tpu_zone": "the machine that runs the command trains",
+}
+_SWITCHES = ("alsologtostderr", "logtostderr", "multiprocess_gpu")
+
+
+def _without_foreign(flags: list[str]) -> list[str]:
+    """Returns flags without those of T5X and Mesh T5 that mean nothing here; prints each."""
+    kept, rest = [], iter(flags)
+    for flag in rest:
+        name, equals, _ = flag.removeprefix("--").partition("=")
+        if name not in _FOREIGN:
+            kept.append(flag)
+            continue
+        print(f"read, no counterpart: --{name}: {_FOREIGN[name]}", flush=True)
+        if not equals and name not in _SWITCHES:
+            next(rest, None)
+    return kept
 
 
 if __name__ == "__main__":

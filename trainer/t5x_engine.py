@@ -34,6 +34,7 @@ from trainer.data.cached import EvaluationSet
 from trainer.data.features import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+from trainer.model.facts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.setup import Run
@@ -190,15 +191,27 @@ def unsupported(config: Config) -> list[str]:
         if not path.startswith(_SUPPORTED) and value != defaults.get(path)
     ]
     problems += write.unsupported(model)
-    problems += [
-        f"--model.{name}={value}: T5X supports this only with a table of relative positions in "
-        "every layer"
-        for name, value, without in (
-            ("scan_layers", model.scan_layers, False),
-            ("remat", model.remat, "none"),
+    if model.position == PER_LAYER:
+        if not model.scan_layers:
+            problems.append(
+                f"--model.position={PER_LAYER}: T5X supports this only with --model.scan_layers"
+            )
+    else:
+        problems += [
+            f"--model.{name}={value}: T5X supports this only with a table of relative positions "
+            f"in every layer, --model.position={PER_LAYER}"
+            for name, value, without in (
+                ("scan_layers", model.scan_layers, False),
+                ("remat", model.remat, "none"),
+            )
+            if value != without
+        ]
+    loss = config.loss
+    if config.microbatches > 1 and loss.normalizer != "sum" and loss.normalize_over == "batch":
+        problems.append(
+            f"--microbatches={config.microbatches}, --loss.normalizer={loss.normalizer}: T5X "
+            "normalizes every microbatch by itself: set --loss.normalize_over=microbatch"
         )
-        if value != without
-    ]
     if model.attention not in ("auto", "einsum"):
         problems.append(f"--model.attention={model.attention}: T5X has its own attention")
     if optimizer.name != "adafactor":
@@ -252,7 +265,7 @@ def _begin(run: Run, origins: dict[str, str]) -> int:
     state = beginning.state(Program(run))
     files.make_folder(folder)
     save_config(config, origins, run.data.record)
-    write.write(_as_checkpoint(state), config, folder)
+    write.write(_as_checkpoint(state), config, folder, config.model.scan_layers)
     print(beginning.describe(), flush=True)
     return int(state.step)
 
@@ -327,7 +340,12 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
             inputs_bidirectional_attention=prefix,
             **common,
         )
-    from t5x.examples.t5 import network
+    if model.scan_layers:
+        from t5x.examples.scalable_t5 import network
+
+        sizes["remat_policy"] = {"dots": "minimal"}.get(model.remat, model.remat)
+    else:
+        from t5x.examples.t5 import network
 
     layers = network.T5Config(
         num_encoder_layers=model.num_encoder_layers,

@@ -104,8 +104,11 @@ def scanned(arrays):
     return found
 
 
-def scanned_moments(arrays, seed=1):
-    """Returns Adafactor's state of `scanned(…)`: every kernel is factored by its "embed" axis."""
+def scanned_moments(arrays, seed=1, own_tables=False):
+    """Returns Adafactor's state of `scanned(…)`: every kernel is factored by its "embed" axis.
+
+    The state of the tables of positions is the same in all layers, unless `own_tables`.
+    """
     rng = np.random.default_rng(seed)
     unused, found = np.zeros(1, "f4"), {}
     for name, array in arrays.items():
@@ -117,8 +120,8 @@ def scanned_moments(arrays, seed=1):
             state |= {"v_row": rng.random(row).astype("f4"), "v_col": rng.random(rest).astype("f4")}
         else:
             value = rng.random(array.shape).astype("f4")
-            # All layers have the same table, and so the same state.
-            if "relpos_bias" in name:
+            # Layers with the same table have the same state.
+            if "relpos_bias" in name and not own_tables:
                 value = np.stack([value[:, 0]] * LAYERS, 1)
             state["v"] = value
         found |= {f"{name}/{kind}": value for kind, value in state.items()}
@@ -126,9 +129,12 @@ def scanned_moments(arrays, seed=1):
 
 
 def write(folder, layout, parameters, moments=None, step=STEP, dtype="float32"):
-    """Writes `folder/checkpoint_STEP` with parameters in `dtype`, and returns its path."""
-    path = folder / f"checkpoint_{step}"
-    tree = {"state/step": np.asarray(step, np.int32)}
+    """Writes `folder/checkpoint_STEP` with parameters in `dtype`, and returns its path.
+
+    With `step` None the state has no step.
+    """
+    path = folder / f"checkpoint_{STEP if step is None else abs(step)}"
+    tree = {} if step is None else {"state/step": np.asarray(step, np.int32)}
     tree |= {f"state/param_states/{name}": array for name, array in (moments or {}).items()}
     tree |= {f"target/{name}": array for name, array in parameters.items()}
     inside = path if layout in BEFORE_ORBAX else path / "state"

@@ -35,6 +35,14 @@ STEP, D, V = t5x_files.STEP, t5x_files.D, t5x_files.V
 SIZES = [f"--model.vocab_size={V}", "--train_steps=20", "--batch_size=2"]
 PARAMETERS = t5x_files.parameters()
 SCANNED = t5x_files.scanned(PARAMETERS)
+PER_LAYER = "--model.position=relative_per_layer"
+# As `scalable_t5` has them after training: a table of relative positions for each layer.
+TABLES_APART = {
+    name: np.random.default_rng(3).normal(size=array.shape).astype("f4")
+    if "relpos_bias" in name
+    else array
+    for name, array in SCANNED.items()
+}
 
 
 def run_of(path, *flags, preset="t5_1_1_tiny"):
@@ -62,7 +70,7 @@ def test_every_tensor_of_every_layout_is_read(kind, scanned, dtype, tmp_path):
     checkpoint = read.load(str(tmp_path))
     assert checkpoint.step == STEP
     assert {str(tensor.dtype) for tensor in checkpoint.parameters.values()} == {dtype}
-    found = layout.read_parts(checkpoint)
+    found = layout.with_shared_positions("it", layout.read_parts(checkpoint))
     written = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
     expected = {name: array.astype(written) for name, array in PARAMETERS.items()}
     assert_equal({name: parts["value"].whole() for name, parts in found.items()}, expected)
@@ -117,6 +125,29 @@ def test_parameters_and_state_reach_the_devices(stored, model, tmp_path):
         ours = _second_moments(name, of_model, model == "scanned")
         theirs = _second_moments_of_t5x(name, moments, stored == "scanned")
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_table_of_positions_per_layer_goes_on_with_its_state(scanned, tmp_path):
+    moments = t5x_files.scanned_moments(TABLES_APART, own_tables=True)
+    moments |= {
+        name: value
+        for name, value in t5x_files.moments(PARAMETERS, 8).items()
+        if name.startswith(("token_embedder", "decoder/logits_dense"))
+    }
+    t5x_files.write(tmp_path, "orbax", TABLES_APART, moments)
+    flags = [PER_LAYER, "--optimizer.min_dim_size_to_factor=8", f"--model.scan_layers={scanned}"]
+    run = run_of(tmp_path, *flags)
+    start = init_from.start(run)
+    assert start.reset is None
+    state = start.state(Program(run))
+    params, v = named(state.params), named(state.opt_state[0].v)
+    for stack in ("encoder", "decoder"):
+        joined = f"{stack}/{stack}/relpos_bias/rel_embedding"
+        for tree, written in ((params, TABLES_APART[joined]), (v, moments[f"{joined}/v"])):
+            names = [f"{stack}/layers_{layer}/relpos_bias/rel_embedding" for layer in range(2)]
+            found = tree[joined] if scanned else np.stack([tree[name] for name in names], 1)
+            np.testing.assert_array_equal(found, written)
 
 
 def _second_moments(name, kinds, scanned):
@@ -191,6 +222,28 @@ def test_the_reason_for_a_reset_is_named(flags, reason, tmp_path):
     assert "make sure it is this run's" in start.describe()
 
 
+@pytest.mark.parametrize("step", [None, -5])
+@pytest.mark.parametrize("kind", ["orbax", "legacy"])
+def test_a_state_without_a_step_starts_at_0_only_if_asked_to(kind, step, tmp_path):
+    path = t5x_files.write(tmp_path, kind, PARAMETERS, step=step)
+    with pytest.raises(UserError, match=r"state/step is .*init_from_state=false"):
+        init_from.start(run_of(path))
+    start = init_from.start(run_of(path, "--init_from_state=false"))
+    assert start.step == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 5.3e34])
+def test_parameters_that_are_not_finite_or_absurd_are_named(value, tmp_path):
+    name = "encoder/layers_1/mlp/wo/kernel"
+    damaged = PARAMETERS[name].copy()
+    damaged[3, 2] = value
+    path = t5x_files.write(tmp_path, "legacy", {**PARAMETERS, name: damaged})
+    run = run_of(path)
+    start = init_from.start(run)
+    with pytest.raises(UserError, match=f"{name} holds (NaN or infinity|an element of 5.3e.34)"):
+        start.state(Program(run))
+
+
 @pytest.mark.parametrize("kind", t5x_files.LAYOUTS)
 def test_missing_and_unexpected_tensors_are_named(kind, tmp_path):
     name, other = "encoder/layers_1/mlp/wi_0/kernel", "encoder/layers_1/mlp/wi_zero/kernel"
@@ -243,13 +296,13 @@ def test_mismatches_are_named(tmp_path):
     other = t5x_files.write(tmp_path / "whole", "legacy", whole, dtype="int32")
     with pytest.raises(UserError, match=r"has dtype int32, expected floating point"):
         init_from.start(run_of(other))
-    apart = {**SCANNED}
-    apart["decoder/decoder/relpos_bias/rel_embedding"] = np.random.default_rng(0).normal(
-        size=(4, 2, 32)
-    )
-    other = t5x_files.write(tmp_path / "apart", "orbax", apart)
-    with pytest.raises(UserError, match=r"layers 0 and 1 of the decoder .*decoder/relpos_bias"):
+    other = t5x_files.write(tmp_path / "apart", "orbax", TABLES_APART)
+    with pytest.raises(
+        UserError, match=r"layers 0 and 1 of the \w+coder .*/relpos_bias.*=relative_per_layer"
+    ):
         init_from.start(run_of(other))
+    with pytest.raises(UserError, match=r"has no table of relative positions per layer: leave out"):
+        init_from.start(run_of(path, PER_LAYER))
     for nothing in (tmp_path / "nothing", tmp_path / "small" / "checkpoint_10" / "state" / "d"):
         with pytest.raises(UserError, match="is no checkpoint and holds none"):
             init_from.start(run_of(nothing))

@@ -24,6 +24,11 @@ class _Idle(NamedTuple):
     why: str
 
 
+def _divided(config: Config) -> bool:
+    """Returns whether a batch may have several parts."""
+    return config.microbatches > 1 or config.tokens_per_microbatch_per_replica is not None
+
+
 _RULES = (
     _Idle(
         ("data.block_bytes",),
@@ -44,6 +49,11 @@ _RULES = (
         ("checkpoint.keep_every_steps",),
         lambda config: config.checkpoint.keep is None,
         "with --checkpoint.keep=None every checkpoint is kept",
+    ),
+    _Idle(
+        ("loss.normalize_over",),
+        lambda config: config.loss.normalizer == "sum" or not _divided(config),
+        "it goes with --microbatches and a --loss.normalizer other than sum",
     ),
     _Idle(
         ("processes.timeout_seconds",),

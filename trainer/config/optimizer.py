@@ -230,6 +230,12 @@ class OptimizerConfig:
         "gradients: use it with loss.normalizer=num_real_target_tokens; None: no clipping",
         rule=above(0),
     )
+    clip_value: float | None = field(
+        None,
+        "limit each element of gradients to this absolute value, above 0, as optax.clip; None: no "
+        "limit",
+        rule=above(0),
+    )
     weight_decay: float | None = field(
         None,
         "share of a tensor subtracted per update, times rate ** weight_decay_rate_exponent; 0 or "

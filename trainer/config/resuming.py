@@ -72,6 +72,8 @@ def _parts_matter(config: Config) -> str:
     """Returns why the number of microbatches changes more than the order of sums; "" if not."""
     if config.model.dropout_rate > 0:
         return "each part of the batch draws its own dropout"
+    if config.loss.normalize_over == "microbatch" and config.loss.normalizer != "sum":
+        return "each part of the batch is normalized by itself (loss.normalize_over)"
     if config.model.num_experts > 0:
         return "tokens are routed to experts within a part of the batch"
     return ""

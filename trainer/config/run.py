@@ -46,6 +46,7 @@ NORMALIZERS = (
     "num_total_target_tokens",
     "average_per_sequence",
 )
+_NORMALIZED = ("batch", "microbatch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,13 @@ class LossConfig:
         "length, average_per_sequence = the number of sequences, with the tokens of each sequence "
         "weighing 1 in total",
         choices=NORMALIZERS,
+    )
+    normalize_over: str = field(
+        "batch",
+        "whose tokens or sequences the normalizer counts; batch = the whole batch's, so that the "
+        "number of microbatches does not matter, microbatch = those of each microbatch, whose "
+        "quotients are added, as in T5X",
+        choices=_NORMALIZED,
     )
     normalizing_constant: float | None = field(
         None, "a constant to divide the sum by, above 0; only with normalizer sum", rule=above(0)

@@ -134,7 +134,8 @@ class SeqioData:
           UserError: there is no such split.
         """
         if split not in self._mixture.splits:
-            raise UserError(f"seqio:{self.name} has no split {split}")
+            advice = ": --evaluation.every_steps=0 trains without" if split == "validation" else ""
+            raise UserError(f"seqio:{self.name} has no split {split}{advice}")
 
         def iterate() -> Iterator[Batch]:
             dataset = self._dataset(split, shuffle=False, num_epochs=1)

@@ -127,9 +127,14 @@ def make_gradients(
     With `config.microbatches` above 1 the batch is split into that many parts, which the model
     processes one after the other; gradients and metrics are float32 sums over the parts. The
     loss's divisor is computed from the whole batch first, so that the parts' losses add up to the
-    batch's loss however its tokens are distributed. Part i has the dropout key `fold_in(key, i)`.
+    batch's loss however its tokens are distributed; with `loss.normalize_over` "microbatch", from
+    each part. Part i has the dropout key `fold_in(key, i)`.
+
+    Source: google-research/t5x, `trainer.accumulate_grads_microbatched`, for parts that are
+    normalized by themselves.
     """
     loss, count = model_loss(model), config.microbatches
+    apart = config.loss.normalize_over == "microbatch"
 
     def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
         output = run_model(model, params, batch, dropout_key)
@@ -148,15 +153,21 @@ def make_gradients(
         def add(sums: tuple[Any, Metrics], part: tuple[jax.Array, Batch]):
             number, rows_of_part = part
             key = jax.random.fold_in(dropout_key, number)
-            return jax.tree.map(jnp.add, sums, gradient(params, rows_of_part, scale, key)), None
+            of_part = loss.scale(rows_of_part, config.loss) if apart else scale
+            return jax.tree.map(jnp.add, sums, gradient(params, rows_of_part, of_part, key)), None
 
-        # Part i consists of every `count`-th row from i on, so no row moves between devices.
-        parts = jax.tree.map(
-            lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
-        )
+        parts = jax.tree.map(adjacent if apart else interleaved, batch)
         zeros = {name: (jnp.zeros(()), jnp.zeros(())) for name in loss.metrics}
         start = (jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), zeros)
         return jax.lax.scan(add, start, (jnp.arange(count), parts))[0]
+
+    def interleaved(x: jax.Array) -> jax.Array:
+        """Puts every `count`-th row from i on into part i, so no row moves between devices."""
+        return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
+
+    def adjacent(x: jax.Array) -> jax.Array:
+        """Puts adjacent rows into a part, as T5X does: they decide what a part is divided by."""
+        return x.reshape(count, len(x) // count, *x.shape[1:])
 
     return gradients_of
 

@@ -5,12 +5,14 @@ Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `example
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from trainer.config.presets import MODEL_PRESETS, MT5_VOCAB_SIZE, T5_VOCAB_SIZE
 from trainer.gin.reader import REQUIRED, Binding, Macro, Reference
+from trainer.model.config import ModelConfig
 
 _REQUIRED = Macro(REQUIRED)
 _T5_VOCABULARY = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
@@ -18,6 +20,15 @@ _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 
 _1_0 = ("small", "base", "large", "3B", "11B")
 _1_1 = ("small", "base", "large", "xl", "xxl")
+# Width, heads, layers of both stacks and hidden width of ByT5 (Xue et al. 2021, arXiv:2105.13626).
+_BYT5 = {
+    "small": (1472, 6, 12, 4, 3584),
+    "base": (1536, 12, 18, 6, 3968),
+    "large": (1536, 16, 36, 12, 3840),
+    "xl": (2560, 32, 36, 12, 6720),
+    "xxl": (4672, 64, 36, 12, 12352),
+}
+_BYT5_VOCAB_SIZE = 384
 
 # Macros that a file may set although no other file reads them.
 MACROS = (
@@ -136,15 +147,18 @@ _RUNS = {
 
 
 def _model(
-    preset: str,
-    vocabulary: str = _T5_VOCABULARY,
+    preset: str | ModelConfig,
+    vocabulary: str | None = _T5_VOCABULARY,
     vocab_size: int = T5_VOCAB_SIZE,
     *,
     decoder_only: bool = False,
     scalable: bool = False,
 ) -> dict[str, Any]:
-    """Returns the bindings of a model with a preset's sizes and T5X's optimizer and loss."""
-    sizes = MODEL_PRESETS[preset]
+    """Returns the bindings of a model with a preset's sizes and T5X's optimizer and loss.
+
+    `vocabulary` is a SentencePiece model, or None for bytes.
+    """
+    sizes = MODEL_PRESETS[preset] if isinstance(preset, str) else preset
     tied = decoder_only or sizes.family == "t5_1_0"
     gated = sizes.family != "t5_1_0"
     network = {
@@ -169,8 +183,9 @@ def _model(
         vocabularies = dict.fromkeys(names, Macro("VOCABULARY"))
     if scalable:
         network |= {"scan_layers": True, "remat_policy": "minimal"}
+    network_module = "t5x.examples.scalable_t5.network" if scalable else "network"
     arguments = {
-        "module": _call(f"network.{module}"),
+        "module": _call(f"{network_module}.{module}"),
         "optimizer_def": Macro("OPTIMIZER"),
         "z_loss": Macro("Z_LOSS"),
         "label_smoothing": Macro("LABEL_SMOOTHING"),
@@ -182,8 +197,14 @@ def _model(
         "LABEL_SMOOTHING": 0.0,
         "LOSS_NORMALIZING_FACTOR": None,
         "DROPOUT_RATE": _REQUIRED,
-        "VOCABULARY": _call("seqio.SentencePieceVocabulary"),
-        "seqio.SentencePieceVocabulary.sentencepiece_model_file": vocabulary,
+        **(
+            {
+                "VOCABULARY": _call("seqio.SentencePieceVocabulary"),
+                "seqio.SentencePieceVocabulary.sentencepiece_model_file": vocabulary,
+            }
+            if vocabulary
+            else {"VOCABULARY": _call("seqio.ByteVocabulary")}
+        ),
         "OPTIMIZER": _call("adafactor.Adafactor"),
         "adafactor.Adafactor.decay_rate": 0.8,
         "adafactor.Adafactor.step_offset": 0,
@@ -192,8 +213,8 @@ def _model(
         ),
         "MODEL": _call(f"models.{model}"),
         **{f"models.{model}.{name}": value for name, value in arguments.items()},
-        f"network.{module}.config": _call(f"network.{config}"),
-        **{f"network.{config}.{name}": value for name, value in network.items()},
+        f"{network_module}.{module}.config": _call(f"{network_module}.{config}"),
+        **{f"{network_module}.{config}.{name}": value for name, value in network.items()},
     }
 
 
@@ -213,8 +234,18 @@ def _models() -> dict[str, dict[str, Any]]:
         if size != "small":
             path = f"t5x/examples/decoder_only/models/{size}.gin"
             found[path] = _model(t5, decoder_only=True)
-    # In T5X, all three are the tiny model of 1.1.
-    for family in ("t5_1_0", "t5_1_1", "mt5"):
+    for size, (width, heads, encoder, decoder, hidden) in _BYT5.items():
+        sizes = dataclasses.replace(
+            MODEL_PRESETS["t5_1_1_small"],
+            emb_dim=width,
+            num_heads=heads,
+            num_encoder_layers=encoder,
+            num_decoder_layers=decoder,
+            mlp_dim=hidden,
+        )
+        found[f"t5x/examples/t5/byt5/{size}.gin"] = _model(sizes, None, _BYT5_VOCAB_SIZE)
+    # In T5X, all four are the tiny model of 1.1.
+    for family in ("t5_1_0", "t5_1_1", "mt5", "byt5"):
         found[f"t5x/examples/t5/{family}/tiny.gin"] = _model("t5_1_1_tiny")
     return found
 

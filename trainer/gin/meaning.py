@@ -13,12 +13,27 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from trainer.gin.reader import Binding, Macros, Reference, Statements, Value, references
+from trainer.gin.reader import (
+    FLAXFORMER,
+    Binding,
+    Macros,
+    Reference,
+    Statements,
+    Value,
+    references,
+)
 
 # The default of an argument that a file has to set if its configurable is used.
 MUST = object()
 # The default of an argument that is ignored if no file sets it.
 UNSET = object()
+
+# T5X's programs that other commands of ours stand for.
+COMMANDS = {
+    "evaluate": "evaluate a run with python -m trainer.evaluate --model_dir=DIR --split=SPLIT",
+    "infer": "export a run with python -m trainer.export, and generate text with transformers",
+    "save": "export a run with python -m trainer.export, or trainer.export_t5x for T5X",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +42,8 @@ class Argument:
 
     `field`: path of a field of our configuration, set to the value after `convert`;
     `refers`: configurables, one of which the argument must name (or None, if `optional`);
-    `only`: its only supported value; `why` explains the rejection of others;
+    `only`: its only supported value, also written as one of `same`; `why` explains the rejection
+    of others;
     `take`: a function called with (reading, value), for all other cases;
     none of them: the argument has no counterpart. `why` is reported, unless the value is `default`.
     """
@@ -38,8 +54,14 @@ class Argument:
     refers: tuple[Configurable, ...] = ()
     optional: bool = False
     only: Any = UNSET
+    same: tuple[Any, ...] = ()
     take: Callable[[Reading, Value], None] | None = None
     why: str = ""
+
+    @property
+    def meaningless(self) -> bool:
+        """True if the argument has no counterpart."""
+        return not (self.field or self.refers or self.take) and self.only is UNSET
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +94,9 @@ def refers(*known: Configurable, optional: bool = False, default: Any = MUST) ->
     return Argument(default=default, refers=known, optional=optional)
 
 
-def only(value: Any, why: str) -> Argument:
-    """Returns an argument with only one supported value."""
-    return Argument(only=value, why=why)
+def only(value: Any, why: str, *same: Any) -> Argument:
+    """Returns an argument with only one supported value; `same` are other names of it."""
+    return Argument(only=value, same=same, why=why)
 
 
 def nothing(why: str, default: Any = UNSET) -> Argument:
@@ -185,6 +207,7 @@ class Reading:
           UserError: a value is invalid; names file and line.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
+        scoped: dict[str, tuple[str, Value]] = {}
         for (scope, name, argument), binding in order:
             if scope not in scopes:
                 continue
@@ -192,7 +215,17 @@ class Reading:
             self._used.add((scope, name, argument))
             configurable = next(each for each in self._known if each.names[0] == name)
             short = f"{configurable.short}.{argument}"
-            self._argument(short, configurable.arguments[argument], binding)
+            meaning = configurable.arguments[argument]
+            self._argument(short, meaning, binding)
+            if not scope or not meaning.field:
+                continue
+            found = self.fields[meaning.field]
+            other, value = scoped.setdefault(meaning.field, (scope, found))
+            if other != scope and value.value != found.value:
+                raise UserError(
+                    f"{found.origin}: {scope}/{short} = {shown(found.value)} differs from that of "
+                    f"{other}, {shown(value.value)} ({value.origin}): both have one value here"
+                )
 
     def follow(
         self, name: str, found: Value, known: tuple[Configurable, ...], optional: bool = False
@@ -217,30 +250,30 @@ class Reading:
         )
 
     def finish(self, macros: Iterable[str]) -> None:
-        """Notes bindings that were never read; `macros` may be set without being read.
+        """Warns of macros and notes bindings that were never read.
 
-        Raises:
-          UserError: a file sets an unknown macro that no file reads.
+        A macro that is none of `macros` or of these files' may be a misspelt one: the nearest is
+        named.
         """
-        named = self.macros.named()
+        known = {*macros, *self.macros.named()}
         for binding in self.macros.unread():
-            if binding.library:
+            if binding.library or binding.name in known - {*macros}:
                 continue
-            if binding.name in macros:
-                self.warn(f"{binding.name} ({binding.place}) is read by none of these files")
-            elif binding.name not in named:
-                raise UserError(
-                    f"{binding.place}: no file reads the macro {binding.name}"
-                    f"{nearest(binding.name, {*macros, *named})}: correct or remove it"
-                )
+            hint = "" if binding.name in known else nearest(binding.name, known)
+            self.warn(f"{binding.name} ({binding.place}) is read by none of these files{hint}")
         for key, binding in self._bound.items():
             if key not in self._used and not binding.library:
-                configurable = self._called(binding.selector)
-                why = configurable and configurable.arguments[binding.argument].why
-                text = why or "nothing in these files refers to it"
+                configurable = next(each for each in self._known if each.names[0] == key[1])
+                text = (
+                    configurable.arguments[binding.argument].why
+                    or "nothing in these files refers to it"
+                )
                 self.idle(f"{binding.name} ({binding.place}): {text}")
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
+        if argument.meaningless and self.macros.unset(binding):
+            self.idle(f"{name} ({binding.place}): {argument.why}")
+            return
         found = self.macros.resolve(binding)
         for reference in references(found.value):
             self._configurable(reference, found.origin)
@@ -257,7 +290,7 @@ class Reading:
         elif argument.take:
             argument.take(self, found)
         elif argument.only is not UNSET:
-            if _plain(found.value) != argument.only:
+            if _plain(found.value) not in (argument.only, *argument.same):
                 raise UserError(
                     f"{found.origin}: {name} = {shown(found.value)} is not supported, only "
                     f"{shown(argument.only)}: {argument.why}"
@@ -280,6 +313,8 @@ class Reading:
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
             if here and key not in self._used:
                 self._used.add(key)
+                if self.macros.unset(binding):
+                    continue
                 value, origin = self.macros.resolve(binding)
                 for inner in references(value):
                     self._cover(inner, origin)
@@ -307,9 +342,13 @@ class Reading:
         """
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
+            hint = COMMANDS.get(binding.selector.rpartition(".")[2])
+            if binding.selector.startswith("flaxformer."):
+                hint = FLAXFORMER
             raise UserError(
                 f"{binding.place}: {binding.name}: no configurable {binding.selector} is known "
-                f"here{self._nearest(binding.selector)}: correct or remove it"
+                f"here{self._nearest(binding.selector) if not hint else ''}: "
+                f"{hint or 'correct or remove it'}"
             )
         arguments = {name for each in named for name in each.arguments}
         if binding.argument not in arguments:
@@ -317,7 +356,8 @@ class Reading:
                 f"{binding.place}: {named[0].short} has no argument {binding.argument}"
                 f"{nearest(binding.argument, arguments)}; it has {', '.join(sorted(arguments))}"
             )
-        return binding.scope, named[0].names[0], binding.argument
+        called = next(each for each in named if binding.argument in each.arguments)
+        return binding.scope, called.names[0], binding.argument
 
     def _binding(self, configurable: Configurable, scope: str, name: str) -> Binding | None:
         """Returns the binding that applies under a scope: that of the longest prefix with one."""

@@ -9,39 +9,57 @@ google-research/google-research `primer/`.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from tasks.objectives import span_corruption_lengths
+from tasks import registry
+from tasks.objectives import (
+    DENOISING,
+    Denoising,
+    prefix_lm,
+    span_corruption,
+    span_corruption_lengths,
+)
+from tasks.objectives.denoising import SIDES
+from tasks.objectives.masks import IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rejected
 from trainer.config.presets import MODEL_PRESETS
 from trainer.gin.meaning import Reading, shown
 from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
-from trainer.gin.reader import Reference, Value
+from trainer.gin.reader import Binding, Reference, Value
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"
 # Prefixes of the names of T5's and Primer's tasks -> prefixes of our tasks.
 _FAMILIES = {"c4": "c4", "lm1b": "lm1b", "pg19": "pg19"}
-# Preprocessors -> noise mask -> our objective; None: whatever the mask.
-_OBJECTIVES: dict[tuple[str, ...], dict[str | None, str]] = {
-    ("select_random_chunk", "reduce_concat_tokens", "split_tokens_to_targets_length"): {
-        None: "autoregressive_lm"
-    },
-    ("select_random_chunk", "reduce_concat_tokens", "split_tokens", "denoise"): {
-        "random_spans_noise_mask": "span_corruption"
-    },
-    ("select_random_chunk", "split_tokens_to_inputs_length", "denoise"): {
-        "random_prefix_noise_mask": "prefix_lm"
-    },
-}
-# The functions that an objective's inputs and targets need.
-_FUNCTIONS = {
-    "span_corruption": {
-        "inputs_fn": "noise_span_to_unique_sentinel",
-        "targets_fn": "nonnoise_span_to_unique_sentinel",
-    },
-    "prefix_lm": {"inputs_fn": "drop_nonnoise_tokens", "targets_fn": "drop_noise_tokens"},
-}
+# The preprocessors of language models, and those between which `denoise` gets windows of one
+# length. Whether short documents are joined first does not matter: a cache joins all.
+_FIRST, _JOINS = "select_random_chunk", "reduce_concat_tokens"
+_LANGUAGE_MODEL = (_FIRST, _JOINS, "split_tokens_to_targets_length")
+_SPLITS = ("split_tokens", "split_tokens_to_inputs_length")
+# T5's noise masks -> ours, and T5's arguments of each -> our fields.
+_MASKS: Mapping[str, tuple[Callable[..., Mask], Mapping[str, str]]] = MappingProxyType(
+    {
+        "random_spans_noise_mask": (
+            RandomSpans,
+            {"mean_noise_span_length": "mean_noise_span_length"},
+        ),
+        "regular_noise_mask": (
+            RegularSpans,
+            {"min_span_length": "shortest", "max_span_length": "longest"},
+        ),
+        "iid_noise_mask": (IidTokens, {}),
+        "random_prefix_noise_mask": (RandomPrefix, {}),
+    }
+)
+# Parts of C4 by T5's names -> the Hub's; None: not there.
+_PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtextlike": None}
+# The arguments of `denoise`, as they are kept.
+_BOUND = ("noise_mask", "inputs_fn", "targets_fn")
+_NAME_IT = "name a task with --task"
 # T5's defaults for spans.
 _SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
@@ -78,6 +96,18 @@ def is_mesh(selectors: set[str]) -> bool:
     return any(name.rpartition(".")[2] in ("run", "make_layer_stack") for name in selectors)
 
 
+def refuse_evaluation(bindings: Iterable[Binding]) -> None:
+    """Raises UserError if files and flags describe another command than training."""
+    for binding in bindings:
+        name = f"{binding.selector.rpartition('.')[2]}.{binding.argument}"
+        if name == "run.mode" and binding.value in ("eval", "perplexity_eval", "infer", "export"):
+            raise UserError(
+                f"{binding.place}: run.mode = {shown(binding.value)}: this command trains; "
+                "evaluate with python -m trainer.evaluate --model_dir=DIR --checkpoints=all "
+                "--split=validation, and export with python -m trainer.export"
+            )
+
+
 def understand(reading: Reading, preset: str | None) -> str:
     """Sets the fields that depend on several bindings, and returns the preset of the model.
 
@@ -87,6 +117,8 @@ def understand(reading: Reading, preset: str | None) -> str:
       UserError: the model, the task or the schedule is not supported.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
+    if "checkpoint.keep" not in reading.fields:
+        reading.set("checkpoint.keep", None, "Mesh T5's default")
     _refuse_other(reading, "optimizer", "AdafactorOptimizer")
     _set_schedule(reading)
     _set_lengths_and_rows(reading)
@@ -113,6 +145,7 @@ def _set_model(reading: Reading) -> str:
     biased = _value(reading, "use_bias", False)
     reading.set("model.mlp_activations", activations.value, activations.origin)
     if kind.value == "bitransformer":
+        _refuse_other_layers(reading)
         if norm.value != "rms" or biased:
             raise UserError(
                 f"{norm.origin}: an encoder-decoder of Mesh T5 must have RMS norms and no biases"
@@ -126,10 +159,27 @@ def _set_model(reading: Reading) -> str:
         raise UserError(
             f"{kind.origin}: model_type = {shown(kind.value)} must be 'lm' or 'bitransformer'"
         )
+    targets_only = reading.facts.get("loss_on_targets_only")
+    if targets_only and targets_only.value:
+        raise UserError(f"{targets_only.origin}: loss_on_targets_only must be False in an LM")
     if norm.value == "rms" and not biased:
         reading.set("model.num_decoder_layers", *layers)
         return "lm_base"
     return _set_primer(reading, activations, norm, layers)
+
+
+def _refuse_other_layers(reading: Reading) -> None:
+    """Raises UserError unless the stacks of an encoder-decoder have T5's sublayers."""
+    for stack, names in (
+        ("encoder", (ATTENTION, MLP)),
+        ("decoder", (ATTENTION, "EncDecAttention", MLP)),
+    ):
+        bound = reading.facts.get(f"{stack}/layers")
+        if bound and tuple(map(_short, bound.value)) != names:
+            raise UserError(
+                f"{bound.origin}: {stack}/make_layer_stack.layers = {shown(bound.value)} must be "
+                f"{', '.join(f'@{name}' for name in names)} in an encoder-decoder"
+            )
 
 
 def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value) -> str:
@@ -283,10 +333,11 @@ def _set_lengths_and_rows(reading: Reading) -> None:
     )
 
 
-def task(reading: Reading) -> Value:
+def task(reading: Reading, named: bool) -> Value:
     """Returns the task of ours with the corpus and the objective that files bind.
 
-    If there is none, the task's name in the files is returned.
+    If there is none, the task's name in the files is returned, which may be one of seqio's. If
+    `named`, a flag names the task, and the objective that files bind does not matter.
 
     Raises:
       UserError: files name no task, or bind an objective that is not supported.
@@ -298,29 +349,110 @@ def task(reading: Reading) -> Value:
             "dataset.gin, and --gin.MIXTURE_NAME=\"'NAME'\""
         )
     steps = reading.facts.get("preprocessors")
-    family = _FAMILIES.get(str(name.value).partition("_")[0])
-    if steps is None or family is None or not isinstance(steps.value, list | tuple):
-        return name
-    mask = _value(reading, "noise_mask", None)
-    by_mask = _OBJECTIVES.get(tuple(_short(each) for each in steps.value), {})
-    objective = by_mask.get(_short(mask) if mask and None not in by_mask else None)
-    if objective is None:
-        bound = [reading.facts[each].origin for each in ("noise_mask",) if each in reading.facts]
-        raise UserError(
-            f"{', '.join([steps.origin, *bound])}: the objective must be one of "
-            f"{', '.join(each for masks in _OBJECTIVES.values() for each in masks.values())}: "
-            "or name a task with --task"
+    full = reading.facts.get("full_attention")
+    if _value(reading, "model_type", "") == "lm" and full and not full.value:
+        reading.warn(
+            f"input_full_attention = False ({full.origin}): if the task has inputs, a decoder sees "
+            "them in both directions here, and its loss is that of the targets"
         )
-    for function, expected in _FUNCTIONS.get(objective, {}).items():
-        _refuse_other(reading, function, expected)
-    if objective == "span_corruption":
-        values = {name: _value(reading, name, default) for name, default in _SPANS.items()}
-        settings = [
-            f"mask.{name}={values[name]}" for name in _SPANS if values[name] != _SPANS[name]
-        ]
-        if settings:
-            reading.set("objective", tuple(settings), steps.origin)
-    return Value(f"{family}_{objective}", f"{name.origin}, {steps.origin}")
+    if named or steps is None or not isinstance(steps.value, list | tuple):
+        return name
+    family, _, rest = str(name.value).partition("_")
+    if family not in _FAMILIES:
+        reading.warn(
+            f"unsupervised.preprocessors ({steps.origin}) has no effect: the preprocessors of "
+            f"{name.value} are its own"
+        )
+        return name
+    part = rest.partition("_")[0]
+    if family == "c4" and part in _PARTS_OF_C4:
+        there = _PARTS_OF_C4[part]
+        advice = f"--corpus=hf:allenai/c4:{there}" if there else "a --corpus of your own"
+        reading.warn(f"{name.value} ({name.origin}) is a part of C4: build its cache with {advice}")
+    prefix = f"{_FAMILIES[family]}_"
+    known = [each.removeprefix(prefix) for each in registry.names() if each.startswith(prefix)]
+    found = _objective(reading, steps, known)
+    return Value(f"{prefix}{found}", f"{name.origin}, {steps.origin}")
+
+
+def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
+    """Returns the one of the `known` objectives that does what files bind; sets its settings."""
+    names = tuple(_short(each) for each in steps.value)
+    if names == _LANGUAGE_MODEL:
+        return "autoregressive_lm"
+    rest = [name for name in names if name != _JOINS]
+    if len(rest) != 3 or rest[0] != _FIRST or rest[1] not in _SPLITS or rest[2] != "denoise":
+        listed = (_FIRST, _JOINS, *_SPLITS, "denoise")
+        other = [name for name in names if name not in listed]
+        found = f"{', '.join(other)} cannot be done" if other else "these are not"
+        raise UserError(
+            f"{steps.origin}: {found}: the objective must be one of denoising or of language "
+            f"modelling, with unsupervised.preprocessors {', '.join(listed)}; or {_NAME_IT}"
+        )
+    if _value(reading, "model_type", "") == "lm":
+        raise UserError(
+            f"{reading.facts['model_type'].origin}, {steps.origin}: a decoder alone has the "
+            f"objective of language modelling, objectives/lm.gin, and no denoising; or {_NAME_IT}"
+        )
+    wanted = _denoising(reading, steps)
+    plain = {**DENOISING, "span_corruption": span_corruption(), "prefix_lm": prefix_lm()}
+    settings = {
+        name: changes
+        for name, like in reversed(plain.items())
+        if name in known and (changes := _mask_settings(wanted, like)) is not None
+    }
+    if not settings:
+        places = [reading.facts[each].origin for each in _BOUND if each in reading.facts]
+        own = [place for place in places if not place.endswith("(built in)")]
+        raise UserError(
+            f"{', '.join(own or [steps.origin])}: the objective must be one of "
+            f"{', '.join(plain)}: here inputs are {wanted.inputs} and targets "
+            f"{wanted.targets} of {type(wanted.mask).__name__}: {_NAME_IT}"
+        )
+    name = min(settings, key=lambda each: len(settings[each]))
+    if settings[name]:
+        reading.set("objective", settings[name], steps.origin)
+    return name
+
+
+def _denoising(reading: Reading, steps: Value) -> Denoising:
+    """Returns the objective whose mask, inputs and targets files bind."""
+    mask = reading.facts.get("noise_mask", Value(None, steps.origin))
+    if _short(mask.value) not in _MASKS:
+        raise UserError(
+            f"{mask.origin}: denoise.noise_mask_fn = {shown(mask.value)} must be "
+            f"{' or '.join(f'@{each}' for each in _MASKS)}: {_NAME_IT}"
+        )
+    kind, arguments = _MASKS[_short(mask.value)]
+    values = {
+        ours: reading.facts[theirs].value
+        for theirs, ours in {**arguments, "noise_density": "noise_density"}.items()
+        if theirs in reading.facts
+    }
+    sides = {}
+    for function in ("inputs_fn", "targets_fn"):
+        bound = reading.facts.get(function, Value(None, steps.origin))
+        side = "all" if bound.value is None else _short(bound.value)
+        if side not in SIDES:
+            raise UserError(
+                f"{bound.origin}: denoise.{function} = {shown(bound.value)} must be "
+                f"{' or '.join(f'@{each}' for each in SIDES if each != 'all')}: {_NAME_IT}"
+            )
+        sides[function.removesuffix("_fn")] = side
+    try:
+        return Denoising(kind(**values), **sides)
+    except Rejected as error:
+        raise UserError(f"{mask.origin}: noise_mask_fn: {error}") from error
+
+
+def _mask_settings(wanted: Denoising, like: Denoising) -> tuple[str, ...] | None:
+    """Returns the settings that turn `like` into `wanted`; None if it takes more than numbers."""
+    if dataclasses.replace(wanted, mask=like.mask) != like:
+        return None
+    if type(wanted.mask) is not type(like.mask):
+        return None
+    one, other = (vars(each.mask) for each in (wanted, like))
+    return tuple(f"mask.{name}={one[name]}" for name in one if one[name] != other[name])
 
 
 def _value(reading: Reading, name: str, default: Any) -> Any:

@@ -41,10 +41,12 @@ _HEADS = {
     "relative_attention_num_buckets": only(32, "the table has 32 buckets"),
     "num_memory_heads": only(0, "there are no memory heads"),
     "shared_kv": only(False, "keys and values have kernels of their own"),
+    "attention_kwargs": only(None, "attention has no other settings"),
     **_unread(_FOLDED, "fold_scaling_into_initializer", "combine_dims", "keep_query_heads_dims"),
 }
 _DATA = {
     "mixture_or_task_name": keep("task", str),
+    "mixture_name": keep("task", str),
     "use_cached": keep("use_cached", bool),
     "pack": keep("pack", bool),
     "seed": nothing("the run's seed determines the order", None),
@@ -56,7 +58,7 @@ NORMS = {
 }
 _NO_EPSILON = {
     "dropout_rate": nothing("sublayers have their own dropout"),
-    "norm_epsilon": only(None, "epsilon is 1e-6"),
+    "norm_epsilon": only(1e-6, "epsilon is 1e-6", None),
     "sublayers_initial": nothing("embeddings always have dropout"),
     "sublayers_per_layer": keep("norm", list),
     "sublayers_final": keep("last_norm", list),
@@ -81,6 +83,9 @@ KNOWN = (
             "mode": only("train", "evaluate with python -m trainer.evaluate"),
             "dataset_split": only("train", "training reads the train split"),
             "vocabulary": nothing("the vocabulary is the cache's"),
+            "ensemble_inputs": only(None, "a single model is trained"),
+            "variable_filter": only(None, "all parameters are trained"),
+            **_unread(_EVALUATED, "eval_summary_dir", "predict_fn", "export_path"),
             "train_dataset_fn": nothing("trainer.data.cached reads the data"),
             "eval_dataset_fn": nothing(_EVALUATED),
             "eval_checkpoint_step": nothing(_EVALUATED),
@@ -101,10 +106,7 @@ KNOWN = (
     _known(
         _UTILS,
         "serialize_num_microbatches",
-        _unread(
-            "set --microbatches if memory is short: gradients are the same",
-            "tokens_per_microbatch_per_replica",
-        ),
+        {"tokens_per_microbatch_per_replica": field("tokens_per_microbatch_per_replica")},
     ),
     _known(
         _UTILS,
@@ -126,6 +128,12 @@ KNOWN = (
             "layer_stack": keep("ineffective", object),
             "vocab_divisor": only(128, "embeddings are a multiple of 128"),
             "token_dropout_rate": only(0.0, "no tokens are dropped"),
+            "ensemble": only(None, "a single model is trained"),
+            "input_full_attention": keep("full_attention", bool),
+            "loss_denominator": only(None, "the loss is divided by all positions of a batch"),
+            "loss_fn": only(None, "the loss is the cross entropy"),
+            "loss_on_targets_only": keep("loss_on_targets_only", bool),
+            "name": nothing("parameters have T5X's names"),
             "max_length": nothing("relative positions have no limit"),
         },
     ),
@@ -133,6 +141,23 @@ KNOWN = (
         _TRANSFORMER,
         "Bitransformer",
         {"shared_embedding": only(True, "encoder and decoder have one table")},
+    ),
+    _known(
+        _TRANSFORMER,
+        "make_bitransformer",
+        {
+            "encoder_name": only("encoder", "encoder and decoder have parameters of their own"),
+            "decoder_name": only("decoder", "encoder and decoder have parameters of their own"),
+        },
+    ),
+    _known(
+        _UTILS,
+        "tpu_estimator_model_fn",
+        {
+            "init_checkpoint": field("init_from"),
+            "outer_batch_size": only(1, "batches have one axis of rows"),
+            "tpu_summaries": nothing("metrics are always written", False),
+        },
     ),
     _known(
         _TRANSFORMER,
@@ -245,12 +270,50 @@ KNOWN = (
     _known(_RATES, "constant_learning_rate", {"learning_rate": keep("constant_rate", float)}),
     _known(_T5, "mesh_train_dataset_fn", _DATA),
     _known(_T5, "mesh_eval_dataset_fn", _unread(_EVALUATED, "mixture_or_task_name")),
-    _known(_T5, "get_vocabulary", _unread("the vocabulary is the cache's", "mixture_or_task_name")),
+    *(
+        _known(
+            _T5,
+            name,
+            _unread("the vocabulary is the cache's", "mixture_or_task_name", "mixture_name"),
+        )
+        for name in ("get_vocabulary", "get_sentencepiece_model_path")
+    ),
+    *(
+        _known("t5.data.utils", name, _unread("the mixture sets its rates", *arguments))
+        for name, arguments in (
+            ("rate_num_examples", ("maximum", "scale", "temperature")),
+            ("rate_unsupervised", ("value",)),
+        )
+    ),
+    _known("t5.data.utils", "sentinel_id", {"return_value": only(None, "it is the last id")}),
     _known(_PREPROCESSORS, "unsupervised", {"preprocessors": keep("preprocessors", list)}),
     _known(
         _PREPROCESSORS,
         "select_random_chunk",
-        _unread("a cache has whole documents", "max_length"),
+        _unread("a cache has whole documents", "max_length", "feature_key"),
+    ),
+    _known(
+        _PREPROCESSORS,
+        "reduce_concat_tokens",
+        _unread("a cache joins all documents", "batch_size", "feature_key"),
+    ),
+    _known(_PREPROCESSORS, "take", {"num_examples": keep("take", int | None)}),
+    _known(
+        _PREPROCESSORS,
+        "regular_noise_mask",
+        {name: keep(name, int) for name in ("min_span_length", "max_span_length")},
+    ),
+    *(
+        _known(_PREPROCESSORS, name, {"random_prob": only(0.1, "one noise token in ten is random")})
+        for name in (
+            "noise_token_to_random_token_or_sentinel",
+            "noise_token_to_random_token_or_sentinel_or_itself",
+        )
+    ),
+    _known(
+        _PREPROCESSORS,
+        "noise_token_to_random_token",
+        _unread("random tokens are pieces of text", "num_reserved_tokens"),
     ),
     _known(
         _PREPROCESSORS,
@@ -270,7 +333,9 @@ KNOWN = (
     *(
         _known(_PREPROCESSORS, name)
         for name in (
-            *("reduce_concat_tokens", "split_tokens_to_inputs_length", "iid_noise_mask"),
+            *("split_tokens_to_inputs_length", "iid_noise_mask", "permute_noise_tokens"),
+            *("split_tokens_to_random_length", "noise_span_to_sentinel"),
+            *("nonnoise_span_to_sentinel",),
             *("split_tokens_to_targets_length", "random_prefix_noise_mask"),
             *("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel"),
             *("random_spans_targets_length", "random_spans_tokens_length"),
@@ -289,16 +354,21 @@ KNOWN = (
     _known(
         _PREPROCESSORS,
         "split_tokens",
-        _unread("windows are planned in advance", "max_tokens_per_segment"),
+        _unread(
+            "windows are planned in advance",
+            *("max_tokens_per_segment", "min_tokens_per_segment", "feature_key"),
+        ),
     ),
     _known(
-        "sentencepiece_vocabulary",
+        "t5.data.sentencepiece_vocabulary",
         "SentencePieceVocabulary",
-        {"extra_ids": nothing("the cache's vocabulary has its sentinels")},
+        _unread(
+            "the cache's vocabulary has its sentinels", "extra_ids", "sentencepiece_model_file"
+        ),
     ),
 )
 MACROS = (
     *("MIXTURE_NAME", "d_ff", "d_kv", "d_model", "dropout_rate", "eval_checkpoint_step"),
     *("inputs_length", "mean_noise_span_length", "noise_density", "num_heads", "num_layers"),
-    *("num_sentinels", "targets_length"),
+    *("num_sentinels", "targets_length", "split", "tokens_per_batch", "model_parallelism"),
 )

@@ -7,8 +7,10 @@ means. Values are literals, `@references` and `%MACROS`; an expression is an err
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import tokenize
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +19,18 @@ from tasks.terminal.command_line import UserError, nearest
 # The macro of a value that another file or a flag must set.
 REQUIRED = "gin.REQUIRED"
 _MAIN = "__main__."
+FLAXFORMER = (
+    "Flaxformer's models are not read: leave their files out and name the model, as "
+    "--preset=t5_1_1_base (--help=presets), umT5 with --model.position=relative_per_layer"
+)
+_EVALUATE = "python -m trainer.evaluate --model_dir=DIR"
+# Files of commands other than training, by their last name -> ours.
+_OTHER_COMMANDS = {
+    "eval.gin": f"evaluate a run with {_EVALUATE} --split=SPLIT",
+    "perplexity_eval.gin": f"evaluate a run with {_EVALUATE} --checkpoints=all --split=validation",
+    "infer.gin": "export a run with python -m trainer.export, and generate text with transformers",
+    "export.gin": "export a run with python -m trainer.export",
+}
 _LIBRARY = "t5x/"
 
 
@@ -120,6 +134,10 @@ class _Reader:
         path = next((each for each in candidates if os.path.isfile(each)), None)
         if path is None:
             if name not in self._built_in:
+                hint = _OTHER_COMMANDS.get(os.path.basename(name))
+                hint = FLAXFORMER if name.startswith("flaxformer/") else hint
+                if hint:
+                    raise UserError(f"{named_at}: there is no {name}: {hint}")
                 sought = ", ".join(dict.fromkeys(folder or "." for folder in self._folders))
                 raise UserError(
                     f"{named_at}: there is no {name} in {sought}{nearest(name, self._built_in)}: "
@@ -132,10 +150,14 @@ class _Reader:
             circle = " -> ".join([*(each for each, _ in above), name])
             raise UserError(f"{named_at}: files include one another in a circle: {circle}")
         try:
-            with open(path, encoding="utf-8") as lines:
-                self._statements(lines, name, (*above, (name, real)))
+            # Some editors begin a file with a mark of its byte order.
+            with open(path, encoding="utf-8-sig") as lines:
+                text = lines.read()
         except UnicodeDecodeError as error:
-            raise UserError(f"{named_at}: {path} is not UTF-8: {error}") from error
+            raise UserError(
+                f"{named_at}: {path} is not UTF-8 (byte {error.start}): save it as UTF-8"
+            ) from error
+        self._statements(io.StringIO(text), name, (*above, (name, real)))
 
     def flag(self, flag: str) -> None:
         name, equals, text = flag.partition("=")
@@ -148,8 +170,10 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file sees its own imports; a flag sees those of all files.
+        # A file's own imports come first. Without one, a name is that of any file read before, as
+        # in gin, where T5X's files of sizes rely on the import of the file that they include.
         modules: dict[str, str] = {} if above else self._modules
+        seen = ChainMap(modules, self._modules)
         library = len(above) > 1 and name.startswith(_LIBRARY)
         try:
             for statement in config_parser.ConfigParser(source, _delegate()):
@@ -164,8 +188,8 @@ class _Reader:
                     self.found.imports.append(Import(statement.module, place))
                 elif isinstance(statement, config_parser.BindingStatement):
                     scope, selector, argument, value, _ = statement
-                    selector = _spelled_out(selector, modules) if argument else selector
-                    value = _each(value, lambda each: _with_modules(each, modules))
+                    selector = _spelled_out(selector, seen) if argument else selector
+                    value = _each(value, lambda each: _with_modules(each, seen))
                     self.found.bindings.append(
                         Binding(scope, selector, argument, value, place, library)
                     )
@@ -210,13 +234,13 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _with_modules(value: Any, modules: dict[str, str]) -> Any:
+def _with_modules(value: Any, modules: Mapping[str, str]) -> Any:
     if isinstance(value, Reference):
         return value._replace(name=_spelled_out(value.name, modules))
     return value
 
 
-def _spelled_out(selector: str, modules: dict[str, str]) -> str:
+def _spelled_out(selector: str, modules: Mapping[str, str]) -> str:
     """Returns `t5x.utils.X` for `utils.X` after `from t5x import utils`."""
     first, dot, rest = selector.partition(".")
     full = f"{modules[first]}.{rest}" if dot and first in modules else selector
@@ -251,6 +275,10 @@ class Macros:
         """Returns the bindings of macros that were never read."""
         return [each for name, each in self._bound.items() if name not in self._read]
 
+    def unset(self, binding: Binding) -> bool:
+        """Returns whether a binding's value is a macro that nothing sets."""
+        return isinstance(binding.value, Macro) and binding.value.name not in self._bound
+
     def resolve(self, binding: Binding) -> Value:
         """Returns the value of a binding.
 
@@ -271,7 +299,8 @@ class Macros:
                 raise UserError(f"{place}: macros refer to one another in a circle: {circle}")
             if name not in self._bound:
                 raise UserError(
-                    f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}"
+                    f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}: set "
+                    f"--gin.{name}=VALUE"
                 )
             self._read.add(name)
             bound = self._bound[name]

@@ -14,7 +14,7 @@ from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.data.padding import WASTEFUL
-from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x
+from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x, t5x_model
 from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Value
 
@@ -57,11 +57,16 @@ def load(
     statements = reader.read(gin_files, search_paths, flags, described)
     named = preset or "+".join(os.path.basename(path) for path in gin_files)
     if mesh.is_mesh({binding.selector for binding in statements.bindings}):
+        mesh.refuse_evaluation(statements.bindings)
         statements.bindings[:0] = mesh_includes.DEFAULTS
+        if _flag(overrides, "init_from"):
+            # The operative configurations of the T5 library leave it to the command.
+            own = Binding("", "init_checkpoint", "", None, "--init_from", True)
+            statements.bindings.insert(0, own)
         reading = Reading(statements, mesh_tables.KNOWN)
         reading.everything(("", "encoder", "decoder"))
         preset = mesh.understand(reading, preset)
-        reading.facts["task"] = mesh.task(reading)
+        reading.facts["task"] = mesh.task(reading, _flag(overrides, "task") is not None)
         reading.finish(mesh_tables.MACROS)
     else:
         if preset:
@@ -69,12 +74,27 @@ def load(
             statements.bindings.insert(0, no_model)
         reading = Reading(statements, t5x.KNOWN)
         reading.walk(t5x.TRAIN)
+        t5x_model.check_cosine(reading)
+        _set_microbatch_law(reading)
         reading.finish(includes.MACROS)
     _set_seed(reading)
     _set_task(reading, overrides)
     _warn_of_vocabulary(reading)
     _note_imports(reading, _flag(overrides, "task_module"))
     return _configured(reading, named, preset)
+
+
+def _set_microbatch_law(reading: Reading) -> None:
+    """Normalizes each microbatch by itself if files bind both, since T5X does."""
+    parts, normalizer = (reading.fields.get(name) for name in ("microbatches", "loss.normalizer"))
+    if parts and normalizer and parts.value != 1 and normalizer.value != "sum":
+        origin = f"T5X's law for num_microbatches ({parts.origin})"
+        reading.set("loss.normalize_over", "microbatch", origin)
+        reading.warn(
+            f"num_microbatches = {parts.value} ({parts.origin}) with loss_normalizing_factor "
+            f"({normalizer.origin}): each microbatch is normalized by itself, as in T5X; "
+            "--loss.normalize_over=batch makes the result independent of their number"
+        )
 
 
 def _set_seed(reading: Reading) -> None:

@@ -14,6 +14,7 @@ from tasks.terminal.command_line import UserError
 from trainer.config import NORMALIZERS
 from trainer.gin import meaning as m
 from trainer.gin.reader import Reference, Value
+from trainer.model.facts import PER_LAYER
 
 NO_DECODING = "no text is decoded during pretraining"
 _OWN_CONVERTER = "the converter follows from the model's architecture"
@@ -110,13 +111,55 @@ _ADAFACTOR = m.Configurable(
 )
 
 
+_WARMUP_COSINE = m.Configurable(
+    ("optax.warmup_cosine_decay_schedule",),
+    {
+        "init_value": m.keep("init_value", float, m.MUST),
+        "peak_value": m.keep("peak_value", float, m.MUST),
+        "warmup_steps": m.field("optimizer.warmup_steps", m.MUST),
+        "decay_steps": m.keep("decay_steps", int, m.MUST),
+        "end_value": m.keep("end_value", float, 0.0),
+        "exponent": m.only(1.0, "it is half a cosine", 1),
+    },
+)
+
+
+def _set_warmup_cosine(reading: m.Reading, found: Value) -> None:
+    """Sets the schedule of optax's `warmup_cosine_decay_schedule`, read before."""
+    peak, end, steps = (reading.facts[name] for name in ("peak_value", "end_value", "decay_steps"))
+    start, warmup = reading.facts["init_value"], reading.fields["optimizer.warmup_steps"]
+    if not peak.value > 0 or type(warmup.value) is not int or steps.value <= warmup.value:
+        raise UserError(
+            f"{found.origin}: warmup_cosine_decay_schedule needs a peak_value above 0 and more "
+            "decay_steps than warmup_steps"
+        )
+    reading.set("optimizer.schedule", "constant * linear_warmup * cosine_decay", found.origin)
+    reading.set("optimizer.learning_rate", *peak)
+    reading.set("optimizer.warmup_start", start.value / peak.value, start.origin)
+    reading.set("optimizer.final_fraction", end.value / peak.value, end.origin)
+    reading.set("optimizer.steps_per_cycle", steps.value - warmup.value, steps.origin)
+    reading.set("optimizer.minimum_learning_rate", 0.0, found.origin)
+
+
+def check_cosine(reading: m.Reading) -> None:
+    """Refuses more updates than a cosine of optax has: it stays at its end, ours starts again."""
+    steps, end = reading.fields.get("train_steps"), reading.facts.get("decay_steps")
+    if steps and end and type(steps.value) is int and steps.value > end.value:
+        raise UserError(
+            f"{end.origin}: decay_steps = {end.value} must not be below the {steps.value} updates "
+            f"of the run ({steps.origin})"
+        )
+
+
 def _own_rate(reading: m.Reading, found: Value) -> None:
     """Sets the learning rate of a wrapped optax optimizer.
 
     For these optimizers, T5X only logs Trainer.learning_rate_fn.
     """
     if isinstance(found.value, Reference):
-        reading.follow("learning_rate", found, (SCHEDULE,))
+        reading.follow("learning_rate", found, (SCHEDULE, _WARMUP_COSINE))
+        if found.value.name.rpartition(".")[2] == _WARMUP_COSINE.short:
+            _set_warmup_cosine(reading, found)
     else:
         reading.set("optimizer.schedule", "constant", found.origin)
         reading.set("optimizer.learning_rate", found.value, found.origin)
@@ -126,7 +169,7 @@ def _optax(
     name: str, b2: float, weight_decay: float, more: Mapping[str, m.Argument]
 ) -> m.Configurable:
     return m.Configurable(
-        (f"t5x.optimizers.{name}",),
+        (f"t5x.optimizers.{name}", f"optax.{name}"),
         {
             "learning_rate": m.take(_own_rate, m.MUST),
             "b1": m.field("optimizer.beta1", 0.9),
@@ -152,6 +195,30 @@ _ADAMW = _optax(
     },
 )
 _LION = _optax("lion", b2=0.99, weight_decay=1e-3, more={})
+
+_CLIP = m.Configurable(("optax.clip",), {"max_delta": m.field("optimizer.clip_value", m.MUST)})
+_CLIP_NORM = m.Configurable(
+    ("optax.clip_by_global_norm",), {"max_norm": m.field("optimizer.clip_norm", m.MUST)}
+)
+
+
+def _transformations(reading: m.Reading, found: Value) -> None:
+    """Reads the parts of a chain: an optimizer, after one clipping of gradients at most."""
+    parts = found.value if isinstance(found.value, list | tuple) else ()
+    if len(parts) not in (1, 2) or isinstance(found.value, Reference):
+        raise UserError(
+            f"{found.origin}: chain.transformations = {m.shown(found.value)} must be an optimizer, "
+            "or @optax.clip() or @optax.clip_by_global_norm() and an optimizer"
+        )
+    for part in parts[:-1]:
+        reading.follow("chain.transformations", found._replace(value=part), (_CLIP, _CLIP_NORM))
+    last = found._replace(value=parts[-1])
+    reading.follow("the last of chain.transformations", last, (_ADAMW, _LION))
+
+
+_CHAIN = m.Configurable(
+    ("t5x.optimizers.chain",), {"transformations": m.take(_transformations, m.MUST)}
+)
 
 _SENTENCEPIECE = m.Configurable(
     ("seqio.SentencePieceVocabulary", "seqio.vocabularies.SentencePieceVocabulary"),
@@ -189,17 +256,24 @@ _SIZES = {
     "logits_via_embedding": m.field("model.tied_logits", False),
     "float32_attention_logits": m.field("model.softmax_dtype", convert=_softmax_dtype),
 }
+_LAYERS = {
+    "num_encoder_layers": m.field("model.num_encoder_layers", 6),
+    "num_decoder_layers": m.field("model.num_decoder_layers", 6),
+    "scan_layers": m.field("model.scan_layers"),
+    "remat_policy": m.field("model.remat", convert=_remat),
+    "param_scan_axis": m.nothing("layers are stacked along the first axis", 1),
+}
 _T5_CONFIG = m.Configurable(
-    ("t5x.examples.t5.network.T5Config", "t5x.examples.scalable_t5.network.T5Config"),
+    ("t5x.examples.t5.network.T5Config",), {**_SIZES, **_LAYERS}, {"model.family": "t5_1_1"}
+)
+_SCALABLE_CONFIG = m.Configurable(
+    ("t5x.examples.scalable_t5.network.T5Config",),
     {
         **_SIZES,
-        "num_encoder_layers": m.field("model.num_encoder_layers", 6),
-        "num_decoder_layers": m.field("model.num_decoder_layers", 6),
-        "scan_layers": m.field("model.scan_layers"),
-        "remat_policy": m.field("model.remat", convert=_remat),
-        "param_scan_axis": m.nothing("layers are stacked along the first axis", 1),
+        **_LAYERS,
+        "scan_layers": m.field("model.scan_layers", True),
     },
-    {"model.family": "t5_1_1"},
+    {"model.family": "t5_1_1", "model.position": PER_LAYER},
 )
 _DECODER_CONFIG = m.Configurable(
     ("t5x.examples.decoder_only.network.TransformerConfig",),
@@ -207,14 +281,16 @@ _DECODER_CONFIG = m.Configurable(
     {"model.family": "lm", "model.num_encoder_layers": 0},
 )
 _NETWORK = m.Configurable(
-    ("t5x.examples.t5.network.Transformer", "t5x.examples.scalable_t5.network.Transformer"),
-    {"config": m.refers(_T5_CONFIG)},
+    ("t5x.examples.t5.network.Transformer",), {"config": m.refers(_T5_CONFIG)}
+)
+_SCALABLE_NETWORK = m.Configurable(
+    ("t5x.examples.scalable_t5.network.Transformer",), {"config": m.refers(_SCALABLE_CONFIG)}
 )
 _DECODER_NETWORK = m.Configurable(
     ("t5x.examples.decoder_only.network.DecoderWrapper",), {"config": m.refers(_DECODER_CONFIG)}
 )
 _MODEL = {
-    "optimizer_def": m.refers(_ADAFACTOR, _ADAMW, _LION),
+    "optimizer_def": m.refers(_ADAFACTOR, _ADAMW, _LION, _CHAIN),
     "label_smoothing": m.field("loss.label_smoothing", 0.0),
     "z_loss": m.field("loss.z_loss", 0.0),
     "loss_normalizing_factor": m.take(_normalizer),
@@ -224,7 +300,7 @@ _MODEL = {
 ENCODER_DECODER = m.Configurable(
     ("t5x.models.EncoderDecoderModel",),
     {
-        "module": m.refers(_NETWORK),
+        "module": m.refers(_NETWORK, _SCALABLE_NETWORK),
         "input_vocabulary": _VOCABULARY,
         "output_vocabulary": _VOCABULARY,
         "default_decoder_params": m.nothing(NO_DECODING, None),
@@ -244,5 +320,6 @@ DECODER_ONLY = m.Configurable(
 
 KNOWN = (
     *(ENCODER_DECODER, DECODER_ONLY, _NETWORK, _DECODER_NETWORK, _T5_CONFIG, _DECODER_CONFIG),
+    *(_SCALABLE_NETWORK, _SCALABLE_CONFIG, _CHAIN, _CLIP, _CLIP_NORM, _WARMUP_COSINE),
     *(SCHEDULE, _ADAFACTOR, _FACTOR_RULES, _ADAMW, _LION, _SENTENCEPIECE, _BYTES, _PASS_THROUGH),
 )

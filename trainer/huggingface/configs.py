@@ -308,10 +308,19 @@ class _Fields:
         raise UserError(f"{self._where}: {name} is {found}; this knows {', '.join(known.values())}")
 
 
+_OTHER_T5 = (
+    *(f"{place}_attention_layer" for place in ("encoder_self", "decoder_self", "decoder_cross")),
+    *("num_cdq_heads", "num_memory_tokens"),
+)
+
+
 def _from_t5(fields: _Fields) -> ModelConfig:
     fields.require("relative_attention_num_buckets", _BUCKETS)
     fields.require("relative_attention_max_distance", _DISTANCE)
     fields.require("layer_norm_epsilon", _EPSILON["t5"])
+    # Other attentions and memory tokens of t5-experiments, under T5's model_type.
+    for name in _OTHER_T5:
+        fields.require(name, None)
     mt5 = fields["model_type"] == "mt5"
     projection = fields.named("feed_forward_proj", _T5_PROJECTIONS, "gated-gelu" if mt5 else "relu")
     # In T5 "scaled" and "tied" are the same; mT5's logits are neither, whatever the file says.

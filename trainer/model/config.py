@@ -70,7 +70,8 @@ class ModelConfig:
     )
     position: str | None = field(
         None,
-        "how the model knows the order of tokens: a learned table, T5's biases or rotation of "
+        "how the model knows the order of tokens: a learned table, T5's biases, shared by the "
+        "layers of a stack or learned by each as in T5X's scalable_t5 and umT5, or rotation of "
         "queries and keys; None: the family's",
         choices=POSITION_NAMES,
     )

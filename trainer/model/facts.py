@@ -19,7 +19,9 @@ SOFTMAX_DTYPES = (AUTO, "float32", "bfloat16")
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
 NORM_NAMES = ("layer_norm", "primer_norm", "rms_norm")
 NORM_PLACEMENT_NAMES = ("pre", "primer_alternating")
-POSITION_NAMES = ("absolute", "relative", "rotary")
+PER_LAYER = "relative_per_layer"
+WITHOUT_ANGLES = ("absolute", "relative", PER_LAYER)
+POSITION_NAMES = (*WITHOUT_ANGLES, "rotary")
 
 # Formats of other projects that a part can be exported to.
 TRANSFORMERS, T5X = "transformers", "t5x"
@@ -133,7 +135,7 @@ FAMILY_NAMES = tuple(FAMILIES)
 _MDHA = MixerFacts(attentions=ATTENTION_NAMES, convolves=True, exports=(TRANSFORMERS,))
 _MIXERS: dict[str, MixerFacts] = {
     "attention": MixerFacts(attentions=ATTENTION_NAMES, exports=(TRANSFORMERS, T5X)),
-    "dense_synthesizer": MixerFacts(positions=("absolute", "relative"), counts_positions=True),
+    "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True),
     "mdha": _MDHA,
     "mdha_shared_qk": _MDHA,
     "random_synthesizer": MixerFacts(counts_positions=True),

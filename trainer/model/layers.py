@@ -5,7 +5,8 @@ a new axis called "layers": `encoder/layers_0/mlp/wo/kernel` [F, D] and those of
 become `encoder/encoder/mlp/wo/kernel` [F, layers, D].
 
 Source: T5X, `examples/scalable_t5`, for the names and the axis.
-Differences: in T5X each layer has a `relpos_bias`; here a stack has one.
+Differences: in T5X each layer has a `relpos_bias`; here a stack has one, unless the model's
+position is "relative_per_layer".
 """
 
 from __future__ import annotations

@@ -45,28 +45,36 @@ class Position(Protocol):
     """The position slot. Its module, called `name`, maps (L, S, position_BL) to `Positions`.
 
     `position_BL` holds positions within packed examples; None stands for 0, 1, ... in every row.
+    If `per_layer`, each layer has a module of its own; it must not add to embeddings.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def per_layer(self) -> bool: ...
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
 class T5RelativePosition:
-    """A learned bias for each head and bucket of distances, shared by the layers of a stack.
+    """A learned bias for each head and bucket of distances.
+
+    One table serves all layers of a stack; if `per_layer`, each layer has its own.
 
     Distances are counted along the row even if examples are packed, since only those within an
     example matter. `bidirectional` keeps half of the buckets for keys after the query; otherwise
     all such keys share the bucket of distance 0.
 
-    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1; T5X `relative_position_bucket`.
+    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1; T5X `relative_position_bucket`, and
+    `examples/scalable_t5` for tables per layer, which umT5 (arXiv:2304.09151) has, too.
     """
 
     bidirectional: bool
     num_buckets: int = 32
     max_distance: int = 128
+    per_layer: bool = False
     name = "relpos_bias"
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
@@ -138,6 +146,7 @@ class LearnedPosition:
 
     max_positions: int
     name = "position_embedder"
+    per_layer = False
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
         return _LearnedPosition(self, shared, name=name)
@@ -184,6 +193,7 @@ class RotaryPosition:
     channels: int
     base: float = 10_000.0
     name = "rotary_position"
+    per_layer = False
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
         return _RotaryPosition(self, name=name)

@@ -421,6 +421,9 @@ POSITIONS: Mapping[str, Callable[[ModelConfig, bool], Position]] = MappingProxyT
     {
         "absolute": lambda config, _: LearnedPosition(config.max_positions),
         "relative": lambda _, bidirectional: T5RelativePosition(bidirectional),
+        "relative_per_layer": lambda _, bidirectional: T5RelativePosition(
+            bidirectional, per_layer=True
+        ),
         "rotary": lambda config, _: RotaryPosition(
             config.head_dim // config.family_facts.rotary_divisor
         ),

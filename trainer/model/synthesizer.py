@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared, einsum_float32
-from trainer.model.facts import MixerFacts
+from trainer.model.facts import WITHOUT_ANGLES, MixerFacts
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, mix_heads
 from trainer.model.parameters import KERNEL, SOURCE_KERNEL, TABLE, parameter
@@ -82,7 +82,7 @@ class DenseSynthesizer:
     head_dim: int
     max_positions: int
     reset: bool = True
-    facts = MixerFacts(positions=("absolute", "relative"), counts_positions=True)
+    facts = MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True)
 
     @property
     def products_per_pair(self) -> int:

@@ -23,7 +23,7 @@ from trainer.model.mixers import View
 from trainer.model.norms import NormPlacement, Sublayer
 from trainer.model.parameters import ParameterFacts, described
 from trainer.model.paths import named
-from trainer.model.positions import Positions
+from trainer.model.positions import Position, Positions
 from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, StackSpec
 from trainer.model.switch import ROUTING, Routing, routing_of
 
@@ -67,11 +67,15 @@ def rows_divided(x_BLD: jax.Array) -> jax.Array:
 
 
 class Layer(nn.Module):
-    """One layer: mixer, cross mixer if the spec has one, feed-forward."""
+    """One layer: mixer, cross mixer if the spec has one, feed-forward.
+
+    `position` is the layer's own position scheme; None if the layers of a stack share one.
+    """
 
     spec: LayerSpec
     shared: Shared
     names: _Names
+    position: Position | None
 
     @nn.compact
     def __call__(
@@ -83,6 +87,10 @@ class Layer(nn.Module):
         deterministic: bool,
     ) -> jax.Array:
         spec, shared = self.spec, self.shared
+        if self.position is not None:
+            own = self.position.build(shared, spec.mixer.num_heads or 1, self.position.name)
+            length = x_BLD.shape[1]
+            view = view._replace(positions=own(length, length, view.rows.position_BL))
 
         def dropout(y_BLD: jax.Array) -> jax.Array:
             return shared.dropout()(y_BLD, deterministic)
@@ -155,7 +163,8 @@ class Stack(nn.Module):
         def positions_for(num_heads: int, name: str) -> Positions:
             return spec.position.build(shared, num_heads, name)(length, length, rows.position_BL)
 
-        positions = positions_for(heads[0], spec.position.name)
+        own = spec.position if spec.position.per_layer else None
+        positions = Positions() if own else positions_for(heads[0], spec.position.name)
         positions_of = dict.fromkeys(heads, positions)
         if positions.bias_HLS is not None:
             for other in heads[1:]:
@@ -176,11 +185,11 @@ class Stack(nn.Module):
         if shared.scan_layers:
             if len(set(spec.layers)) > 1:
                 raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
-            layer = Layer(spec.layers[0], shared, _NAMES[self.role], name=self.role)
+            layer = Layer(spec.layers[0], shared, _NAMES[self.role], own, name=self.role)
             x_BLD = scan(run, layer, x_BLD, len(spec.layers))
         else:
             for index, layer_spec in enumerate(spec.layers):
-                layer = Layer(layer_spec, shared, _NAMES[self.role], name=f"layers_{index}")
+                layer = Layer(layer_spec, shared, _NAMES[self.role], own, name=f"layers_{index}")
                 x_BLD = run(layer, x_BLD)
         y_BLD = spec.norm.build(shared, f"{self.role}_norm")(x_BLD)
         # T5X draws for every element of an encoder's output, but for whole rows before logits.

@@ -49,6 +49,8 @@ def make_optimizer(
     stacked = no_stack if logical_axes is None else stack_axes(logical_axes)
     schedule = learning_rate_schedule(config)
     parts = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
+    if config.clip_value is not None:
+        parts.insert(0, optax.clip(config.clip_value))
     parts += _direction(config.name)(config, stacked)
     parts.append(optax.scale_by_schedule(schedule))
     if config.value("multiply_by_parameter_scale"):

@@ -7,7 +7,8 @@ unscanned model: "encoder/layers_0/mlp/wo/kernel".
 
 Scanned models have all layers in one array, joined along axis 1: "encoder/encoder/mlp/wo/kernel".
 T5X's `scalable_t5` also has separate axes for heads and channels, [embed, layers, heads, kv], and a
-table of relative positions in every layer; our models have one table per stack.
+table of relative positions in every layer, as our models with `position` "relative_per_layer" do;
+others have one table per stack.
 
 Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 """
@@ -15,7 +16,7 @@ Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -43,12 +44,7 @@ MIN_DIM_SIZE = 128
 
 
 def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
-    """Returns a checkpoint's parameters with their moments, by name, each layer apart.
-
-    Raises:
-      UserError: the layers of a stack have different tables of relative positions, which our
-        models do not support.
-    """
+    """Returns a checkpoint's parameters with their moments, by name, each layer apart."""
     kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
     found: dict[str, Parts] = {}
     for name, value in checkpoint.parameters.items():
@@ -76,7 +72,34 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
             found[f"{scanned[1]}/layers_{number}/{scanned[2]}"] = {
                 part: division[number] for part, division in divisions.items()
             }
-    return _with_shared_positions(checkpoint.path, found)
+    return found
+
+
+def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[str, Parts]:
+    """Returns parameters with one table of relative positions per stack, for equal ones per layer.
+
+    Raises:
+      UserError: the layers of a stack have different tables; says how to keep them.
+    """
+    out = dict(parameters)
+    for name, parts in parameters.items():
+        found = _LAYER.fullmatch(name)
+        if not found or found[3] != _POSITIONS:
+            continue
+        del out[name]
+        shared = out.setdefault(f"{found[1]}/{_POSITIONS}", parts)
+        if not np.array_equal(shared["value"].whole(), parts["value"].whole()):
+            raise UserError(
+                f"{path}: layers 0 and {found[2]} of the {found[1]} have different tables of "
+                f"relative positions ({found[1]}/{found[1]}/{_POSITIONS}), as in T5X's "
+                "scalable_t5: set --model.position=relative_per_layer"
+            )
+    return out
+
+
+def have_positions_per_layer(names: Iterable[str]) -> bool:
+    """Returns whether parameters of these names have a table of relative positions per layer."""
+    return any(_LAYER.fullmatch(name) and name.endswith(_POSITIONS) for name in names)
 
 
 def adafactor_parts(
@@ -227,21 +250,4 @@ def _with_positions_in_layers(parameters: Mapping[str, Parts]) -> dict[str, Part
         if found and shared:
             out[f"{found[1]}/layers_{found[2]}/{_POSITIONS}"] = shared
             out.pop(f"{found[1]}/{_POSITIONS}", None)
-    return out
-
-
-def _with_shared_positions(path: str, parameters: dict[str, Parts]) -> dict[str, Parts]:
-    out = dict(parameters)
-    for name, parts in parameters.items():
-        found = _LAYER.fullmatch(name)
-        if not found or found[3] != _POSITIONS:
-            continue
-        del out[name]
-        shared = out.setdefault(f"{found[1]}/{_POSITIONS}", parts)
-        if not np.array_equal(shared["value"].whole(), parts["value"].whole()):
-            raise UserError(
-                f"{path}: layers 0 and {found[2]} of the {found[1]} have different tables of "
-                f"relative positions ({found[1]}/{found[1]}/{_POSITIONS}): T5X's scalable_t5 "
-                "learns one per layer, our models have one per stack"
-            )
     return out

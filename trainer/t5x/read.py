@@ -40,6 +40,8 @@ _CACHE_BYTES = 1 << 30
 _PIECE_BYTES = 256 << 20
 # Where chunks of zeros are stored too, a missing chunk is data loss and must not be read as zeros.
 _NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
+# The step of a checkpoint that does not say how many updates were made.
+NO_STEP = -1
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 
@@ -49,7 +51,7 @@ class Checkpoint:
 
     Attributes:
       path: the checkpoint's folder.
-      step: number of updates made.
+      step: number of updates made; NO_STEP if T5X's state has none, or a negative one.
       parameters: by T5X's names ("decoder/decoder_norm/scale"), layers stacked or not.
       moments: T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor.
       state: leaves of our optimizer state by name. Either this or `moments` may be empty.
@@ -115,8 +117,9 @@ def load(path: str) -> Checkpoint:
         for name, tensor in inside("state/param_states/").items():
             parameter, _, moment = name.rpartition("/")
             moments.setdefault(parameter, {})[moment] = tensor
-        step = tensors.get("state/step")
-        return Checkpoint(path, int(step.whole()) if step else 0, parameters, moments)
+        stored = tensors.get("state/step")
+        step = int(stored.whole()) if stored else NO_STEP
+        return Checkpoint(path, max(step, NO_STEP), parameters, moments)
     parameters = inside("params/")
     if not parameters or "step" not in tensors:
         raise UserError(f"{path} has neither T5X's parameters (target/…) nor ours (params/…)")
@@ -156,7 +159,7 @@ def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
     step = max(1, _PIECE_BYTES // row_bytes)
     rest = (slice(None),) * (len(tensor.shape) - 1)
     for start in range(0, rows, step):
-        yield tensor.read((slice(start, start + step), *rest))
+        yield tensor.read((slice(start, min(start + step, rows)), *rest))
 
 
 def _tree_folder(path: str) -> str | None:

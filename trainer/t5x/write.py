@@ -15,7 +15,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.model.config import ModelConfig
-from trainer.model.facts import T5X
+from trainer.model.facts import ENCODER_DECODER, PER_LAYER, T5X
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint
@@ -53,6 +53,11 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
         raise UserError("; ".join(problems))
     if scanned and model.architecture == "decoder":
         raise UserError("T5X scans no decoder-only models: leave out --scan_layers")
+    if not scanned and model.position == PER_LAYER:
+        raise UserError(
+            "T5X has a table of relative positions per layer in scalable_t5 only, which joins "
+            "layers: add --scan_layers"
+        )
     path = files.join(output, f"checkpoint_{checkpoint.step}")
     if files.exists(path):
         raise UserError(f"{path} exists: delete it, or choose another --output")
@@ -79,11 +84,13 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
 
 def unsupported(model: ModelConfig) -> list[str]:
     """Returns one message per model setting that T5X does not support."""
+    scalable = model.position == PER_LAYER and model.architecture == ENCODER_DECODER
     problems = [
         f"--model.{field.name}={getattr(model, field.name)}: T5X has no such setting"
         for field in dataclasses.fields(model)
         if field.name not in _FIELDS and getattr(model, field.name) != field.default
         if field.name != "mixer" or T5X not in model.mixer_facts.exports
+        if field.name != "position" or not scalable
     ]
     problems += [
         f"--model.mlp_activations: T5X has no {name}"

@@ -217,6 +217,7 @@ def test_pre_norm_and_other_positions_of_bert():
         # A table in each stack instead of biases for 12 heads and 32 buckets, or nothing.
         ("t5_1_1_base", "absolute", 2 * (512 * 768 - 12 * 32)),
         ("t5_1_1_base", "rotary", -2 * 12 * 32),
+        ("t5_1_1_base", "relative_per_layer", 2 * 11 * 12 * 32),
         ("lm_base", "absolute", 512 * 768 - 12 * 32),
         ("lm_base", "rotary", -12 * 32),
         ("llama_mini", "relative", 4 * 32),

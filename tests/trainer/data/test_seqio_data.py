@@ -5,12 +5,14 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 import sentencepiece
 
 from tasks.terminal.command_line import UserError
+from trainer.data.seqio_data import SeqioData
 from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
@@ -186,3 +188,13 @@ def test_rows_can_be_unpacked_and_unshuffled(data):
 def test_unsupported_settings_are_one_clear_line(data, task, flags, says):
     with pytest.raises(UserError, match=says):
         data(task, *flags)
+
+
+def test_a_task_without_validation_names_the_way_on():
+    data = object.__new__(SeqioData)
+    data.name = "mine"
+    data._mixture = types.SimpleNamespace(splits=["train"])
+    with pytest.raises(UserError, match=r"no split validation: --evaluation.every_steps=0 trains"):
+        data.evaluation("validation", 2)
+    with pytest.raises(UserError, match=r"seqio:mine has no split test$"):
+        data.evaluation("test", 2)

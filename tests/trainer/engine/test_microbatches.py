@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.config import LossConfig
+from tasks.terminal.command_line import UserError
+from trainer.config import LossConfig, config_changes
+from trainer.config.idle import refuse_idle
 from trainer.engine.loss import model_loss
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
@@ -124,3 +126,38 @@ def test_each_microbatch_has_a_dropout_key_of_its_own():
     ]
     for found, *expected in zip(*map(jax.tree.leaves, (gradients, *parts)), strict=True):
         np.testing.assert_allclose(found, sum(expected), atol=1e-5)
+
+
+def of_parts(loss, slices):
+    """Returns the sum of the gradients of parts, each with its own normalizer."""
+    parts = [plain_gradient(loss, part, KEY, dropout_rate=0.0) for part in slices]
+    return jax.tree.map(lambda *leaves: sum(leaves), *parts)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("sum", "constant")])
+def test_t5x_normalizes_adjacent_rows_by_themselves(name):
+    loss = dataclasses.replace(LOSSES[name], normalize_over="microbatch")
+    found, _ = gradients_of("lm_tiny", loss, 3)
+    expected = of_parts(loss, [slice(0, 2), slice(2, 4), slice(4, 6)])
+    size = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(expected))
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * size)
+    whole, _ = gradients_of("lm_tiny", LOSSES[name], 3)
+    differences = jax.tree.map(lambda one, two: jnp.max(jnp.abs(one - two)), found, whole)
+    assert max(map(float, jax.tree.leaves(differences))) > 0.1 * size
+
+
+def test_the_law_of_microbatches_is_part_of_the_run():
+    flags = ["--loss.normalizer=num_real_target_tokens", "--microbatches=2", "--batch_size=6"]
+    before, _ = build_config("lm_tiny", [*flags, "--loss.normalize_over=microbatch"])
+    now, _ = build_config("lm_tiny", flags)
+    (change,) = config_changes(before, now, 1)
+    assert "loss.normalize_over was microbatch, is batch" in change
+    more, _ = build_config(
+        "lm_tiny", [*flags, "--loss.normalize_over=microbatch", "--microbatches=3"]
+    )
+    (change,) = config_changes(before, more, 1)
+    assert "microbatches was 2, is 3, and each part of the batch is normalized" in change
+    alone, origins = build_config("lm_tiny", ["--loss.normalize_over=microbatch"])
+    with pytest.raises(UserError, match="normalize_over has no effect: it goes with --microbatch"):
+        refuse_idle(alone, origins)

@@ -64,7 +64,7 @@ def test_a_t5_model_is_its_preset(file, preset):
 
 def test_a_mesh_t5_run():
     config, origins, notes = load("models/t5.1.1.base.gin", "objectives/span_5_15_u_u.gin")
-    assert config.objective == ("mask.mean_noise_span_length=5.0",)
+    assert (config.task, config.objective) == ("c4_span_5_15_u_u", ())
     # Source: T5's random_spans_helper: 512 of .15 and 5 take 581 tokens, 105 of them targets.
     assert (config.lengths.inputs, config.lengths.targets) == (512, 105)
     assert config.batch_size == 128
@@ -162,7 +162,7 @@ WRONG = {
     "no optimizer": (("run.optimizer = 'sgd'",), ["run.optimizer", "@AdafactorOptimizer"]),
     "other targets": (
         ("preprocessors.denoise.targets_fn = @preprocessors.drop_noise_tokens",),
-        ["denoise.targets_fn", "@nonnoise_span_to_unique_sentinel"],
+        ["denoise.targets_fn", "targets drop_noise_tokens of RandomSpans"],
     ),
     "two norms": (
         ("LayerStack.sublayers_final = [@transformer.sublayer_true_layer_norm]",),
@@ -196,5 +196,5 @@ def test_objectives_map_to_our_tasks():
         "prefix_lm": "c4_prefix_lm",
     }
     assert set(mesh_includes.DESCRIPTIONS) >= {"dataset.gin", "objectives/denoise.gin"}
-    with pytest.raises(UserError, match="the objective must be one of"):
-        load("models/t5.1.1.base.gin", "objectives/denoise.gin")
+    masked = load("models/t5.1.1.base.gin", "objectives/denoise.gin").config
+    assert masked.task == "c4_iid_15_m_f"

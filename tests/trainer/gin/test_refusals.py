@@ -66,7 +66,6 @@ BROKEN = {
         [":11", "in a circle", "%A -> %B -> %A"],
     ),
     "unknown macro": ("train.total_steps = %TRAIN_STEP", ["%TRAIN_STEP", "TRAIN_STEPS?"]),
-    "a macro that nobody reads": ("TRAIN_STEP = 9", ["TRAIN_STEP", "TRAIN_STEPS?"]),
     "what must be set": ("TRAIN_STEPS = %gin.REQUIRED", ["TRAIN_STEPS must be set", "--gin."]),
     "a program": ("MODEL_DIR = @os.system()", ["@os.system()", "nothing"]),
     "a program in place of a part": (

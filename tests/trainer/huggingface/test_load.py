@@ -137,6 +137,8 @@ def test_a_wrong_tensor_is_named(exported, change, message):
     [
         ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, llama"),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
+        ("t5_1_1", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
+        ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ; our"),
         ("t5_1_1", {"relative_attention_num_buckets": 64}, "num_buckets is 64; our models have 32"),
         ("t5_1_1", {"feed_forward_proj": "gated-swish"}, "feed_forward_proj is gated-swish; this"),
         ("t5_1_1", {"num_heads": 0}, "num_heads is 0"),

@@ -271,3 +271,39 @@ def test_the_gradient_of_a_bias_is_the_sum_over_rows():
         mixed(add_bias)(logits, bias), mixed(jnp.add)(logits, bias), strict=True
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_equal_tables_of_positions_in_all_layers_are_one_table(make_config, scanned):
+    shared = model_spec(make_config("t5_1_1", **LAYERS["t5_1_1"]))
+    changes = {"position": "relative_per_layer", "scan_layers": scanned}
+    apart = model_spec(make_config("t5_1_1", **LAYERS["t5_1_1"], **changes))
+    one = init_params(shared, jax.random.key(0))
+    each = {**one}
+    for stack in ("encoder", "decoder"):
+        rest = dict(one[stack])
+        table = rest.pop("relpos_bias")
+        each[stack] = {
+            name: {**node, "relpos_bias": table} if name.startswith("layers_") else node
+            for name, node in rest.items()
+        }
+    each = stack_layers(each) if scanned else each
+    shapes = jax.eval_shape(lambda key: init_params(apart, key), jax.random.key(0))
+    assert jax.tree.map(jnp.shape, each) == jax.tree.map(jnp.shape, shapes)
+    if scanned:
+        axes = logical_axes(apart)["decoder"]["decoder"]["relpos_bias"]["rel_embedding"]
+        assert axes == PartitionSpec("heads", "layers", "relpos_buckets")
+    random = np.random.default_rng(0).integers(1, 40, (2, 7))
+    batch = dict.fromkeys(
+        ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens"), random
+    )
+    expected, found = (
+        build_model(spec).apply({"params": params}, batch)
+        for spec, params in ((shared, one), (apart, each))
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    # Another table in one layer makes another model.
+    other = jax.tree.map(lambda leaf: leaf, each)
+    layer = other["decoder"]["decoder" if scanned else "layers_1"]["relpos_bias"]
+    layer["rel_embedding"] = layer["rel_embedding"] + np.arange(32)
+    assert np.abs(build_model(apart).apply({"params": other}, batch) - found).max() > 1e-3

@@ -56,7 +56,12 @@ def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:
 
 # Position schemes that are not the family's own.
 SCHEMES = [("t5_1_1", "absolute"), ("t5_1_1", "rotary"), ("lm", "rotary"), ("llama", "relative")]
-SLOW_SCHEMES = [("lm", "absolute"), ("llama", "absolute"), ("primer", "absolute")]
+SLOW_SCHEMES = [
+    ("t5_1_1", "relative_per_layer"),
+    ("lm", "absolute"),
+    ("llama", "absolute"),
+    ("primer", "absolute"),
+]
 SLOW_SCHEMES += [("primer", "rotary"), ("evolved_transformer", "absolute")]
 
 

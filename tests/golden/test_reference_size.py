@@ -1,0 +1,37 @@
+"""A folder of references of any size is compared, however small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_smaller_folder_is_compared(reference, tmp_path):
+    arrays = reference.arrays("data")
+    kept = {
+        name: array
+        for name, array in arrays.items()
+        if name.startswith(("docs/", "pipeline/reduce_concat_tokens_16/"))
+    }
+    # The first 200 tokens of the joined documents.
+    stem = "pipeline/reduce_concat_tokens_16/targets"
+    kept[f"{stem}/values"] = kept[f"{stem}/values"][:200]
+    kept[f"{stem}/lengths"] = np.array([200])
+    np.savez(tmp_path / "data.npz", **kept)
+    settings = json.loads((reference.folder / "data.json").read_text())
+    settings["random_spans_helper"] = settings["random_spans_helper"][:3]
+    (tmp_path / "data.json").write_text(json.dumps(settings))
+    flags = ["-p", "no:cacheprovider", f"--reference={tmp_path}"]
+    flags += ["-k", "joined_documents or random_spans_helper"]
+    made = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/golden/test_t5_data.py", *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stdout[-2000:]
+    assert "\n.." in f"\n{made.stdout}"

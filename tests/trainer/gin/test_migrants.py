@@ -1,0 +1,206 @@
+"""What people who come with T5X's files meet: read as T5X reads it, or refused in one line."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer.gin import includes, recipe
+from trainer.model.config import ModelConfig
+from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
+
+RUN = """\
+include 't5x/examples/{model}.gin'
+include 't5x/configs/runs/pretrain.gin'
+from t5x import optimizers
+from t5x import trainer
+import optax
+MIXTURE_OR_TASK_NAME = 'rlm_span_corruption'
+TASK_FEATURE_LENGTHS = {{'inputs': 64, 'targets': 18}}
+TRAIN_STEPS = 5000
+DROPOUT_RATE = 0.0
+MODEL_DIR = 'model'
+"""
+CHAIN = """
+OPTIMIZER = @optimizers.chain()
+optimizers.chain.transformations = [@optax.{clip}(), @optax.{name}()]
+optax.clip.max_delta = 0.5
+optax.clip_by_global_norm.max_norm = 2.0
+optax.{name}.learning_rate = @optax.warmup_cosine_decay_schedule()
+optax.warmup_cosine_decay_schedule:
+  init_value = 1e-5
+  peak_value = 1e-3
+  warmup_steps = 100
+  decay_steps = %TRAIN_STEPS
+  end_value = 2e-5
+"""
+
+
+def load(folder, text="", *flags, model="t5/t5_1_1/tiny"):
+    path = folder / "run.gin"
+    path.write_text(RUN.format(model=model) + text)
+    return recipe.load([str(path)], [], list(flags), None, [])
+
+
+def error_of(folder, text="", **kwargs):
+    with pytest.raises(UserError) as error:
+        load(folder, text, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("clip", ["clip", "clip_by_global_norm"])
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_a_chain_of_optax_makes_its_updates(name, clip, tmp_path):
+    config, _, _ = load(tmp_path, CHAIN.format(name=name, clip=clip))
+    ours, schedule = make_optimizer(config.optimizer), learning_rate_schedule(config.optimizer)
+    theirs = optax.warmup_cosine_decay_schedule(1e-5, 1e-3, 100, 5000, 2e-5)
+    for step in (0, 1, 50, 99, 100, 101, 2500, 4999):
+        np.testing.assert_allclose(schedule(step), theirs(step), rtol=2e-6, atol=1e-9)
+    clipping = optax.clip(0.5) if clip == "clip" else optax.clip_by_global_norm(2.0)
+    reference = optax.chain(clipping, getattr(optax, name)(theirs))
+    params = {"kernel": jax.random.normal(jax.random.key(0), (6, 5))}
+    states = [each.init(params) for each in (ours, reference)]
+    for number in range(3):
+        gradient = {"kernel": 3 * jax.random.normal(jax.random.key(number + 1), (6, 5))}
+        (update, states[0]), (expected, states[1]) = (
+            each.update(gradient, state, params)
+            for each, state in zip((ours, reference), states, strict=True)
+        )
+        np.testing.assert_allclose(update["kernel"], expected["kernel"], rtol=1e-5, atol=1e-9)
+
+
+def test_a_chain_that_is_not_supported_is_refused(tmp_path):
+    text = CHAIN.format(name="adamw", clip="clip")
+    longer = "optimizers.chain.transformations = [@optax.clip(), @optax.clip(), @optax.adamw()]\n"
+    assert "must be an optimizer, or @optax.clip()" in error_of(tmp_path, text + longer)
+    turned = "optimizers.chain.transformations = [@optax.adamw(), @optax.clip()]\n"
+    assert "must be @clip or @clip_by_global_norm" in error_of(tmp_path, text + turned)
+    shorter = "optax.warmup_cosine_decay_schedule.decay_steps = 400\n"
+    assert "decay_steps = 400 must not be below the 5000 updates" in error_of(
+        tmp_path, text + shorter
+    )
+    early = "optax.warmup_cosine_decay_schedule.warmup_steps = 6000\n"
+    assert "more decay_steps than warmup_steps" in error_of(tmp_path, text + early)
+
+
+def test_scalable_t5_has_a_table_of_positions_in_every_layer(tmp_path):
+    config, origins, _ = load(tmp_path, model="scalable_t5/t5_1_1/small")
+    assert (config.model.position, config.model.scan_layers) == ("relative_per_layer", True)
+    assert "T5Config" in origins["model.position"]
+    plain, _, _ = load(tmp_path, model="t5/t5_1_1/small")
+    assert (plain.model.position, plain.model.scan_layers) == (None, False)
+
+
+def test_a_file_of_sizes_sees_the_import_of_the_file_that_it_includes(tmp_path):
+    base = (
+        "from t5x.examples.scalable_t5 import network\ninclude 't5x/examples/scalable_t5/{}.gin'\n"
+    )
+    (tmp_path / "base.gin").write_text(base.format("t5_1_1/base"))
+    sizes = "include 'base.gin'\nnetwork.T5Config:\n  emb_dim = 64\n  num_heads = 2\n"
+    (tmp_path / "small.gin").write_text(sizes)
+    config, origins, notes = load(tmp_path, "include 'small.gin'\nDROPOUT_RATE = 0.0\n")
+    assert (config.model.emb_dim, config.model.num_heads) == (64, 2)
+    assert config.model.position == "relative_per_layer"
+    assert origins["model.emb_dim"] == "small.gin:3"
+    assert not [text for subject, text in notes if "T5Config" in text]
+
+
+@pytest.mark.parametrize("normalizer", ["'NUM_REAL_TARGET_TOKENS'", "'AVERAGE_PER_SEQUENCE'"])
+def test_microbatches_with_a_normalizer_have_the_law_of_t5x(normalizer, tmp_path):
+    both = f"LOSS_NORMALIZING_FACTOR = {normalizer}\ntrainer.Trainer.num_microbatches = 4\n"
+    config, origins, notes = load(tmp_path, both)
+    assert (config.microbatches, config.loss.normalize_over) == (4, "microbatch")
+    assert "run.gin:12" in origins["loss.normalize_over"]
+    assert "normalized by itself, as in T5X; --loss.normalize_over=batch" in str(notes)
+    for either in both.splitlines():
+        assert load(tmp_path, either + "\n").config.loss.normalize_over == "batch"
+    constant = both.replace(normalizer, "233.5")
+    assert load(tmp_path, constant).config.loss.normalize_over == "batch"
+
+
+def test_unread_macros_are_named_with_the_nearest(tmp_path):
+    config, _, notes = load(tmp_path, "NUM_EMBEDDINGS = 32128\nTRAIN_STEP = 9\n")
+    assert config.train_steps == 5000
+    warnings = [text for subject, text in notes if subject == "warning"]
+    assert [text for text in warnings if text.startswith("NUM_EMBEDDINGS (")]
+    (misspelt,) = [text for text in warnings if text.startswith("TRAIN_STEP (")]
+    assert misspelt.endswith("is read by none of these files (did you mean TRAIN_STEPS?)")
+
+
+BYTES = {
+    "latin-1": ("# caf\xe9\n".encode("latin-1"), "is not UTF-8 (byte 5): save it as UTF-8"),
+    "UTF-16": ("TRAIN_STEPS = 5\n".encode("utf-16"), "is not UTF-8 (byte 0)"),
+    "random": (bytes(range(128, 256)), "is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_a_file_that_is_not_utf_8_is_named(case, tmp_path):
+    contents, says = BYTES[case]
+    (tmp_path / "other.gin").write_bytes(contents)
+    assert says in error_of(tmp_path, "include 'other.gin'\n")
+    assert "run.gin:11: " in error_of(tmp_path, "include 'other.gin'\n")
+
+
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
+    (tmp_path / "other.gin").write_bytes(b"\xef\xbb\xbfTRAIN_STEPS = 7\n")
+    assert load(tmp_path, "include 'other.gin'\n").config.train_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("include 't5x/configs/runs/eval.gin'", "python -m trainer.evaluate --model_dir=DIR"),
+        ("include 't5x/configs/runs/infer.gin'", "python -m trainer.export"),
+        ("include 'perplexity_eval.gin'", "--checkpoints=all --split=validation"),
+        ("import __main__ as s\ns.evaluate.output_dir = 'x'", "python -m trainer.evaluate"),
+        ("import __main__ as s\ns.infer.mode = 'predict'", "python -m trainer.export"),
+        ("include 'flaxformer/t5x/configs/umt5/base.gin'", "--model.position=relative_per_layer"),
+        ("from flaxformer import x\nx.Encoder.size = 3", "Flaxformer's models are not read"),
+    ],
+)
+def test_what_other_commands_do_is_named(text, says, tmp_path):
+    assert says in error_of(tmp_path, text + "\n")
+
+
+def test_byt5_needs_no_copy_of_t5x(tmp_path):
+    config, _, _ = load(tmp_path, model="t5/byt5/small")
+    assert config.model == ModelConfig(
+        family="t5_1_1",
+        vocab_size=384,
+        emb_dim=1472,
+        num_heads=6,
+        head_dim=64,
+        mlp_dim=3584,
+        num_encoder_layers=12,
+        num_decoder_layers=4,
+        dtype="bfloat16",
+        tied_logits=False,
+        mlp_activations=("gelu", "linear"),
+    )
+    for size in ("base", "large", "xl", "xxl", "tiny"):
+        assert f"t5x/examples/t5/byt5/{size}.gin" in includes.DESCRIPTIONS
+
+
+def test_flags_of_other_trainers_are_noted(tmp_path):
+    (tmp_path / "run.gin").write_text(RUN.format(model="t5/t5_1_1/tiny"))
+    command = [sys.executable, "-m", "trainer.pretrain", f"--gin_file={tmp_path}/run.gin"]
+    flags = ["--tpu", "name", "--alsologtostderr", "--t5_tfds_data_dir=gs://data"]
+    made = subprocess.run(
+        [*command, *flags, "--module_import=t5_imports", "--train_steps=9", "--print_config"],
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    for name in ("tpu", "alsologtostderr", "t5_tfds_data_dir", "module_import"):
+        assert f"read, no counterpart: --{name}: " in made.stdout
+    assert "train_steps" in made.stdout
+    alone = [sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny", "--tpu=name"]
+    refused = subprocess.run(alone, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "--tpu" in refused.stderr
