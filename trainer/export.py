@@ -8,6 +8,7 @@ split; only if they equal the trainer's is the folder renamed to FOLDER.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import itertools
 import os
@@ -22,12 +23,14 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
+from tasks.vocabulary import PAD_ID
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
     from trainer.data.features import Batch
+    from trainer.huggingface.card import Named
     from trainer.huggingface.parity import Parity
-    from trainer.huggingface.tokenizer import Match
+    from trainer.huggingface.tokenizer import Match, Roles
     from trainer.setup import Run
 
 _EXIT_NOT_EQUAL = 1
@@ -55,6 +58,7 @@ def export(
     vocabulary_path: str | None = None,
     max_shard_size: str = "5GB",
     custom_code: bool = False,
+    named: Named | None = None,
 ) -> tuple[int, Parity, Match]:
     """Exports a checkpoint to a folder of transformers.
 
@@ -66,6 +70,7 @@ def export(
       vocabulary_path: SentencePiece model or its folder; the cache's if None.
       max_shard_size: largest size of a weights file, as "5GB".
       custom_code: writes a modelling file for a model that transformers does not have.
+      named: what only the user knows, for the model card.
 
     Returns:
       (step, comparison of the logits, comparison of the tokenizers).
@@ -88,7 +93,7 @@ def export(
     try:
         parity, match = _write(partial, run, params, vocabulary, max_shard_size)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
-        text = card.model_card(run, step, name, parity, match, custom_code=custom)
+        text = card.model_card(run, step, name, parity, match, custom, named or card.Named())
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         os.chmod(partial, 0o755)
         os.rename(partial, target)
@@ -200,8 +205,7 @@ def _write(
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)
-    decoder_only = model.architecture == "decoder"
-    tokenizer.write(folder, vocabulary, decoder_only)
+    tokenizer.write(folder, vocabulary, _roles(run, vocabulary))
 
     theirs = parity.their_logits(parity.their_model(folder, written))
     found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
@@ -211,7 +215,9 @@ def _write(
     from transformers import AutoTokenizer
 
     match = tokenizer.compare(
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=decoder_only or None),
+        AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=written["model_type"] == configs.CUSTOM or None
+        ),
         vocabulary,
         _texts(run, vocabulary),
     )
@@ -221,6 +227,19 @@ def _write(
             f"{match.texts} texts, the first {match.different[0][:60]!r}; nothing was written"
         )
     return found, match
+
+
+def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
+    """Returns the pieces that begin, end and mask texts, as in training."""
+    from trainer.huggingface.tokenizer import Roles
+
+    architecture = run.config.model.architecture
+    if architecture == "decoder":
+        return Roles(begins=vocabulary.processor.id_to_piece(PAD_ID), ends=False)
+    if architecture == "encoder":
+        objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
+        return Roles(begins=objective.classify, mask=objective.mask)
+    return Roles()
 
 
 def _generation(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +280,17 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
     ]
 
 
+def _named(flags: argparse.Namespace) -> Named:
+    from trainer.huggingface.card import Named
+
+    return Named(
+        flags.license,
+        tuple(filter(None, flags.language.split(","))),
+        tuple(filter(None, flags.datasets.split(","))),
+        flags.base_model,
+    )
+
+
 def main(argv: list[str]) -> int:
     """Runs the command; returns 1 if transformers computes something different."""
     parser = Parser(prog="python -m trainer.export", description=__doc__.splitlines()[0])
@@ -276,6 +306,20 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="write a modelling file for a model that transformers does not have",
     )
+    card = parser.add_argument_group("the model card")
+    card.add_argument("--license", default="", help="license of the weights, as apache-2.0")
+    card.add_argument(
+        "--language", default="", metavar="A,B", help="languages of the corpus, as en,ro"
+    )
+    card.add_argument(
+        "--datasets",
+        default="",
+        metavar="A,B",
+        help="data sets of the Hub that the corpus comes from; those of hf: corpora if left out",
+    )
+    card.add_argument(
+        "--base_model", default="", help="model of the Hub that the training started from"
+    )
     flags = parser.parse_args(argv)
     try:
         step, parity, match = export(
@@ -286,6 +330,7 @@ def main(argv: list[str]) -> int:
             vocabulary_path=flags.vocabulary,
             max_shard_size=flags.max_shard_size,
             custom_code=flags.custom_code,
+            named=_named(flags),
         )
     except NotEqual as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
