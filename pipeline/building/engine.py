@@ -13,8 +13,8 @@ from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan, Shard
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.task import TaskSpec
-from tasks.terminal.command_line import UserError
+from tasks.task import OBJECTIVES, TaskSpec, objective_of
+from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.table import table
 from tasks.vocabulary import VOCABULARY, Vocabulary
 
@@ -26,9 +26,9 @@ def build(options: Options, beam_arguments: list[str]) -> None:
       UserError: a mistake that the user can correct; finished shards are kept.
       OSError: the cache cannot be written. Finished shards are kept.
     """
-    task = registry.get(options.task, options.task_module)
+    task = _task(options)
     if options.hf_token_secret:
-        if sources.parse(options.corpus or task.corpus).kind != "hf":
+        if _spec(options, task).kind != "hf":
             raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
         secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
@@ -38,7 +38,7 @@ def build(options: Options, beam_arguments: list[str]) -> None:
     if options.dry_run:
         _print_estimate(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
         return
-    spec = sources.parse(options.corpus or task.corpus)
+    spec = _spec(options, task)
     if dataflow.is_runner(options.runner):
         dataflow.check(beam_arguments, spec, options.cache_dir)
     elif portable.is_runner(options.runner):
@@ -61,11 +61,55 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         _report(options, job, shards, done, time.monotonic() - started)
 
 
+def _task(options: Options) -> TaskSpec:
+    """Returns the task to build.
+
+    Raises:
+      UserError: there is no such task, or --name and --task do not make one.
+    """
+    name = options.task
+    if options.name is None:
+        if name in OBJECTIVES:
+            raise UserError(
+                f"--task={name} is an objective: add --name=NAME, which names the corpus; the "
+                f"task is then called NAME_{name}"
+            )
+        return registry.get(name, options.task_module)
+    if name not in OBJECTIVES:
+        raise UserError(
+            f"--name={options.name}: with it, --task is one of the objectives "
+            f"{', '.join(OBJECTIVES)}, not {name}"
+        )
+    name = f"{options.name}_{options.task}"
+    if not options.name or objective_of(name) != options.task:
+        raise UserError(
+            f"--name={options.name} cannot begin the name of a task {name}: choose another, of "
+            "letters, digits, _, - and ."
+        )
+    return registry.get(name, options.task_module)
+
+
+def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
+    """Returns the corpus to read.
+
+    Raises:
+      UserError: the SPEC is invalid, or the task has no corpus and none is given.
+    """
+    text = options.corpus or task.corpus
+    if not text:
+        meant = nearest(task.name, registry.tasks(options.task_module))
+        raise UserError(
+            f"task {task.name}{meant} has no corpus of its own: give --corpus, which is "
+            f"{sources.FORMS}"
+        )
+    return sources.parse(text)
+
+
 def _planned(
     options: Options, task: TaskSpec, loaded: Vocabulary, folder: str
 ) -> tuple[graph.Job, list[graph.Assignment]]:
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
-    spec = sources.parse(options.corpus or task.corpus)
+    spec = _spec(options, task)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
