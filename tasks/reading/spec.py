@@ -6,14 +6,24 @@ import re
 import urllib.parse
 from typing import Any
 
-from tasks.reading.corpus import HUB, OPTIONS, PYTHON_DOCS, CorpusSpec, default_spec
+from tasks.reading.corpus import (
+    DOCUMENTS,
+    HUB,
+    LINE,
+    OPTIONS,
+    PYTHON_DOCS,
+    TEXT,
+    CorpusSpec,
+    default_spec,
+)
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
 
 FORMS = (
     f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
     f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
-    "each with ?column=text&split=train&id=id&validation=0.01 as needed"
+    "each with ?column=text&split=train&id=id&validation=0.01 as needed, text with "
+    "?document=line, file or block"
 )
 
 _KINDS = (PYTHON_DOCS, HUB, *FORMATS)
@@ -39,6 +49,8 @@ def parse(text: str) -> CorpusSpec:
     has_columns = kind == HUB or (kind in FORMATS and FORMATS[kind].has_columns)
     if not has_columns and {"column", "id"} & options.keys():
         raise _invalid(text, f"{kind} has no columns")
+    if kind != TEXT and "document" in options:
+        raise _invalid(text, "only text has ?document=")
     return dataclasses.replace(
         default_spec(kind), location=location, config=config, revision=revision, **options
     )
@@ -63,6 +75,9 @@ def _options(text: str, query: str) -> dict[str, Any]:
         if not value:
             raise _invalid(text, f"option {name!r} is empty")
         options[name] = value
+    document = options.get("document", LINE)
+    if document not in DOCUMENTS:
+        raise _invalid(text, f"document={document} is none of {', '.join(DOCUMENTS)}")
     if "validation" in options:
         try:
             options["validation"] = float(options["validation"])
