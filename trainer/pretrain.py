@@ -24,6 +24,13 @@ from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import model_preset
 
+# What a run that does not fit the memory may change, gentlest first.
+_LESS_MEMORY = (
+    "set --microbatches to divide the batch into parts with the same result, --model.remat=full to "
+    "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "
+    "what fits a device"
+)
+
 
 def build_config(
     preset: str, overrides: list[str], optimizer_preset: str | None = None
@@ -85,10 +92,10 @@ def main(argv: list[str]) -> int:
         print(fields.describe(config, origins, words=arguments.print_config == "words"))
         return 0
 
-    from trainer.engine import determinism, processes
+    from trainer.engine import determinism, hardware, processes
 
     determinism.set_flags(config.deterministic)
-    with processes.joined(config.processes):
+    with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
         run = prepare(config, origins)
 
         if config.engine == "t5x":

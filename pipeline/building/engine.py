@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeline.building import graph, lifecycle
+from pipeline.building import advice, graph, lifecycle
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.runners import dataflow, portable, secret
@@ -310,17 +310,9 @@ def _report(
     print(table(("", *columns), rows))
     print(
         f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
-        f"{read_bytes / 1e6 / seconds:.1f} MB/s\nnext: python -m trainer.pretrain "
-        f"--preset={_preset(plan.task, options.task_module)} --task={plan.task} "
-        f"--cache_dir={options.cache_dir} --model_dir=DIR"
-        + (f" --task_module={options.task_module}" if options.task_module else "")
+        f"{read_bytes / 1e6 / seconds:.1f} MB/s\n"
+        f"next: {advice.pretrain(registry.get(plan.task, options.task_module), options)}"
     )
-
-
-def _preset(task: str, module: str | None) -> str:
-    """Returns the name of a trainer preset that fits the task."""
-    presets = {"encoder": "bert_base", "encoder_decoder": "t5_1_1_small", "decoder": "lm_small"}
-    return presets[registry.get(task, module).objective.architectures[0]]
 
 
 def _print_estimate(
