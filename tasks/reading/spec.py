@@ -38,7 +38,7 @@ def parse(text: str) -> CorpusSpec:
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
     if kind not in _KINDS:
-        raise _invalid(text, f"unknown kind {kind!r}{nearest(kind, _KINDS)}")
+        raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, _KINDS)}")
     if bool(location) == (kind == PYTHON_DOCS):
         reason = f"{kind} takes no path" if location else f"{kind}: needs a path after it"
         raise _invalid(text, reason)
@@ -56,8 +56,29 @@ def parse(text: str) -> CorpusSpec:
     )
 
 
+# Ends of files' names -> the kind that reads them.
+_ENDINGS = (
+    (r"\.parquet", "parquet"),
+    (r"\.jsonl?(\.\w+)?", "json"),
+    (r"\.(txt|text)(\.\w+)?", "text"),
+)
+
+
+def _meant(head: str) -> str:
+    """Returns " (did you mean X?)" for an address of the Hub or a path without its kind, or ""."""
+    address = re.match(r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)", head)
+    if address:
+        return f" (did you mean {HUB}:{address[1]}?)"
+    for ending, kind in _ENDINGS:
+        if re.search(f"{ending}$", head) and head.partition(":")[0] not in _KINDS:
+            return f" (did you mean {kind}:{head}?)"
+    return ""
+
+
 def _data_set(text: str, location: str) -> tuple[str, str, str]:
     """Returns (OWNER/NAME, CONFIG, REVISION)."""
+    if meant := _meant(location):
+        raise _invalid(text, f"an address of the web is no name{meant}")
     location, at, revision = location.partition("@")
     location, colon, config = location.partition(":")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", location):
