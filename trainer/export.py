@@ -37,8 +37,9 @@ _EXIT_NOT_EQUAL = 1
 # Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
 # 512 positions and 250,112 ids are 8 GB.
 _ROWS, _BATCH_ROWS = 16, 2
-# Windows of the validation split whose text both tokenizers encode.
-_TEXTS = 200
+# Windows of the validation split whose text both tokenizers encode, and the most tokens of each:
+# one tie makes a text differ, so a window of thousands of tokens would differ more often than not.
+_TEXTS, _TEXT_TOKENS = 200, 128
 # Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
 # break ties between segmentations differently, in at most one window of a hundred; a larger share
 # means that the normaliser or the model differs.
@@ -259,7 +260,10 @@ def _plain_tree(params: Any, run: Run) -> Any:
 
 def _rows(run: Run) -> list[Batch]:
     """Returns batches of the first rows of the validation split, of every task."""
-    sets = run.data.evaluation("validation", _BATCH_ROWS)
+    try:
+        sets = run.data.evaluation("validation", _BATCH_ROWS)
+    except UserError:  # nothing was held out
+        sets = run.data.evaluation("train", _BATCH_ROWS)
     batches = -(-_ROWS // _BATCH_ROWS // len(sets))
     return [batch for one in sets for batch in itertools.islice(one.iterate(), batches)]
 
@@ -271,11 +275,15 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
     if not isinstance(run.data, CachedData):
         return []
     first = run.data.tasks[0]
-    windows = run.data.maker(first, "validation", keep_tails=True).windows
+    splits = first.manifest.splits
+    split = "validation" if "validation" in splits else "train"
+    windows = run.data.maker(first, split, keep_tails=True).windows
+    if not len(windows):
+        windows = run.data.maker(first, "train", keep_tails=True).windows
     chosen = np.unique(np.linspace(0, len(windows) - 1, _TEXTS).astype(np.int64))
     tokens_WN, lengths_W = windows.read(chosen)
     return [
-        vocabulary.decode(tokens_N[:length])
+        vocabulary.decode(tokens_N[: min(length, _TEXT_TOKENS)])
         for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)
     ]
 

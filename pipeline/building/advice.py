@@ -22,8 +22,11 @@ _CPU_POSITIONS = 8192
 _CPU_STEPS = 2000
 
 
-def pretrain(task: TaskSpec, options: Options) -> str:
-    """Returns a command of trainer.pretrain that this machine's memory holds."""
+def pretrain(task: TaskSpec, options: Options, held_out: bool) -> str:
+    """Returns a command of trainer.pretrain that this machine's memory holds.
+
+    `held_out`: whether the cache has a validation split with text.
+    """
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
         on_cpu = "mini_primer_ez"  # Llama has no prefixes that are visible in both directions
@@ -39,6 +42,7 @@ def pretrain(task: TaskSpec, options: Options) -> str:
         f"--cache_dir={options.cache_dir}",
         "--model_dir=model",
         *size,
+        *([] if held_out else ["--evaluation.every_steps=0"]),
         *([f"--task_module={options.task_module}"] if options.task_module else []),
     ]
     return shlex.join(["python", "-m", "trainer.pretrain", *arguments])

@@ -308,11 +308,18 @@ def _report(
         ),
     ]
     print(table(("", *columns), rows))
+    held_out = "validation" in columns and total("validation", "rows") > 0
     print(
         f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
         f"{read_bytes / 1e6 / seconds:.1f} MB/s\n"
-        f"next: {advice.pretrain(registry.get(plan.task, options.task_module), options)}"
+        f"next: {advice.pretrain(registry.get(plan.task, options.task_module), options, held_out)}"
     )
+    if not held_out:
+        print(
+            f"{plan.task} has no validation split, as no document was held out: to evaluate the "
+            "model, build with a larger share in --corpus, as ?validation=0.1, in another "
+            "--cache_dir"
+        )
 
 
 def _print_estimate(

@@ -284,8 +284,9 @@ class CachedData:
             maker = self.maker(each, split, keep_tails=True)
             if not len(maker.windows):
                 raise UserError(
-                    f"{each.cache} has no text in split {split}: evaluate on another split, or set "
-                    "--evaluation.every_steps=0"
+                    f"{each.cache} has no text in split {split}: evaluate on another split, set "
+                    "--evaluation.every_steps=0, or build with a larger share held out, as "
+                    "--corpus='…?validation=0.1'"
                 )
             iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
             sets.append(

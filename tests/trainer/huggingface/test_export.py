@@ -357,3 +357,19 @@ def test_the_card_has_the_run_s_own_evaluation_beside_those_of_other_splits(tmp_
     (tmp_path / "evaluation.json").write_text(json.dumps(later))
     rows = card._evaluation(str(tmp_path), 2)
     assert rows == [("validation loss", "6.25"), ("train loss", "5.5")]
+
+
+def test_a_run_without_validation_is_compared_on_its_training_rows(run, monkeypatch):
+    prepared = export._open_run(run, None, False)
+    held_out = export._rows(prepared)
+    evaluation = prepared.data.evaluation
+
+    def without(split, batch_size):
+        if split == "validation":
+            raise UserError("no text in split validation")
+        return evaluation(split, batch_size)
+
+    monkeypatch.setattr(prepared.data, "evaluation", without)
+    found = export._rows(prepared)
+    assert len(found) == len(held_out)
+    assert not np.array_equal(found[0]["encoder_input_tokens"], held_out[0]["encoder_input_tokens"])
