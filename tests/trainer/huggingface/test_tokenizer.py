@@ -127,6 +127,7 @@ def check(folder, words, texts, ties: float):
     theirs = load(folder, words)
     match = tokenizer.compare(theirs, words, texts)
     assert match.texts == len(texts)
+    assert match.ties == len(match.different)
     for text in match.different:
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         expected = words.encode([text])[0].tolist()
