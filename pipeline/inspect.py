@@ -101,7 +101,7 @@ def samples(
 def _task(flags, cache: Cache) -> TaskSpec | None:
     if flags.task:
         return registry.get(flags.task, flags.task_module)
-    return registry.tasks(flags.task_module).get(cache.manifest.plan.task)
+    return registry.find(cache.manifest.plan.task, flags.task_module)
 
 
 def _indices(text: str) -> list[int]:

@@ -7,8 +7,11 @@ import types
 
 from tasks.corpora import c4, lm1b, pg19, python_docs, rlm, wikipedia
 from tasks.mixture import MixtureSpec
-from tasks.task import TaskSpec
+from tasks.task import OBJECTIVES, TaskSpec, objective_of, own_task
 from tasks.terminal.command_line import UserError, nearest
+
+# A task on a corpus of the user's own, for messages.
+OWN_EXAMPLE = "mine_span_corruption"
 
 _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
@@ -69,15 +72,42 @@ def load(module: str) -> types.ModuleType:
         sys.path.pop(0)
 
 
+def find(name: str, module: str | None = None) -> TaskSpec | None:
+    """Returns the task `name`, registered or NAME_OBJECTIVE; None if there is none.
+
+    Raises:
+      UserError: the module cannot be imported or has no TASKS.
+    """
+    return tasks(module).get(name) or own_task(name)
+
+
 def get(name: str, module: str | None = None) -> TaskSpec:
-    """Returns the task `name`.
+    """Returns the task `name`, registered or NAME_OBJECTIVE.
 
     Raises:
       UserError: there is no such task; suggests the nearest name.
     """
-    known = tasks(module)
-    if name not in known:
+    found = find(name, module)
+    if found is None:
+        known = tasks(module)
         family = name.partition("_")[0] + "_"
-        names = [each for each in known if each.startswith(family)] or known
-        raise UserError(f"unknown task {name}{nearest(name, known)}; known: {', '.join(names)}")
-    return known[name]
+        names = [each for each in known if each.startswith(family)]
+        raise UserError(
+            f"unknown task {name}{nearest(name, known)}; "
+            + (f"known: {', '.join(names)}; " if names else "")
+            + "a task on a corpus of your own is called NAME_OBJECTIVE, as in "
+            f"{OWN_EXAMPLE}, with one of the objectives {', '.join(OBJECTIVES)}"
+        )
+    return found
+
+
+def relatives(task: TaskSpec, module: str | None = None) -> set[str]:
+    """Returns the names of the tasks on the same corpus, whose caches serve this task as well.
+
+    Raises:
+      UserError: the module cannot be imported or has no TASKS.
+    """
+    if task.corpus:
+        return {other.name for other in tasks(module).values() if other.corpus == task.corpus}
+    family = task.name.removesuffix(str(objective_of(task.name)))
+    return {f"{family}{objective}" for objective in OBJECTIVES if family}

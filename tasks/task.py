@@ -1,6 +1,7 @@
 """Tasks: a corpus, an objective and lengths, as frozen plain data."""
 
 import dataclasses
+import re
 
 from tasks.objectives import (
     DENOISING,
@@ -25,7 +26,8 @@ class TaskSpec:
 
     Attributes:
       name: the name that flags use.
-      corpus: SPEC of the corpus that pipeline.build reads unless --corpus is given.
+      corpus: SPEC of the corpus that pipeline.build reads unless --corpus is given; "" if it must
+        be given.
       objective: makes examples from windows of the corpus.
       lengths: default lengths of the examples; they determine the default length of a cache's rows.
 
@@ -79,24 +81,50 @@ class TaskSpec:
             )
 
 
-def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
-    """Returns the tasks that every corpus family has, named FAMILY_OBJECTIVE.
+# The objectives that every corpus family has, with the lengths of their examples. UL2 has inputs of
+# 384: its densest denoiser then has 96 spans, which leaves three of a hundred sentinels for modes.
+_PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
+    "span_corruption": (span_corruption(), Lengths(_INPUTS, 114)),
+    "prefix_lm": (prefix_lm(), Lengths(_INPUTS, _INPUTS)),
+    "decoder_prefix_lm": (DecoderPrefixLM(), Lengths(0, _INPUTS)),
+    "autoregressive_lm": (AutoregressiveLM(), Lengths(0, _INPUTS)),
+    "full_lm": (AutoregressiveLM(eos="document"), Lengths(0, _INPUTS)),
+    "ul2": (MixtureOfDenoisers(), Lengths(384, 384)),
+    "masked_lm": (MaskedLM(), Lengths(_INPUTS, _INPUTS)),
+}
+# The objectives that a task on a corpus of the user's own may have, by the end of its name.
+OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
+    **_PRETRAINING,
+    "lm": _PRETRAINING["autoregressive_lm"],
+    **{name: (objective, objective.fitting(_INPUTS)) for name, objective in DENOISING.items()},
+}
 
-    UL2 has inputs of 384: its densest denoiser then has 96 spans, which leaves three of a hundred
-    sentinels for modes.
+
+def own_task(name: str) -> TaskSpec | None:
+    """Returns the task NAME_OBJECTIVE on a corpus of the user's own; None if `name` is none.
+
+    Its corpus is "": pipeline.build is told by --corpus. OBJECTIVE alone is a task, too, for a
+    cache that is given by its own folder.
     """
-    objectives: dict[str, tuple[Objective, Lengths]] = {
-        "span_corruption": (span_corruption(), Lengths(_INPUTS, 114)),
-        "prefix_lm": (prefix_lm(), Lengths(_INPUTS, _INPUTS)),
-        "decoder_prefix_lm": (DecoderPrefixLM(), Lengths(0, _INPUTS)),
-        "autoregressive_lm": (AutoregressiveLM(), Lengths(0, _INPUTS)),
-        "full_lm": (AutoregressiveLM(eos="document"), Lengths(0, _INPUTS)),
-        "ul2": (MixtureOfDenoisers(), Lengths(384, 384)),
-        "masked_lm": (MaskedLM(), Lengths(_INPUTS, _INPUTS)),
-    }
+    objective = objective_of(name)
+    if objective is None:
+        return None
+    return TaskSpec(name, "", *OBJECTIVES[objective])
+
+
+def objective_of(name: str) -> str | None:
+    """Returns the longest name of an objective that `name` ends with, or None."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        return None
+    found = [each for each in OBJECTIVES if name == each or name.endswith(f"_{each}")]
+    return max(found, key=len, default=None)
+
+
+def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
+    """Returns the tasks that every corpus family has, named FAMILY_OBJECTIVE."""
     return tuple(
         TaskSpec(f"{family}_{name}", corpus, objective, lengths)
-        for name, (objective, lengths) in objectives.items()
+        for name, (objective, lengths) in _PRETRAINING.items()
     )
 
 

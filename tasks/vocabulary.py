@@ -174,11 +174,15 @@ class Vocabulary:
         return " ".join(part for part in [*text, self.processor.decode(run)] if part)
 
 
+# Names of the SentencePiece model in folders of transformers: T5's, and Llama's.
+_OF_TRANSFORMERS = ("spiece.model", "tokenizer.model")
+
+
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
     """Loads a vocabulary from a folder written by vocab.train, or from a SentencePiece .model file.
 
     Args:
-      path: folder or file, local or any fsspec URL.
+      path: folder or file, local or any fsspec URL. A folder of transformers has spiece.model.
       extra_ids: number of sentinels to add after the model's pieces, for a model without any (100
         for the original T5 vocabulary).
 
@@ -187,8 +191,17 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
         0, eos 1), or the model has sentinels and `extra_ids` would add more.
     """
     model_path = path
+    if path.endswith(".json"):
+        raise UserError(
+            f"{path} is not a SentencePiece model, which is all that can be read: name the "
+            "folder's .model file, or train a vocabulary with vocab.train"
+        )
     if not path.endswith(".model"):
-        model_path = files.join(path, VOCABULARY)
+        names = (VOCABULARY, *_OF_TRANSFORMERS)
+        model_path = next(
+            (found for name in names if files.exists(found := files.join(path, name))),
+            files.join(path, VOCABULARY),
+        )
     try:
         model = files.read_bytes(model_path)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:

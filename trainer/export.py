@@ -8,6 +8,7 @@ split; only if they equal the trainer's is the folder renamed to FOLDER.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import itertools
 import os
@@ -22,22 +23,25 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
+from tasks.vocabulary import PAD_ID
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
     from trainer.data.features import Batch
+    from trainer.huggingface.card import Named
     from trainer.huggingface.parity import Parity
-    from trainer.huggingface.tokenizer import Match
+    from trainer.huggingface.tokenizer import Match, Roles
     from trainer.setup import Run
 
 _EXIT_NOT_EQUAL = 1
 # Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
 # 512 positions and 250,112 ids are 8 GB.
 _ROWS, _BATCH_ROWS = 16, 2
-# Windows of the validation split whose text both tokenizers encode.
-_TEXTS = 200
+# Texts of the validation split that both tokenizers encode, and the most tokens of each: one tie
+# makes a text differ, so a window of thousands of tokens would differ more often than not.
+_TEXTS, _TEXT_TOKENS = 200, 128
 # Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
-# break ties between segmentations differently, in at most one window of a hundred; a larger share
+# break ties between segmentations differently, which is no fault; a larger share of other texts
 # means that the normaliser or the model differs.
 _DIFFERENT_TEXTS = 0.1
 
@@ -55,6 +59,7 @@ def export(
     vocabulary_path: str | None = None,
     max_shard_size: str = "5GB",
     custom_code: bool = False,
+    named: Named | None = None,
 ) -> tuple[int, Parity, Match]:
     """Exports a checkpoint to a folder of transformers.
 
@@ -66,6 +71,7 @@ def export(
       vocabulary_path: SentencePiece model or its folder; the cache's if None.
       max_shard_size: largest size of a weights file, as "5GB".
       custom_code: writes a modelling file for a model that transformers does not have.
+      named: what only the user knows, for the model card.
 
     Returns:
       (step, comparison of the logits, comparison of the tokenizers).
@@ -88,7 +94,7 @@ def export(
     try:
         parity, match = _write(partial, run, params, vocabulary, max_shard_size)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
-        text = card.model_card(run, step, name, parity, match, custom_code=custom)
+        text = card.model_card(run, step, name, parity, match, custom, named or card.Named())
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         os.chmod(partial, 0o755)
         os.rename(partial, target)
@@ -200,8 +206,7 @@ def _write(
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)
-    decoder_only = model.architecture == "decoder"
-    tokenizer.write(folder, vocabulary, decoder_only)
+    tokenizer.write(folder, vocabulary, _roles(run, vocabulary))
 
     theirs = parity.their_logits(parity.their_model(folder, written))
     found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
@@ -211,16 +216,31 @@ def _write(
     from transformers import AutoTokenizer
 
     match = tokenizer.compare(
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=decoder_only or None),
+        AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=written["model_type"] == configs.CUSTOM or None
+        ),
         vocabulary,
         _texts(run, vocabulary),
     )
-    if len(match.different) > _DIFFERENT_TEXTS * match.texts:
+    if len(match.different) - match.ties > _DIFFERENT_TEXTS * match.texts:
         raise NotEqual(
             f"tokenizer.json and SentencePiece give different ids for {len(match.different)} of "
             f"{match.texts} texts, the first {match.different[0][:60]!r}; nothing was written"
         )
     return found, match
+
+
+def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
+    """Returns the pieces that begin, end and mask texts, as in training."""
+    from trainer.huggingface.tokenizer import Roles
+
+    architecture = run.config.model.architecture
+    if architecture == "decoder":
+        return Roles(begins=vocabulary.processor.id_to_piece(PAD_ID), ends=False)
+    if architecture == "encoder":
+        objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
+        return Roles(begins=objective.classify, mask=objective.mask)
+    return Roles()
 
 
 def _generation(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,25 +260,46 @@ def _plain_tree(params: Any, run: Run) -> Any:
 
 def _rows(run: Run) -> list[Batch]:
     """Returns batches of the first rows of the validation split, of every task."""
-    sets = run.data.evaluation("validation", _BATCH_ROWS)
+    try:
+        sets = run.data.evaluation("validation", _BATCH_ROWS)
+    except UserError:  # nothing was held out
+        sets = run.data.evaluation("train", _BATCH_ROWS)
     batches = -(-_ROWS // _BATCH_ROWS // len(sets))
     return [batch for one in sets for batch in itertools.islice(one.iterate(), batches)]
 
 
 def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
-    """Returns the text of windows of the validation split; none if seqio reads the data."""
+    """Returns texts of windows of the validation split; none if seqio reads the data."""
     from trainer.data.cached import CachedData
 
     if not isinstance(run.data, CachedData):
         return []
     first = run.data.tasks[0]
-    windows = run.data.maker(first, "validation", keep_tails=True).windows
+    splits = first.manifest.splits
+    split = "validation" if "validation" in splits else "train"
+    windows = run.data.maker(first, split, keep_tails=True).windows
+    if not len(windows):
+        windows = run.data.maker(first, "train", keep_tails=True).windows
     chosen = np.unique(np.linspace(0, len(windows) - 1, _TEXTS).astype(np.int64))
     tokens_WN, lengths_W = windows.read(chosen)
-    return [
-        vocabulary.decode(tokens_N[:length])
+    parts = [
+        tokens_N[begin : min(begin + _TEXT_TOKENS, length)]
         for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)
+        for begin in range(0, length, _TEXT_TOKENS)
     ]
+    taken = np.unique(np.linspace(0, len(parts) - 1, _TEXTS).astype(np.int64))
+    return [vocabulary.decode(parts[place]) for place in taken]
+
+
+def _named(flags: argparse.Namespace) -> Named:
+    from trainer.huggingface.card import Named
+
+    return Named(
+        flags.license,
+        tuple(filter(None, flags.language.split(","))),
+        tuple(filter(None, flags.datasets.split(","))),
+        flags.base_model,
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -276,6 +317,20 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="write a modelling file for a model that transformers does not have",
     )
+    card = parser.add_argument_group("the model card")
+    card.add_argument("--license", default="", help="license of the weights, as apache-2.0")
+    card.add_argument(
+        "--language", default="", metavar="A,B", help="languages of the corpus, as en,ro"
+    )
+    card.add_argument(
+        "--datasets",
+        default="",
+        metavar="A,B",
+        help="data sets of the Hub that the corpus comes from; those of hf: corpora if left out",
+    )
+    card.add_argument(
+        "--base_model", default="", help="model of the Hub that the training started from"
+    )
     flags = parser.parse_args(argv)
     try:
         step, parity, match = export(
@@ -286,13 +341,16 @@ def main(argv: list[str]) -> int:
             vocabulary_path=flags.vocabulary,
             max_shard_size=flags.max_shard_size,
             custom_code=flags.custom_code,
+            named=_named(flags),
         )
     except NotEqual as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL
     print(f"{flags.output}: step {step:,}")
     print(f"model      {parity}")
-    print(f"tokenizer  {match.texts - len(match.different)} of {match.texts} texts have equal ids")
+    ties = f", {match.ties} others ids of the same score" if match.ties else ""
+    equal = match.texts - len(match.different)
+    print(f"tokenizer  {equal} of {match.texts} texts have equal ids{ties}")
     return 0
 
 

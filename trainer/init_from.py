@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
-from trainer.config import Config
+from trainer.config import Config, adopting
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.model.paths import named, path_name
@@ -34,7 +34,6 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
 from trainer.t5x.tensors import Tensor, held
 
-_HUGGING_FACE = "hf:"
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
 # Far above elements of parameters and of their moments, far below those with a flipped exponent.
@@ -130,13 +129,13 @@ def start(run: Run) -> StartingPoint:
 def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     """Returns the parameters by name, unscanned; and their checkpoint, None for Hugging Face."""
     path = str(config.init_from)
-    if not path.startswith(_HUGGING_FACE):
+    if not path.startswith(adopting.PREFIX):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
     # Imported here because it needs packages that the trainer does not depend on otherwise.
     from trainer import huggingface
 
-    tree = huggingface.load(path.removeprefix(_HUGGING_FACE), config.model)
+    tree = huggingface.load(path.removeprefix(adopting.PREFIX), config.model)
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
 
 

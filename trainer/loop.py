@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import jax
 
 from tasks.storage import files, lock
 from tasks.terminal import progress
+from tasks.terminal.command_line import EXIT_INTERRUPTED
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
@@ -29,6 +31,9 @@ from trainer.setup import Run
 # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
 
+# Causes of a stop, for messages.
+_SIGTERM, _CTRL_C = "SIGTERM", "Ctrl-C"
+
 
 def train(run: Run, origins: dict[str, str]) -> int:
     """Trains up to `config.train_steps`, from the newest checkpoint if there is one.
@@ -38,7 +43,8 @@ def train(run: Run, origins: dict[str, str]) -> int:
       origins: origin of each field of the configuration, saved with it.
 
     Returns:
-      The exit code: 0 when finished, EXIT_PREEMPTED after SIGTERM with the state saved.
+      The exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
+      EXIT_INTERRUPTED after Ctrl-C.
 
     Raises:
       UserError: another run is writing to model_dir, the run in it has other settings, or the
@@ -132,21 +138,27 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
     checkpoints.close()
     writer.close()
     if stopping and (step < last or not evaluated):
-        print(f"SIGTERM: saved step {step}; run the same command to resume", file=sys.stderr)
-        return EXIT_PREEMPTED
+        print(f"{stop.cause}: saved step {step}; run the same command to resume", file=sys.stderr)
+        return EXIT_INTERRUPTED if stop.cause == _CTRL_C else EXIT_PREEMPTED
     return 0
 
 
 class _StopRequest:
-    """Records SIGTERM, with which clouds and job queues announce a preemption.
+    """Records SIGTERM, with which clouds and job queues announce a preemption, and Ctrl-C.
 
-    With several processes, JAX handles the signal and makes all of them stop.
+    A second Ctrl-C does what Ctrl-C did before. With several processes, JAX handles SIGTERM and
+    makes all of them stop, and Ctrl-C ends them at once.
+
+    Attributes:
+      cause: what asked the run to stop.
     """
 
     def __init__(self) -> None:
+        self.cause = _SIGTERM
         self._received = False
         self._alone = jax.process_count() == 1
         self._times = 0
+        self._before: dict[int, Any] = {}
 
     def asked(self) -> bool:
         """Returns whether the run stops now; all processes must ask at the same points."""
@@ -155,12 +167,20 @@ class _StopRequest:
 
     def __enter__(self) -> _StopRequest:
         if self._alone:
-            self._before = signal.signal(signal.SIGTERM, self._handle)
+            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._handle)
+            # A shell that starts a command with & lets it ignore Ctrl-C.
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._alone:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _handle(self, *_: Any) -> None:
         self._received = True
+
+    def _interrupted(self, *_: Any) -> None:
+        signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        self._received, self.cause = True, _CTRL_C
+        os.write(2, b"\nCtrl-C: saving the state after this update; again: stop at once\n")

@@ -18,11 +18,18 @@ import sys
 from tasks import registry
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.config import Config, fields, keep_order
+from trainer.config import Config, adopting, fields, keep_order
 from trainer.config.help import HelpAction
 from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import model_preset
+
+# What a run that does not fit the memory may change, gentlest first.
+_LESS_MEMORY = (
+    "set --microbatches to divide the batch into parts with the same result, --model.remat=full to "
+    "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "
+    "what fits a device"
+)
 
 
 def build_config(
@@ -34,7 +41,9 @@ def build_config(
       UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
     """
     _import_task_module(overrides)
-    config = Config(preset=preset, model=model_preset(preset))
+    from_folder = preset.startswith(adopting.PREFIX)
+    model = adopting.folder_model(overrides) if from_folder else model_preset(preset)
+    config = Config(preset=preset, model=model)
     origins = {
         path: f"preset {preset}" for path, _ in fields.leaves(config) if path.startswith("model.")
     }
@@ -85,10 +94,10 @@ def main(argv: list[str]) -> int:
         print(fields.describe(config, origins, words=arguments.print_config == "words"))
         return 0
 
-    from trainer.engine import determinism, processes
+    from trainer.engine import determinism, hardware, processes
 
     determinism.set_flags(config.deterministic)
-    with processes.joined(config.processes):
+    with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
         run = prepare(config, origins)
 
         if config.engine == "t5x":
@@ -204,10 +213,12 @@ def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config
             print(f"{subject}: {text}", flush=True)
     elif flags:
         raise UserError(f"--gin.{flags[0]} needs a --gin_file")
-    elif not arguments.preset:
-        raise UserError("--preset or --gin_file is missing")
     else:
-        config, origins = build_config(arguments.preset, overrides, arguments.optimizer_preset)
+        preset = arguments.preset or adopting.named_folder(overrides)
+        if not preset:
+            raise UserError("--preset or --gin_file is missing")
+        config, origins = build_config(preset, overrides, arguments.optimizer_preset)
+        config = adopting.adopt_model(config, origins)
     refuse_idle(config, origins)
     return keep_order(config, origins), origins
 

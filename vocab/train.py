@@ -484,16 +484,15 @@ def main(argv: list[str]) -> None:
         print(note)
     loaded = train(options, corpus, output, base, work)
     measured = report.Report.from_dict(files.read_json(files.join(output, _REPORT)))
-    task = "python_docs" if spec.kind == "python_docs" else "rlm"
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
         print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
     print(measured)
-    print(
-        f"next: python -m pipeline.build --task={task}_span_corruption "
-        f"--corpus={shlex.quote(str(spec))} --vocabulary={shlex.quote(output)} --cache_dir=DIR"
-    )
+    command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
+    command += [f"--corpus={spec}", f"--vocabulary={output}", "--cache_dir=cache"]
+    print(f"next: {shlex.join(command)}")
+    print("      (--task=lm, ul2, prefix_lm or masked_lm for another objective)")
 
 
 if __name__ == "__main__":

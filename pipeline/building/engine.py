@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeline.building import graph, lifecycle
+from pipeline.building import advice, graph, lifecycle
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.runners import dataflow, portable, secret
@@ -13,8 +13,8 @@ from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan, Shard
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.task import TaskSpec
-from tasks.terminal.command_line import UserError
+from tasks.task import OBJECTIVES, TaskSpec, objective_of
+from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.table import table
 from tasks.vocabulary import VOCABULARY, Vocabulary
 
@@ -26,9 +26,9 @@ def build(options: Options, beam_arguments: list[str]) -> None:
       UserError: a mistake that the user can correct; finished shards are kept.
       OSError: the cache cannot be written. Finished shards are kept.
     """
-    task = registry.get(options.task, options.task_module)
+    task = _task(options)
     if options.hf_token_secret:
-        if sources.parse(options.corpus or task.corpus).kind != "hf":
+        if _spec(options, task).kind != "hf":
             raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
         secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
@@ -38,7 +38,7 @@ def build(options: Options, beam_arguments: list[str]) -> None:
     if options.dry_run:
         _print_estimate(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
         return
-    spec = sources.parse(options.corpus or task.corpus)
+    spec = _spec(options, task)
     if dataflow.is_runner(options.runner):
         dataflow.check(beam_arguments, spec, options.cache_dir)
     elif portable.is_runner(options.runner):
@@ -61,11 +61,55 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         _report(options, job, shards, done, time.monotonic() - started)
 
 
+def _task(options: Options) -> TaskSpec:
+    """Returns the task to build.
+
+    Raises:
+      UserError: there is no such task, or --name and --task do not make one.
+    """
+    name = options.task
+    if options.name is None:
+        if name in OBJECTIVES:
+            raise UserError(
+                f"--task={name} is an objective: add --name=NAME, which names the corpus; the "
+                f"task is then called NAME_{name}"
+            )
+        return registry.get(name, options.task_module)
+    if name not in OBJECTIVES:
+        raise UserError(
+            f"--name={options.name}: with it, --task is one of the objectives "
+            f"{', '.join(OBJECTIVES)}, not {name}"
+        )
+    name = f"{options.name}_{options.task}"
+    if not options.name or objective_of(name) != options.task:
+        raise UserError(
+            f"--name={options.name} cannot begin the name of a task {name}: choose another, of "
+            "letters, digits, _, - and ."
+        )
+    return registry.get(name, options.task_module)
+
+
+def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
+    """Returns the corpus to read.
+
+    Raises:
+      UserError: the SPEC is invalid, or the task has no corpus and none is given.
+    """
+    text = options.corpus or task.corpus
+    if not text:
+        meant = nearest(task.name, registry.tasks(options.task_module))
+        raise UserError(
+            f"task {task.name}{meant} has no corpus of its own: give --corpus, which is "
+            f"{sources.FORMS}"
+        )
+    return sources.parse(text)
+
+
 def _planned(
     options: Options, task: TaskSpec, loaded: Vocabulary, folder: str
 ) -> tuple[graph.Job, list[graph.Assignment]]:
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
-    spec = sources.parse(options.corpus or task.corpus)
+    spec = _spec(options, task)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
@@ -264,19 +308,18 @@ def _report(
         ),
     ]
     print(table(("", *columns), rows))
+    held_out = "validation" in columns and total("validation", "rows") > 0
     print(
         f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
-        f"{read_bytes / 1e6 / seconds:.1f} MB/s\nnext: python -m trainer.pretrain "
-        f"--preset={_preset(plan.task, options.task_module)} --task={plan.task} "
-        f"--cache_dir={options.cache_dir} --model_dir=DIR"
-        + (f" --task_module={options.task_module}" if options.task_module else "")
+        f"{read_bytes / 1e6 / seconds:.1f} MB/s\n"
+        f"next: {advice.pretrain(registry.get(plan.task, options.task_module), options, held_out)}"
     )
-
-
-def _preset(task: str, module: str | None) -> str:
-    """Returns the name of a trainer preset that fits the task."""
-    presets = {"encoder": "bert_base", "encoder_decoder": "t5_1_1_small", "decoder": "lm_small"}
-    return presets[registry.get(task, module).objective.architectures[0]]
+    if not held_out:
+        print(
+            f"{plan.task} has no validation split, as no document was held out: to evaluate the "
+            "model, build with a larger share in --corpus, as ?validation=0.1, in another "
+            "--cache_dir"
+        )
 
 
 def _print_estimate(

@@ -66,7 +66,9 @@ class Monitor:
 
     @property
     def note(self) -> str:
-        """Speed and number of quarantined documents, for the progress bar."""
+        """Speed and number of quarantined documents, for the bar; why there is none yet."""
+        if self.done == self.before:
+            return "starting; the first build on a machine also compiles its tokenizer"
         rate = (self.done - self.before) / max(time.monotonic() - self._started, 1e-9)
         left_out = sum(sum(shard.dropped.values()) for shard in self.shards)
         return f"{rate / 1e6:.1f} MB/s  {left_out:,} quarantined"

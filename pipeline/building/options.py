@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, PACKINGS, SEPARATORS
+from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import positive, share
 from tasks.terminal.fields import REQUIRED, field
 
@@ -12,13 +13,21 @@ from tasks.terminal.fields import REQUIRED, field
 class Options:
     """Options of one build, by the names of the flags."""
 
-    task: str = field(REQUIRED, "a registered task, such as rlm_span_corruption")
+    task: str = field(
+        REQUIRED,
+        "a registered task, such as rlm_span_corruption, or with --name one of the objectives "
+        f"{', '.join(OBJECTIVES)}",
+    )
     vocabulary: str = field(REQUIRED, "a folder written by vocab.train, or a .model file")
     cache_dir: str = field(REQUIRED, "folder of caches; the cache is written to CACHE_DIR/TASK")
     corpus: str | None = field(
         None,
         "corpus to read instead of the task's own: parquet:GLOB, json:GLOB, text:GLOB, "
-        "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=...",
+        "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=..., text "
+        "with ?document=line, file or block",
+    )
+    name: str | None = field(
+        None, "name of a --corpus of your own; its task is then called NAME_TASK everywhere"
     )
     row_tokens: Annotated[int | None, positive] = field(
         None, "tokens per row; the task's window if not set"

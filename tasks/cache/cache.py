@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.storage import files
-from tasks.terminal.command_line import UserError
+from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import VOCABULARY, TokenIds
 
 
@@ -63,15 +63,17 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     folder = files.join(cache_dir, task)
     if files.exists(folder) and files.list_names(folder):
         return folder
-    others = [
-        name
-        for name in files.list_names(cache_dir)
-        if files.exists(files.join(cache_dir, name, MANIFEST))
-    ]
+    others = cache_names(cache_dir)
     serving = [name for name in others if name in relatives]
     if len(serving) == 1:
         return files.join(cache_dir, serving[0])
-    found = "build it with pipeline.build"
+    found = "build it with pipeline.build, or name the folder where it is with --cache_dir"
     if others:
         found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
-    raise UserError(f"no cache for task {task} under {cache_dir}: {found}")
+    raise UserError(f"no cache for task {task}{nearest(task, others)} under {cache_dir}: {found}")
+
+
+def cache_names(cache_dir: str) -> list[str]:
+    """Returns the names of the finished caches in the folder `cache_dir`."""
+    names = files.list_names(cache_dir) if cache_dir else []
+    return [name for name in names if files.exists(files.join(cache_dir, name, MANIFEST))]

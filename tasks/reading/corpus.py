@@ -10,15 +10,21 @@ VALIDATION = "validation"
 PYTHON_DOCS = "python_docs"
 # The kind of data sets of the Hugging Face Hub; see `hub`.
 HUB = "hf"
+# The kind of plain text; see `formats.text`.
+TEXT = "text"
 # The options that may follow the "?" of a SPEC.
-OPTIONS = ("column", "split", "id", "validation")
+OPTIONS = ("column", "split", "id", "validation", "document")
+# What is a document of plain text: a line, a file, or the lines between blank ones.
+LINE, FILE, BLOCK = "line", "file", "block"
+DOCUMENTS = (LINE, FILE, BLOCK)
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSpec:
     """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
 
-    `split` is "" where none was asked for, so that every file of a pattern is read.
+    `split` is "" where none was asked for, so that every file of a pattern is read. `document` is
+    of plain text only.
     """
 
     kind: str
@@ -29,6 +35,7 @@ class CorpusSpec:
     split: str = ""
     id: str = ""
     validation: float = 0.01
+    document: str = LINE
 
     def __str__(self) -> str:
         head = f"{self.kind}:{self.location}" if self.location else self.kind

@@ -8,6 +8,7 @@ huggingface_hub's own session and are retried as `remote` describes.
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
@@ -171,7 +172,13 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
             f"account with access, {_INSTEAD}"
         )
     reason = remote.describe(error)
-    if kinds & {"ConnectError", "ConnectionError", "TimeoutException", "OfflineModeIsEnabled"}:
+    if "OfflineModeIsEnabled" in kinds:
+        return UserError(f"{name} cannot be read while HF_HUB_OFFLINE is set: unset it, {_INSTEAD}")
+    if "Config name is missing" in reason:
+        known = re.search(r"available configs: \[([^\]]*)\]", reason)
+        listed = f", one of {known[1].replace(chr(39), '')}" if known else ""
+        return UserError(f"{name} has several configurations: name one as {name}:CONFIG{listed}")
+    if kinds & {"ConnectError", "ConnectionError", "TimeoutException"}:
         return UserError(
             f"the Hugging Face Hub cannot be reached for {name} ({reason}), {_INSTEAD}"
         )

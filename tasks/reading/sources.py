@@ -3,7 +3,8 @@
     python_docs                               documentation of Python's standard library
     parquet:GLOB                              one document a row
     json:GLOB                                 JSON lines
-    text:GLOB                                 one document a line; blank lines are skipped
+    text:GLOB                                 one document a line; blank lines are skipped;
+                                              ?document=file: a file, block: a block of lines
     hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
 
 GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the options, as in a URL:
@@ -41,8 +42,12 @@ from typing import TYPE_CHECKING, Any
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
 from tasks.reading import builtin, cutting, listing, opening, splits
 from tasks.reading.corpus import (
+    BLOCK,
+    FILE,
     HUB,
+    LINE,
     PYTHON_DOCS,
+    TEXT,
     TRAIN,
     VALIDATION,
     Corpus,
@@ -77,6 +82,14 @@ _LEAST_DOCUMENT_BYTES = 4  # the longest character
 _INSPECTORS = 16  # files inspected concurrently: bound by latency for remote ones
 
 _CHUNK = 64  # files that a thread inspects at a time
+
+# What is a document of plain text, for the user.
+_DOCUMENTS = {
+    LINE: "every line is a document; ?document=file makes every file one, ?document=block every "
+    "block of lines between blank ones",
+    FILE: "every file is a document",
+    BLOCK: "every block of lines between blank ones is a document",
+}
 
 # The rules by which files belong to splits and are cut into pieces. In rules 1, words in paths
 # always named splits and every file had pieces of its own; the records of caches do not name them.
@@ -156,6 +169,8 @@ def resolve(
         )
     ]
     notes += splits.notes(found, chosen, by_words)
+    if form == TEXT:
+        notes.append(f"{len(chosen):,} files, {_DOCUMENTS[spec.document]}")
     return Corpus(spec, record, tuple(pieces), tuple(f"{spec}: {note}" for note in notes))
 
 

@@ -6,14 +6,24 @@ import re
 import urllib.parse
 from typing import Any
 
-from tasks.reading.corpus import HUB, OPTIONS, PYTHON_DOCS, CorpusSpec, default_spec
+from tasks.reading.corpus import (
+    DOCUMENTS,
+    HUB,
+    LINE,
+    OPTIONS,
+    PYTHON_DOCS,
+    TEXT,
+    CorpusSpec,
+    default_spec,
+)
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
 
 FORMS = (
     f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
     f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
-    "each with ?column=text&split=train&id=id&validation=0.01 as needed"
+    "each with ?column=text&split=train&id=id&validation=0.01 as needed, text with "
+    "?document=line, file or block"
 )
 
 _KINDS = (PYTHON_DOCS, HUB, *FORMATS)
@@ -28,7 +38,7 @@ def parse(text: str) -> CorpusSpec:
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
     if kind not in _KINDS:
-        raise _invalid(text, f"unknown kind {kind!r}{nearest(kind, _KINDS)}")
+        raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, _KINDS)}")
     if bool(location) == (kind == PYTHON_DOCS):
         reason = f"{kind} takes no path" if location else f"{kind}: needs a path after it"
         raise _invalid(text, reason)
@@ -39,13 +49,36 @@ def parse(text: str) -> CorpusSpec:
     has_columns = kind == HUB or (kind in FORMATS and FORMATS[kind].has_columns)
     if not has_columns and {"column", "id"} & options.keys():
         raise _invalid(text, f"{kind} has no columns")
+    if kind != TEXT and "document" in options:
+        raise _invalid(text, "only text has ?document=")
     return dataclasses.replace(
         default_spec(kind), location=location, config=config, revision=revision, **options
     )
 
 
+# Ends of files' names -> the kind that reads them.
+_ENDINGS = (
+    (r"\.parquet", "parquet"),
+    (r"\.jsonl?(\.\w+)?", "json"),
+    (r"\.(txt|text)(\.\w+)?", "text"),
+)
+
+
+def _meant(head: str) -> str:
+    """Returns " (did you mean X?)" for an address of the Hub or a path without its kind, or ""."""
+    address = re.match(r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)", head)
+    if address:
+        return f" (did you mean {HUB}:{address[1]}?)"
+    for ending, kind in _ENDINGS:
+        if re.search(f"{ending}$", head) and head.partition(":")[0] not in _KINDS:
+            return f" (did you mean {kind}:{head}?)"
+    return ""
+
+
 def _data_set(text: str, location: str) -> tuple[str, str, str]:
     """Returns (OWNER/NAME, CONFIG, REVISION)."""
+    if meant := _meant(location):
+        raise _invalid(text, f"an address of the web is no name{meant}")
     location, at, revision = location.partition("@")
     location, colon, config = location.partition(":")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", location):
@@ -63,6 +96,9 @@ def _options(text: str, query: str) -> dict[str, Any]:
         if not value:
             raise _invalid(text, f"option {name!r} is empty")
         options[name] = value
+    document = options.get("document", LINE)
+    if document not in DOCUMENTS:
+        raise _invalid(text, f"document={document} is none of {', '.join(DOCUMENTS)}")
     if "validation" in options:
         try:
             options["validation"] = float(options["validation"])

@@ -149,7 +149,7 @@ def test_the_report_measures_the_vocabulary(trained, corpus):
     shown = str(report.Report.from_dict(table))
     assert shown in printed
     assert shown in done.stdout
-    assert "next: python -m pipeline.build --task=rlm_span_corruption" in printed
+    assert "next: python -m pipeline.build --task=span_corruption --name=mine" in printed
 
 
 def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):

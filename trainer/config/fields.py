@@ -5,7 +5,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
@@ -158,7 +158,7 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
         name = name.replace("-", "_")
         path = former.get(name, name)
         if not flag.startswith("--") or path not in known:
-            raise UserError(f"unknown flag {flag.split('=')[0]}{nearest(path, known)}")
+            raise UserError(f"unknown flag {flag.split('=')[0]}{_meant(path, known)}")
         if not equals:
             if not pending:
                 raise UserError(f"--{name} needs a value")
@@ -181,6 +181,32 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
             raise
         name, text = typed[error.path]
         raise UserError(f"--{name}={text}: it must be {error.rule}") from error
+
+
+# What other trainers call our fields.
+_ELSEWHERE = {
+    "bf16": "model.dtype",
+    "fp16": "model.dtype",
+    "gradient_accumulation_steps": "microbatches",
+    "gradient_checkpointing": "model.remat",
+    "lr": "optimizer.learning_rate",
+    "max_seq_length": "lengths.inputs",
+    "max_steps": "train_steps",
+    "output_dir": "model_dir",
+    "per_device_train_batch_size": "batch_size",
+    "save_steps": "checkpoint.every_steps",
+    "eval_steps": "evaluation.every_steps",
+    "logging_steps": "metrics.every_steps",
+}
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """Returns " (did you mean --X?)" for the field that an unknown flag probably means, or ""."""
+    ends = [path for path in sorted(known) if path.rpartition(".")[2] == name]
+    found = ([_ELSEWHERE[name]] if _ELSEWHERE.get(name) in known else []) or ends
+    if found:
+        return f" (did you mean {' or '.join(f'--{path}' for path in found)}?)"
+    return nearest(name, known)
 
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:

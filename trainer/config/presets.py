@@ -146,8 +146,16 @@ def model_preset(name: str) -> ModelConfig:
       UserError: there is none; suggests the nearest name and lists all.
     """
     if name not in MODEL_PRESETS:
-        raise UserError(
-            f"unknown preset {name}{nearest(name, MODEL_PRESETS)}; known: "
-            f"{', '.join(MODEL_PRESETS)}"
-        )
+        meant = _of_the_hub(name)
+        hint = f" (did you mean {meant}?)" if meant else nearest(name, MODEL_PRESETS)
+        raise UserError(f"unknown preset {name}{hint}; known: {', '.join(MODEL_PRESETS)}")
     return MODEL_PRESETS[name]
+
+
+def _of_the_hub(name: str) -> str | None:
+    """Returns the preset of a model with this name on the Hugging Face Hub, or None."""
+    plain = name.rpartition("/")[2].lower().replace("-", "_")
+    plain = plain.replace("t5_v1_1_", "t5_1_1_").removesuffix("_uncased").removesuffix("_cased")
+    if plain.startswith("t5_") and not plain.startswith("t5_1_"):
+        plain = plain.replace("t5_", "t5_1_0_", 1)
+    return plain if plain in MODEL_PRESETS else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from tasks import mixture, registry
-from tasks.cache.cache import Cache, find_cache
+from tasks.cache.cache import Cache, cache_names, find_cache
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
@@ -105,18 +105,29 @@ def open_cache(config: Config, name: str) -> CachedTask:
     Raises:
       UserError: there is no such task or cache.
     """
-    task = registry.get(name, config.task_module)
+    task = _task(config, name)
     objective = fields.with_settings(
         task.objective, config.objective, "objective", f"the objective of {task.name}"
     )
     task = dataclasses.replace(task, objective=objective)
-    relatives = [
-        other.name
-        for other in registry.tasks(config.task_module).values()
-        if other.corpus == task.corpus
-    ]
+    relatives = registry.relatives(task, config.task_module)
     cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
     return CachedTask(task, cache.folder, cache.manifest, cache.ids)
+
+
+def _task(config: Config, name: str) -> TaskSpec:
+    """Returns the task `name`; the error of an unknown one names the caches that are there."""
+    try:
+        return registry.get(name, config.task_module)
+    except UserError as error:
+        built = cache_names(config.cache_dir)
+        meant = [each for each in built if each.startswith(f"{name}_")] or built
+        if not meant:
+            raise
+        raise UserError(
+            f"--task={name}: there is no such task; {config.cache_dir} has caches of "
+            f"{', '.join(meant)}"
+        ) from error
 
 
 def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
@@ -273,8 +284,9 @@ class CachedData:
             maker = self.maker(each, split, keep_tails=True)
             if not len(maker.windows):
                 raise UserError(
-                    f"{each.cache} has no text in split {split}: evaluate on another split, or set "
-                    "--evaluation.every_steps=0"
+                    f"{each.cache} has no text in split {split}: evaluate on another split, set "
+                    "--evaluation.every_steps=0, or build with a larger share held out, as "
+                    "--corpus='…?validation=0.1'"
                 )
             iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
             sets.append(

@@ -1,6 +1,10 @@
-"""Peak performance of accelerators."""
+"""Peak performance of accelerators, and the error of a step that their memory cannot hold."""
 
+import contextlib
 import re
+from collections.abc import Iterator
+
+from tasks.terminal.command_line import UserError
 
 # Patterns of JAX's `device_kind` and the dense bfloat16 operations per second of one device, with
 # float32 accumulation. The first match counts. A v2 or v3 device is one of a chip's two cores.
@@ -34,3 +38,25 @@ def peak_flops(device_kind: str) -> float | None:
         if re.search(pattern, device_kind):
             return flops
     return None
+
+
+# JAX's errors are of one class; on a CPU, a failed allocation comes as INTERNAL.
+_NO_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory")
+
+
+@contextlib.contextmanager
+def enough_memory(advice: str) -> Iterator[None]:
+    """Turns the error of an allocation that fails in the block into one line with `advice`.
+
+    Raises:
+      UserError: JAX or NumPy could not allocate memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(text):
+            raise
+        size = re.search(r"(?:allocat\w*|Unable to allocate) ([\d.]+ ?\w+)", text)
+        wanted = f" ({size[1]} more were wanted)" if size else ""
+        raise UserError(f"out of memory{wanted}: {advice}") from error

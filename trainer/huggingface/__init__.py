@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from tasks.storage import files
@@ -28,7 +29,14 @@ def model_config(path: str) -> ModelConfig:
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)
     if not os.path.isfile(where):
-        raise UserError(f"{path} is no model folder of transformers: it has no {CONFIG}")
+        advice = ""
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not os.path.exists(folder):
+            name = path.rpartition("/")[2]
+            advice = (
+                "; hf: names a folder here, so download a model of the Hub first: "
+                f"hf download {path} --local-dir={name}, then --init_from=hf:{name}"
+            )
+        raise UserError(f"{path} is no model folder of transformers: it has no {CONFIG}{advice}")
     try:
         written = files.read_json(where)
     except ValueError as error:

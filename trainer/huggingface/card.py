@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
+import json
 from typing import Any
 
 from tasks.cache.manifest import MANIFEST
+from tasks.reading import spec
+from tasks.reading.corpus import HUB
 from tasks.storage import files
 from tasks.terminal.table import table
 from trainer.config import Config, fields
-from trainer.data.cached import CachedData, CachedTask
+from trainer.data.cached import CachedData, CachedTask, Data
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 from trainer.setup import Run
 
+# Statistics of the data among the metrics, which say nothing about the model.
+_OF_THE_DATA = ("mean_label", "max_targets_length")
+# The Hub's names of what a model does.
+_PIPELINES = {
+    "encoder_decoder": "text2text-generation",
+    "decoder": "text-generation",
+    "encoder": "fill-mask",
+}
 _USE = {
     "encoder_decoder": (
         "AutoModelForSeq2SeqLM",
@@ -29,15 +41,38 @@ _USE = {
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
     ),
     "encoder": (
-        "AutoModelForMaskedLM",
-        'inputs = tokenizer("The first <extra_id_0> of a sentence.", return_tensors="pt")\n'
-        "print(tokenizer.decode(model(**inputs).logits[0].argmax(-1)))",
+        "AutoModelForMaskedLM, pipeline",
+        'fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)\n'
+        'print(fill(f"The first {tokenizer.mask_token} of a sentence."))',
     ),
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """What only the user knows about a model: names of the Hub, empty if they are not given.
+
+    Attributes:
+      license: license of the weights, as "apache-2.0".
+      languages: languages of the corpus, as "en".
+      datasets: data sets that the corpus comes from; those of hf: corpora if there are none.
+      base_model: the model that the training started from.
+    """
+
+    license: str = ""
+    languages: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    base_model: str = ""
+
+
 def model_card(
-    run: Run, step: int, folder: str, parity: Parity, match: Match, custom_code: bool
+    run: Run,
+    step: int,
+    folder: str,
+    parity: Parity,
+    match: Match,
+    custom_code: bool,
+    named: Named = Named(),
 ) -> str:
     """Returns the README.md of an exported model.
 
@@ -48,14 +83,14 @@ def model_card(
       parity: comparison of the logits of transformers and the trainer.
       match: comparison of the tokenizer and SentencePiece, on text of the validation split.
       custom_code: whether loading the model runs code from its folder.
+      named: what only the user knows.
     """
     config = run.config
     kind, example = _USE[config.model.architecture]
     trusted = ", trust_remote_code=True" if custom_code else ""
     lines = [
         "---",
-        "library_name: transformers",
-        "tags: [pretraining, palimpsest]",
+        *_metadata(run, named),
         "---",
         "",
         f"# {folder}",
@@ -66,7 +101,7 @@ def model_card(
         f"from transformers import AutoTokenizer, {kind}",
         "",
         f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
-        f'model = {kind}.from_pretrained("{folder}"{trusted})',
+        f'model = {kind.partition(",")[0]}.from_pretrained("{folder}"{trusted})',
         example,
         "```",
         "",
@@ -89,6 +124,29 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+def _metadata(run: Run, named: Named) -> list[str]:
+    """Returns the lines of the card's YAML, which the Hub reads; JSON values are YAML."""
+    found = {
+        "library_name": "transformers",
+        "pipeline_tag": _PIPELINES[run.config.model.architecture],
+        "tags": ["pretraining", "palimpsest"],
+        "license": named.license,
+        "language": named.languages,
+        "datasets": named.datasets or _hub_data_sets(run.data),
+        "base_model": named.base_model,
+    }
+    return [f"{name}: {json.dumps(value)}" for name, value in found.items() if value]
+
+
+def _hub_data_sets(data: Data) -> list[str]:
+    """Returns the names of the Hub's data sets among the corpora."""
+    if not isinstance(data, CachedData):
+        return []
+    texts = (each.manifest.plan.corpus["spec"] for each in data.tasks)
+    found = [spec.parse(text).location for text in texts if text.startswith(f"{HUB}:")]
+    return list(dict.fromkeys(found))
+
+
 def _evaluation_table(model_dir: str, step: int) -> str:
     rows = _evaluation(model_dir, step)
     return table(("metric", "value"), rows, markdown=True) if rows else "None was made."
@@ -101,6 +159,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
         ("lengths", f"inputs {run.lengths.inputs}, targets {run.lengths.targets}"),
         ("optimizer", f"{config.optimizer.name}, learning rate {config.optimizer.learning_rate}"),
         ("seed", str(config.seed)),
+        *([("started from", config.init_from)] if config.init_from else []),
     ]
     if not isinstance(data, CachedData):
         return [*rows, ("task", config.task)]
@@ -161,4 +220,5 @@ def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
         (f"{split} {name}", f"{value:,.4f}".rstrip("0").rstrip("."))
         for split, result in found.items()
         for name, value in result.items()
+        if name not in _OF_THE_DATA
     ]

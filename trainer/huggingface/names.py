@@ -88,6 +88,25 @@ def to_tensors(params: Tree, config: ModelConfig) -> Tensors:
     return tensors
 
 
+# The beginning of a tensor's name -> what a folder without such tensors is, and what to do.
+_MISSING = {
+    "cls.seq_relationship.": "a BERT without the head for the order of segments, as "
+    "BertForMaskedLM saves it; load it as BertForPreTraining, which makes the head, and save that",
+    "decoder.": "an encoder alone, as T5EncoderModel saves it; name a folder of "
+    "T5ForConditionalGeneration",
+    "lm_head.": "a model whose logits use the embedding unscaled, as transformers 5 makes new T5 "
+    "1.1 models, and none here does; make it with tie_word_embeddings=False",
+}
+
+
+def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """Returns the rest of a message: what the folder holds, or the nearest name."""
+    for beginning, what in _MISSING.items():
+        if name.startswith(beginning) and not any(each.startswith(beginning) for each in tensors):
+            return f": it is {what}"
+    return nearest(name, tensors)
+
+
 def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: str) -> Tree:
     """Returns float32 parameters in the unscanned tree, the inverse of `to_tensors`.
 
@@ -103,7 +122,7 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: 
     for path, facts in parameter_facts(model_spec(config)).items():
         name = names[path]
         if name not in rest:
-            raise UserError(f"{where} has no tensor {name}{nearest(name, tensors)}")
+            raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors)}")
         array = _transposed(path, rest.pop(name).astype(np.float32))
         if array.shape != facts.shape:
             raise UserError(

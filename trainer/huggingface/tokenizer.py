@@ -17,11 +17,10 @@ Therefore `compare` measures how many texts have equal ids.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import BYTE, NORMAL, Vocabulary, sentinel_piece
@@ -44,19 +43,44 @@ _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
 # Only Arabic and Hebrew marks are commonly written in another order.
 _UNSORTED_MARKS = r"[\u0591-\u05C7\u0610-\u061A\u064B-\u065F\u0670\u06D6-\u06ED]"
 
+# Scores that differ by less are equal: SentencePiece rounds their sums to float32.
+_TIE = 1e-3
+
 
 class Match(NamedTuple):
-    """A comparison of two tokenizers: the number of texts, and the texts whose ids differ."""
+    """A comparison of two tokenizers.
+
+    Attributes:
+      texts: number of texts.
+      different: the texts whose ids differ.
+      ties: number of these in which both segmentations have the same score, so that both are right.
+    """
 
     texts: int
     different: list[str]
+    ties: int = 0
 
 
-def tokenizer_json(vocabulary: Vocabulary, decoder_only: bool = False) -> str:
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The pieces that are more than text to a model.
+
+    Attributes:
+      begins: the piece that begins every text; "" if none does.
+      ends: whether EOS ends every text, and in a pair the first one, too.
+      mask: the piece that stands for a masked word of an encoder-only model; "" if there is none.
+    """
+
+    begins: str = ""
+    ends: bool = True
+    mask: str = ""
+
+
+def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     """Returns the contents of tokenizer.json.
 
-    A sentinel absorbs the white space before it, as the span that it replaces would. A text ends
-    with EOS; for a `decoder_only` model it begins with id 0 instead, as in training.
+    A sentinel absorbs the white space before it, as the span that it replaces would. A text begins
+    and ends as in training.
 
     Raises:
       UserError: `tokenizers` does not support the vocabulary's kind of model or of normalisation.
@@ -78,11 +102,15 @@ def tokenizer_json(vocabulary: Vocabulary, decoder_only: bool = False) -> str:
         piece for piece, _, kind in pieces if kind == _USER_DEFINED and piece not in sentinels
     ]
     tokenizer.add_tokens([AddedToken(symbol, normalized=True) for symbol in symbols])
-    first, last = (f"{names[0]} ", "") if decoder_only else ("", f" {names[1]}")
+    first = f"{roles.begins} " if roles.begins else ""
+    last = f" {names[1]}" if roles.ends else ""
+    # In an encoder-only model the segments of a pair have types of their own.
+    second = f"$B:1{last}:1" if roles.mask else f"$B{last}"
+    special = {names[1], *filter(None, [roles.begins])}
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{first}$A{last}",
-        pair=f"{first}$A{last} $B{last}",
-        special_tokens=[(names[0], 0), (names[1], 1)],
+        pair=f"{first}$A{last} {second}",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in sorted(special)],
     )
     return tokenizer.to_str(pretty=True)
 
@@ -189,32 +217,37 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
     tokenizer.decoder = decoders.Sequence(back)
 
 
-def tokenizer_config(vocabulary: Vocabulary, decoder_only: bool = False) -> dict[str, Any]:
+def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str, Any]:
     """Returns the contents of tokenizer_config.json.
 
-    The class is `TokenizersBackend`, which uses tokenizer.json unchanged; transformers' T5Tokenizer
-    would replace its white space rules. For a `decoder_only` model the padding token is EOS, since
-    id 0 begins every text and must not be masked.
+    The class is `PreTrainedTokenizerFast`, which transformers 4 and 5 have and which uses
+    tokenizer.json unchanged; their T5Tokenizer would replace its white space rules. A model whose
+    texts have no end is decoder-only: its padding token is EOS, since id 0 begins every text and
+    must not be masked, and it is padded on the left, so that a text goes on where it ends.
     """
     pad, eos, unk = (vocabulary.processor.id_to_piece(number) for number in range(3))
+    named = {"pad_token": pad if roles.ends else eos, "eos_token": eos, "unk_token": unk}
+    if not roles.ends:
+        named["bos_token"] = roles.begins
+    if roles.mask:
+        named |= {"mask_token": roles.mask, "cls_token": roles.begins, "sep_token": eos}
+    sentinels = [sentinel_piece(number) for number in range(vocabulary.record.sentinels)]
+    types = ["token_type_ids"] if roles.mask else []
     return {
-        "tokenizer_class": "TokenizersBackend",
-        "pad_token": eos if decoder_only else pad,
-        "eos_token": eos,
-        "unk_token": unk,
-        **({"bos_token": pad} if decoder_only else {}),
-        "extra_special_tokens": [
-            sentinel_piece(number) for number in range(vocabulary.record.sentinels)
-        ],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        # transformers 5 calls them extra_special_tokens, and still reads this name.
+        "additional_special_tokens": [piece for piece in sentinels if piece not in named.values()],
+        "padding_side": "right" if roles.ends else "left",
         "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *types, "attention_mask"],
     }
 
 
-def write(folder: str, vocabulary: Vocabulary, decoder_only: bool = False) -> None:
+def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
     """Writes tokenizer.json, tokenizer_config.json and spiece.model into a local folder."""
-    config = json.dumps(tokenizer_config(vocabulary, decoder_only), indent=2)
-    text = tokenizer_json(vocabulary, decoder_only)
+    config = json.dumps(tokenizer_config(vocabulary, roles), indent=2)
+    text = tokenizer_json(vocabulary, roles)
     for name, data in (
         (TOKENIZER, text.encode()),
         (TOKENIZER_CONFIG, config.encode()),
@@ -237,9 +270,15 @@ def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Mat
             raise UserError(f"the tokenizer gives {text} the ids {found}, not {expected}")
     texts = list(texts)
     theirs = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    different = [
-        text
+    pairs = [
+        (text, ids, expected.tolist())
         for text, ids, expected in zip(texts, theirs, vocabulary.encode(texts), strict=True)
-        if not np.array_equal(ids, expected)
     ]
-    return Match(len(texts), different)
+    different = [pair for pair in pairs if pair[1] != pair[2]]
+    score = vocabulary.processor.get_score
+
+    def tied(ids: list[int], expected: list[int]) -> bool:
+        return abs(sum(map(score, ids)) - sum(map(score, expected))) < _TIE
+
+    ties = sum(tied(ids, expected) for _, ids, expected in different)
+    return Match(len(texts), [text for text, _, _ in different], ties)

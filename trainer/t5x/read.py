@@ -76,6 +76,13 @@ def find(path: str) -> str:
         return path
     if found := steps(path):
         return files.join(path, f"checkpoint_{found[-1]}")
+    if files.exists(files.join(path, "config.json")) and any(
+        name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
+        for name in files.list_names(path)
+    ):
+        raise UserError(
+            f"{path} is a folder of Hugging Face transformers: name it as --init_from=hf:{path}"
+        )
     raise UserError(
         f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
         f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them"

@@ -26,6 +26,7 @@ class LongLine:
     def __init__(self, file: IO[bytes], head: bytes, mark: int):
         self._file, self._head = file, head[mark:]
         self.size = mark  # with its newline; complete after the iteration
+        self.ended = False  # whether it has a newline
         self.after = b""  # what was read of the following lines
 
     def __iter__(self) -> Iterator[bytes]:
@@ -35,6 +36,7 @@ class LongLine:
             self.size += len(chunk) + len(newline)
             yield chunk
             if newline:
+                self.ended = True
                 return
             block = self._file.read(_BLOCK_BYTES)
 
@@ -43,13 +45,16 @@ Lines = Iterable[tuple[int, bytes | LongLine]]
 
 
 @contextlib.contextmanager
-def open_part(part: FilePart) -> Iterator[Lines]:
-    """Yields the part's lines as (offset in the file, data); see `_lines`."""
+def open_part(part: FilePart, to_the_end: bool = False) -> Iterator[Lines]:
+    """Yields the part's lines as (offset in the file, data); see `_lines`.
+
+    `to_the_end`: whether to go on to the file's last line.
+    """
     with (
         opening.open_file(part.file) as handle,
         opening.decompress(handle, part.file.path) as file,
     ):
-        yield _lines(file, part.start, part.stop)
+        yield _lines(file, part.start, None if to_the_end else part.stop)
 
 
 def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes | LongLine]]:

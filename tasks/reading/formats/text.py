@@ -1,11 +1,22 @@
-"""Plain text: one document a line; blank lines are skipped."""
+"""Plain text: a document is a line, a file, or a block of lines between blank ones."""
 
+import collections
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.corpus import (
+    BLOCK,
+    FILE,
+    LINE,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    SourceFile,
+)
 from tasks.reading.formats import lines
 from tasks.reading.long_documents import Document
 
@@ -14,16 +25,34 @@ if TYPE_CHECKING:
 
 
 class Text:
-    """The format `text`; a document's id is the offset of its first byte."""
+    """The format `text`; a document's id is the offset of its first byte.
+
+    Blank lines are skipped where a line or a block is a document; a file that has nothing else is
+    an empty document.
+    """
 
     has_columns = False
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        return lines.ranges(file)
+        ranges = lines.ranges(file)
+        if spec.document == FILE:
+            return [FileRange(0, None, each.bytes) for each in ranges]
+        return ranges
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-        longest = corpus.max_document_bytes
+        longest, document = corpus.max_document_bytes, corpus.spec.document
+        if document != LINE:
+            # The block that begins before the end of a part may go on after it.
+            with lines.open_part(part, to_the_end=document == BLOCK) as found:
+                texts = _blocks(found, part) if document == BLOCK else [(0, _chunks(found))]
+                documents = (
+                    each
+                    for offset, chunks in texts
+                    for each in _parts(f"{part.file.name}:{offset}", chunks, longest, document)
+                )
+                yield from batches.collect(documents, batch_documents, longest)
+            return
         with lines.open_part(part) as found:
             for offset, data in found:
                 if isinstance(data, bytes):
@@ -64,11 +93,86 @@ def _batches(data: bytes, offset: int, file: str, count: int, longest: int) -> B
         begin = row + 1
 
 
-def _parts(name: str, chunks: Iterable[bytes], longest: int) -> Iterator[Document]:
-    """Yields the parts of a document as `long_documents.parts` does, without blank ones."""
-    for document in long_documents.parts(name, chunks, longest, name):
-        if document[1] is None or document[1].strip():
-            yield document
+def _parts(
+    name: str, chunks: Iterable[bytes], longest: int, document: str = LINE
+) -> Iterator[Document]:
+    """Yields the parts of a document as `long_documents.parts` does, without blank ones.
+
+    A blank file remains, as an empty document that is counted.
+    """
+    for part in long_documents.parts(name, chunks, longest, name):
+        if part[1] is None or part[1].strip() or (document == FILE and not part[3]):
+            yield part
+
+
+def _chunks(found: lines.Lines) -> Iterator[bytes]:
+    """Yields the bytes of lines, with their newlines."""
+    for _, data in found:
+        if isinstance(data, bytes):
+            yield data
+        else:
+            yield from data
+            if data.ended:
+                yield b"\n"
+
+
+def _without_end(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Drops the line ends at the end of a text that comes in chunks."""
+    held = b""
+    for chunk in chunks:
+        chunk = held + chunk
+        kept = chunk.rstrip(b"\r\n")
+        held = chunk[len(kept) :]
+        yield kept
+
+
+def _single_lines(found: lines.Lines) -> Iterator[tuple[int, Iterable[bytes]]]:
+    """Yields (offset, bytes in chunks) of every line, with its newline."""
+    for offset, data in found:
+        if isinstance(data, bytes):
+            for line in data.splitlines(keepends=True) if b"\r" not in data else _cut(data):
+                yield offset, [line]
+                offset += len(line)
+        else:
+            yield offset, _chunks([(offset, data)])
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    """Yields lines that end in newlines; `bytes.splitlines` would also cut at carriage returns."""
+    begin = 0
+    while begin < len(data):
+        end = data.find(b"\n", begin) + 1 or len(data)
+        yield data[begin:end]
+        begin = end
+
+
+def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[bytes]]]:
+    """Yields (offset, bytes in chunks) of the part's blocks; read each one before the next.
+
+    A block belongs to the part that the last blank line before it begins in.
+    """
+    inside = part.start == 0
+    for blank, group in itertools.groupby(map(_marked, _single_lines(found)), lambda line: line[0]):
+        if blank:
+            last = max(offset for _, offset, _ in group)
+            if part.stop is not None and last >= part.stop:
+                return
+            inside = True
+        else:
+            _, offset, first = next(group)
+            rest = itertools.chain.from_iterable(chunks for _, _, chunks in group)
+            block = _without_end(itertools.chain(first, rest))
+            if inside:
+                yield offset, block
+            else:  # a long line must be read before the next one
+                collections.deque(block, maxlen=0)
+
+
+def _marked(line: tuple[int, Iterable[bytes]]) -> tuple[bool, int, Iterable[bytes]]:
+    """Returns (whether it is blank, offset, chunks) of a line."""
+    offset, chunks = line
+    blank = isinstance(chunks, list) and not chunks[0].strip()
+    return blank, offset, chunks
 
 
 def _short_lines(data: bytes, offset: int, file: str) -> "pa.RecordBatch":

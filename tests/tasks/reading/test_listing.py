@@ -10,10 +10,11 @@ from tasks.terminal.command_line import UserError
 
 
 def listed(text):
-    """Returns the names of a corpus's files, and its notes without the SPEC."""
+    """Returns the names of a corpus's files, and its notes on them, without the SPEC."""
     corpus = sources.resolve(sources.parse(text))
-    notes = [note.removeprefix(f"{text}: ") for note in corpus.notes]
-    return [file["name"] for file in corpus.record["files"]], notes
+    *of_files, of_documents = (note.removeprefix(f"{text}: ") for note in corpus.notes)
+    assert "is a document" in of_documents
+    return [file["name"] for file in corpus.record["files"]], of_files
 
 
 def write(folder: pathlib.Path, *names: str) -> None:

@@ -1,12 +1,15 @@
 """Corpora: SPECs, splits, pieces, and every document read exactly once."""
 
 import bz2
+import dataclasses
 import gzip
+import itertools
 import json
 import lzma
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 
@@ -494,3 +497,98 @@ def test_importing_sources_imports_nothing_heavy():
         "assert not {'pyarrow', 'fsspec', 'datasets', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.check_call([sys.executable, "-c", command], cwd=ROOT)
+
+
+# --- what a document of plain text is
+
+
+def test_a_file_may_be_a_document(tmp_path):
+    (tmp_path / "a.txt").write_text("first\n\nsecond\r\n")
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfno newline")
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    (tmp_path / "none.txt").write_text("")
+    (tmp_path / "odd.txt").write_bytes(b"caf\xe9\n")
+    with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
+        file.write("packed\nlines")
+    found = rows(f"text:{tmp_path}/*?document=file&validation=0")
+    assert [row[1:] for row in found] == [
+        ("a.txt:0", "first\n\nsecond\r\n", None),
+        ("b.txt:0", "no newline", None),
+        ("blank.txt:0", " \n\n", None),  # counted as empty
+        ("c.txt.gz:0", "packed\nlines", None),
+        ("odd.txt:0", None, "invalid UTF-8"),
+    ]
+
+
+def test_a_long_file_comes_in_parts(tmp_path):
+    (tmp_path / "long.txt").write_text("word\n" * 100_000)
+    found = rows(f"text:{tmp_path}/*?document=file&validation=0", piece_bytes=1000)
+    assert [row[1] for row in found] == ["long.txt:0", "long.txt:0#part2"]
+    assert sum(row[2].count("word") for row in found) == 100_000
+
+
+BLOCKS = ["one\ntwo", "three", "four\r\nfive", "si x"]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n \t\n"])
+@pytest.mark.parametrize("begin", ["", "\n \n"])
+def test_blocks_are_read_once_wherever_the_file_is_cut(tmp_path, begin, end):
+    text = begin + BLOCKS[0] + "\n\n" + BLOCKS[1] + "\n \n\n" + BLOCKS[2] + "\r\n\r\n" + BLOCKS[3]
+    path = tmp_path / "a.txt"
+    path.write_bytes((text + end).encode())
+    corpus = resolve(f"text:{path}?document=block&validation=0")
+    (piece,) = corpus.pieces
+    (whole,) = piece.parts
+    size = path.stat().st_size
+    for first in range(size + 1):
+        for second in range(first, size + 1, 3):
+            found = []
+            bounds = [0, first, second, size]
+            for start, stop in itertools.pairwise(bounds):
+                if start < stop:
+                    part = dataclasses.replace(whole, start=start, stop=stop)
+                    cut = dataclasses.replace(piece, parts=(part,))
+                    for _, batch in sources.read(corpus, cut):
+                        found += zip(
+                            *(batch.column(n).to_pylist() for n in ("id", "text")), strict=True
+                        )
+            assert [text for _, text in found] == BLOCKS
+    assert [row[1].rpartition(":")[2] for row in rows(str(corpus.spec))] == [
+        str((text + end).index(block)) for block in BLOCKS
+    ]
+
+
+def test_blocks_with_long_lines_keep_their_places(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines_format, "_BLOCK_BYTES", 8)
+    monkeypatch.setattr(lines_format, "_LONG_LINE_BYTES", 16)
+    blocks = ["a" * 50 + "\nb", "c", "d " * 20, "e\n" + "f" * 40]
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(blocks) + "\n")
+    expected = [(f"a.txt:{path.read_text().index(block)}", block.strip()) for block in blocks]
+    for piece_bytes in (1 << 20, 40, 7):
+        found = rows(f"text:{path}?document=block&validation=0", piece_bytes)
+        assert [(name, text.strip()) for _, name, text, _ in found] == expected
+
+
+def test_the_choice_of_a_document_is_printed_and_recorded(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n")
+    for query, words in (
+        ("", "every line is a document; ?document=file"),
+        ("?document=file", "1 files, every file is a document"),
+        ("?document=block", "every block of lines"),
+    ):
+        corpus = resolve(f"text:{tmp_path}/*.txt{query}")
+        assert words in corpus.notes[-1]
+        assert corpus.record["spec"].endswith(query or ".txt")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("text:a?document=page", "document=page is none of line, file, block"),
+        ("json:a?document=file", "only text has ?document="),
+    ],
+)
+def test_a_wrong_document_is_rejected(spec, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        sources.parse(spec)

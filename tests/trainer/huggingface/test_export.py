@@ -57,7 +57,9 @@ def run(text_cache, tmp_path_factory):
 def folder(run):
     """Returns an export of a scanned bfloat16 model, in shards, written by the command."""
     output = f"{run}_exported"
-    assert export.main([f"--model_dir={run}", f"--output={output}", "--max_shard_size=20KB"]) == 0
+    flags = ["--max_shard_size=20KB", "--license=apache-2.0", "--language=en,ro"]
+    flags += ["--base_model=google/t5-v1_1-small", "--datasets=owner/prose"]
+    assert export.main([f"--model_dir={run}", f"--output={output}", *flags]) == 0
     return Path(output)
 
 
@@ -105,6 +107,47 @@ def test_the_card_describes_training_and_data(folder, text_cache):
         "same most likely token at 100.0000%",
     ):
         assert text in card, text
+
+
+def test_the_hub_reads_the_card(folder):
+    import yaml
+
+    _, metadata, _ = (folder / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(metadata) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text2text-generation",
+        "tags": ["pretraining", "palimpsest"],
+        "license": "apache-2.0",
+        "language": ["en", "ro"],
+        "datasets": ["owner/prose"],
+        "base_model": "google/t5-v1_1-small",
+    }
+
+
+def test_the_data_sets_of_the_hub_are_named(run, monkeypatch):
+    config, origins = load_config(run)
+    prepared = prepare(config, origins)
+    assert card._hub_data_sets(prepared.data) == []
+    corpus = prepared.data.tasks[0].manifest.plan.corpus
+    monkeypatch.setitem(corpus, "spec", "hf:owner/prose:en@1234")
+    assert card._hub_data_sets(prepared.data) == ["owner/prose"]
+    corpus["spec"] = "fasta2:a spec of a format that is gone"
+    assert card._hub_data_sets(prepared.data) == []
+
+
+def test_an_encoder_fills_masks(text_cache, tmp_path):
+    from transformers import pipeline
+
+    flags = ["--lengths.inputs=64", "--lengths.targets=64"]
+    run = save_run(text_cache, tmp_path / "run", "bert_tiny", *flags, task="python_docs_masked_lm")
+    export.export(run, f"{tmp_path}/bert")
+    assert 'pipeline_tag: "fill-mask"' in (tmp_path / "bert" / "README.md").read_text()
+    fill = pipeline("fill-mask", model=str(tmp_path / "bert"))
+    mask = fill.tokenizer.mask_token
+    ids = fill.tokenizer(f"The {mask} returns").input_ids
+    # As in training: the class token, the text, EOS.
+    assert (ids[0], ids[-1], ids.count(699)) == (698, 1, 1)
+    assert len(fill(f"The {mask} returns a list.")) == 5
 
 
 def test_transformers_generates_for_a_sentinel(folder):
@@ -265,6 +308,19 @@ def test_llama_is_exported_only_without_prefixes(text_cache, tmp_path):
     step, found, _ = export.export(llama, f"{tmp_path}/llama")
     assert (step, found.rows) == (2, 16)
     assert found.difference <= parity.TOLERANCE
+    used = python({"JAX_PLATFORMS": "cpu"}, "-W", "error::UserWarning", "-c", f"""
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("{tmp_path}/llama")
+model = AutoModelForCausalLM.from_pretrained("{tmp_path}/llama")
+inputs = tokenizer(["The function returns", "The"], return_tensors="pt", padding=True)
+both = model.generate(**inputs, max_new_tokens=4, min_new_tokens=4)
+alone = tokenizer("The", return_tensors="pt")
+assert both[1, -4:].tolist() == model.generate(
+    **alone, max_new_tokens=4, min_new_tokens=4)[0, -4:].tolist()
+""")  # fmt: skip
+    assert used.returncode == 0, used.stderr
+    assert "padding_side" not in used.stderr
+    assert "warn" not in used.stderr.lower()
 
 
 @pytest.mark.parametrize("attention", ["dot_product", "cudnn"])
@@ -301,3 +357,19 @@ def test_the_card_has_the_run_s_own_evaluation_beside_those_of_other_splits(tmp_
     (tmp_path / "evaluation.json").write_text(json.dumps(later))
     rows = card._evaluation(str(tmp_path), 2)
     assert rows == [("validation loss", "6.25"), ("train loss", "5.5")]
+
+
+def test_a_run_without_validation_is_compared_on_its_training_rows(run, monkeypatch):
+    prepared = export._open_run(run, None, False)
+    held_out = export._rows(prepared)
+    evaluation = prepared.data.evaluation
+
+    def without(split, batch_size):
+        if split == "validation":
+            raise UserError("no text in split validation")
+        return evaluation(split, batch_size)
+
+    monkeypatch.setattr(prepared.data, "evaluation", without)
+    found = export._rows(prepared)
+    assert len(found) == len(held_out)
+    assert not np.array_equal(found[0]["encoder_input_tokens"], held_out[0]["encoder_input_tokens"])

@@ -106,7 +106,11 @@ def renamed(tensors, name, other):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("lm_head.weight"), "has no tensor lm_head.weight"),
+        (lambda t: t.pop("lm_head.weight"), "no tensor lm_head.weight: .* tie_word_embeddings=F"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if name.startswith("decoder.")],
+            "has no tensor decoder.* it is an encoder alone",
+        ),
         (
             lambda t: renamed(t, "shared.weight", "share.weight"),
             r"has no tensor shared\.weight \(did you mean share\.weight\?\)",
@@ -122,7 +126,7 @@ def renamed(tensors, name, other):
             "a tensor encoder.embed_tokens.weight that the model has no place for",
         ),
     ],
-    ids=["missing", "renamed", "shape", "extra", "different_copy"],
+    ids=["missing", "encoder_alone", "renamed", "shape", "extra", "different_copy"],
 )
 def test_a_wrong_tensor_is_named(exported, change, message):
     model = exported("t5_1_1")
@@ -162,4 +166,12 @@ def test_missing_folders_and_weights_are_named(tmp_path, exported):
     model = exported("t5_1_1")
     (model.folder / weights.WEIGHTS).unlink()
     with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
+        load(str(model.folder), model.config)
+
+
+def test_a_bert_without_its_second_head_is_named(exported):
+    model = exported("bert")
+    tensors = {n: t for n, t in model.tensors.items() if not n.startswith("cls.seq_relationship")}
+    model.write(model.written, tensors)
+    with pytest.raises(UserError, match="BertForMaskedLM saves it; load it as BertForPreTraining"):
         load(str(model.folder), model.config)

@@ -103,11 +103,11 @@ KINDS = {
 }
 
 
-def load(folder, words, decoder_only=False):
+def load(folder, words, *roles):
     """Returns the tokenizer as loaded by transformers."""
     from transformers import AutoTokenizer
 
-    tokenizer.write(str(folder), words, decoder_only)
+    tokenizer.write(str(folder), words, *roles)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -127,6 +127,7 @@ def check(folder, words, texts, ties: float):
     theirs = load(folder, words)
     match = tokenizer.compare(theirs, words, texts)
     assert match.texts == len(texts)
+    assert match.ties == len(match.different)
     for text in match.different:
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         expected = words.encode([text])[0].tolist()
@@ -185,11 +186,43 @@ def test_decoding_returns_the_text(tmp_path, words):
 
 
 def test_a_decoder_only_text_begins_with_the_id_of_training(tmp_path, words):
-    theirs = load(tmp_path, words, decoder_only=True)
+    theirs = load(tmp_path, words, tokenizer.Roles(begins="<pad>", ends=False))
     ids = theirs("the").input_ids
     assert ids == [0, *words.encode(["the"])[0]]
     # Id 0 must be attended to, so it is not the padding token.
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, 1, 1)
+    # A generated text follows its prompt, so there must be no padding between them.
+    assert theirs.padding_side == "left"
+
+
+def test_an_encoder_s_text_is_that_of_training(tmp_path, words):
+    roles = tokenizer.Roles(begins="<extra_id_1>", mask="<extra_id_0>")
+    theirs = load(tmp_path, words, roles)
+    last = words.size - 1
+    before, after = (words.encode([text])[0].tolist() for text in ("the", "of"))
+    assert theirs("the [MASK] of".replace("[MASK]", theirs.mask_token)).input_ids == [
+        *(last - 1, *before, last, *after, 1)
+    ]
+    assert (theirs.mask_token_id, theirs.cls_token_id, theirs.sep_token_id) == (last, last - 1, 1)
+    pair = theirs("the", "of")
+    assert pair.input_ids == [last - 1, *before, 1, *after, 1]
+    first = 2 + len(before)
+    assert pair.token_type_ids == [0] * first + [1] * (len(pair.input_ids) - first)
+
+
+def test_the_folder_names_a_class_of_transformers_4_and_5(words):
+    """Transformers 4 knows no TokenizersBackend, and reads extra_special_tokens as a mapping."""
+    for roles in (
+        tokenizer.Roles(),
+        tokenizer.Roles(begins="<pad>", ends=False),
+        tokenizer.Roles(begins="<extra_id_1>", mask="<extra_id_0>"),
+    ):
+        written = tokenizer.tokenizer_config(words, roles)
+        assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert "extra_special_tokens" not in written
+        named = {value for name, value in written.items() if name.endswith("_token")}
+        sentinels = {f"<extra_id_{number}>" for number in range(100)}
+        assert {*written["additional_special_tokens"]} == sentinels - named
 
 
 def test_sentinels_missing_in_the_model_are_added(tmp_path, words):

@@ -1,0 +1,83 @@
+"""The model of a run that starts from a folder of Hugging Face transformers: its config.json's."""
+
+import dataclasses
+import itertools
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.config import fields
+from trainer.config.run import CONFIG_FILE, Config
+from trainer.model.config import ModelConfig
+
+PREFIX = "hf:"
+# Fields that a folder does not determine: how the model is trained and computed.
+_OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
+
+
+def named_folder(overrides: list[str]) -> str | None:
+    """Returns the value of --init_from among flags if it names a folder of transformers."""
+    value = _value(overrides, "init_from")
+    return value if value and value.startswith(PREFIX) else None
+
+
+def folder_model(overrides: list[str]) -> ModelConfig:
+    """Returns the model of `named_folder(overrides)`, with the dropout of our presets: none.
+
+    Raises:
+      UserError: there is no such folder, or this project does not support its model.
+    """
+    model = _model(named_folder(overrides) or "", _value(overrides, "model_dir") or "")
+    return dataclasses.replace(model, dropout_rate=0.0)
+
+
+def _value(overrides: list[str], flag: str) -> str | None:
+    """Returns the last value of a flag."""
+    found = None
+    for each, after in itertools.pairwise([*overrides, ""]):
+        name, equals, value = each.partition("=")
+        if name.replace("-", "_") == f"__{flag}":
+            found = value if equals else after
+    return found
+
+
+def adopt_model(config: Config, origins: dict[str, str]) -> Config:
+    """Returns `config` with the model of the folder that --init_from names, if it names one.
+
+    Fields that were set on the command line stay, and those that a folder does not determine. Their
+    origins are recorded. A run that has begun needs no folder any more: its own record has the
+    model.
+
+    Raises:
+      UserError: there is no such folder, this project does not support its model, or the preset is
+        of another architecture.
+    """
+    source = config.init_from or ""
+    if not source.startswith(PREFIX):
+        return config
+    found = _model(source, config.model_dir)
+    if found.architecture != config.model.architecture:
+        raise UserError(
+            f"--init_from={source} is a {found.family} model, and --preset={config.preset} a "
+            f"{config.model.family} model: leave out --preset, which then follows from the folder"
+        )
+    names = [f"model.{each.name}" for each in dataclasses.fields(ModelConfig)]
+    taken = [
+        name
+        for name in names
+        if name.partition(".")[2] not in _OURS and origins.get(name) != "command line"
+    ]
+    origins |= dict.fromkeys(taken, source)
+    values = dict(fields.leaves(found))
+    return fields.replace_all(config, {name: values[name.partition(".")[2]] for name in taken})
+
+
+def _model(source: str, model_dir: str) -> ModelConfig:
+    """Returns the model in a folder, or of the run in model_dir, if it began from that folder."""
+    path = files.join(model_dir, CONFIG_FILE)
+    if model_dir and files.exists(path):
+        stored = files.read_json(path).get("config", {})
+        if stored.get("init_from") == source:
+            return fields.from_dict(ModelConfig, stored["model"], path)
+    from trainer import huggingface
+
+    return huggingface.model_config(source.removeprefix(PREFIX))
