@@ -23,12 +23,13 @@ def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findin
     note = f"<p class=note>From {read:,} of the {every:,} shards.</p>" if read < every else ""
     sections = [
         ("Splits", _splits(manifest)),
-        ("Corpus", _corpus(manifest, found, note)),
+        ("Corpus", _corpus(manifest)),
         ("Document lengths", note + _lengths(manifest, found)),
         ("Vocabulary", note + _vocabulary(manifest, loaded, found)),
         ("Duplicates", note + _duplicates(found)),
         ("Left out", _left_out(manifest, found)),
         ("Rows", note + _rows(found)),
+        *([("Files", _files(manifest, found, note))] if manifest.plan.corpus.get("files") else []),
         ("Provenance", _provenance(folder, manifest)),
     ]
     body = "".join(
@@ -100,32 +101,32 @@ def _splits(manifest: CacheManifest) -> str:
     )
 
 
-def _corpus(manifest: CacheManifest, found: Findings, note: str) -> str:
+def _corpus(manifest: CacheManifest) -> str:
     record = manifest.plan.corpus
     facts = [
         (name, value if isinstance(value, str) else f"{value:,}")
         for name, value in sorted(record.items())
         if isinstance(value, str | int | float) and value != ""
     ]
-    parts = [html_page.table("As resolved by the build", ("name", "value"), facts)]
-    sources = record.get("files", [])
-    if sources:
-        rows = []
-        for file in sources[:_TOP_FILES]:
-            documents, tokens = found.by_file.get(file["name"], ("–", "–"))
-            state = file.get("sha256") or file.get("etag") or "–"
-            cells = [n if isinstance(n, str) else f"{n:,}" for n in (documents, tokens)]
-            rows.append((file["name"], file["split"], f"{file['bytes']:,}", *cells, state[:16]))
-        shown = "" if len(sources) <= _TOP_FILES else f", the first {_TOP_FILES}"
-        header = ("file", "split", "bytes", "documents", "tokens", "sha256 or etag")
-        parts.append(html_page.table(f"Files: {len(sources):,}{shown}", header, rows))
-        if found.by_file:
-            parts.append(note)
-        else:
-            parts.append(
-                "<p class=note>The corpus has its own document ids, which do not name files.</p>"
-            )
-    return "".join(parts)
+    return html_page.table("As resolved by the build", ("name", "value"), facts)
+
+
+def _files(manifest: CacheManifest, found: Findings, note: str) -> str:
+    sources = manifest.plan.corpus["files"]
+    rows = []
+    for file in sources[:_TOP_FILES]:
+        documents, tokens = found.by_file.get(file["name"], ("–", "–"))
+        state = file.get("sha256") or file.get("etag") or "–"
+        cells = [n if isinstance(n, str) else f"{n:,}" for n in (documents, tokens)]
+        rows.append((file["name"], file["split"], f"{file['bytes']:,}", *cells, state[:16]))
+    shown = "" if len(sources) <= _TOP_FILES else f", the first {_TOP_FILES}"
+    header = ("file", "split", "bytes", "documents", "tokens", "sha256 or etag")
+    table = html_page.table(f"Files: {len(sources):,}{shown}", header, rows)
+    if found.by_file:
+        return table + note
+    return table + (
+        "<p class=note>The corpus has its own document ids, which do not name files.</p>"
+    )
 
 
 def _lengths(manifest: CacheManifest, found: Findings) -> str:

@@ -22,10 +22,28 @@ def pretrain(cache, model_dir, *flags):
     )
 
 
-def start(arguments, **settings):
+def start(arguments, bytes_of_address_space=resource.RLIM_INFINITY):
+    def prepare():
+        # pytest may have been started in the background, where a shell ignores Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_AS, (bytes_of_address_space,) * 2)
+
     return subprocess.Popen(
-        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings
+        arguments,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=prepare,
     )
+
+
+@pytest.fixture
+def ctrl_c_interrupts():
+    """Handles Ctrl-C as Python does; the processes of a parallel pytest would end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_saves_the_state(text_cache, tmp_path):
@@ -47,7 +65,7 @@ def test_ctrl_c_saves_the_state(text_cache, tmp_path):
     assert max(steps) == int(step)
 
 
-def test_a_second_ctrl_c_stops_at_once():
+def test_a_second_ctrl_c_stops_at_once(ctrl_c_interrupts):
     from trainer import loop
 
     before = signal.getsignal(signal.SIGINT)
@@ -76,10 +94,8 @@ def test_a_run_in_the_background_ignores_ctrl_c():
 @pytest.mark.slow
 def test_too_large_a_batch_is_one_line(text_cache, tmp_path):
     # As much address space as the process may use, so that the same happens on every machine.
-    limit = 16 << 30
     process = start(
-        pretrain(text_cache, tmp_path / "model", "--batch_size=40000", "--train_steps=2"),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        pretrain(text_cache, tmp_path / "model", "--batch_size=40000", "--train_steps=2"), 16 << 30
     )
     _, errors = process.communicate(timeout=120)
     assert process.returncode == EXIT_USER_ERROR, errors
