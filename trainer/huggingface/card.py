@@ -50,7 +50,7 @@ _USE = {
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """What only the user knows about a model: names of the Hub, empty if they are not given.
+    """Facts about a model that only the user knows: names of the Hub, empty if not given.
 
     Attributes:
       license: license of the weights, as "apache-2.0".

@@ -133,7 +133,7 @@ class Plan:
 
     @property
     def trains(self) -> bool:
-        """Whether the training step fits, or its limit is unknown."""
+        """True if the training step fits, or if the limit is unknown."""
         return not self._lacking(self.train.memory.total)
 
     def _lacking(self, needed: int) -> int:

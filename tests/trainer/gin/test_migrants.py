@@ -1,4 +1,4 @@
-"""What people who come with T5X's files meet: read as T5X reads it, or refused in one line."""
+"""Files of T5X users are read as T5X reads them, or refused in one line."""
 
 import subprocess
 import sys
