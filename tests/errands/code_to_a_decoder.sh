@@ -6,7 +6,7 @@ python -m vocab.train --corpus="$corpus" --vocab_size=500 --keep_whitespace --by
 python -m pipeline.build --task=lm --name=code --corpus="$corpus" --vocabulary=vocabulary \
     --cache_dir=cache --row_tokens=2048
 python -m trainer.pretrain --preset=llama_mini --task=code_lm --cache_dir=cache --model_dir=model \
-    --lengths.targets=2048 --batch_size=1 --train_steps=2 --evaluation.batches=1
+    --lengths.targets=2048 --batch_size=1 --train_steps=2 --evaluation.every_steps=0
 python -m trainer.export --model_dir=model --output=llama
 python - <<'END'
 from transformers import AutoModelForCausalLM, AutoTokenizer
