@@ -85,24 +85,13 @@ def unframe(record: bytes | memoryview) -> memoryview:
 
 def decode_varints(data: bytes | memoryview) -> np.ndarray:
     """Decodes protocol-buffer varints: int32 [number of values]."""
-    raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 0x80)
-    if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
+    # The loop reads up to three bytes after a number.
+    raw = np.frombuffer(bytes(data) + bytes(3), np.uint8)
+    size = len(raw) - 3
+    if size and raw[size - 1] >= 0x80:
         raise CorruptRecord("a number is cut short")
-    starts = np.empty_like(ends)
-    starts[:1] = 0
-    starts[1:] = ends[:-1] + 1
-    return _varints(raw, starts, ends).astype(np.int32)
-
-
-def _varints(raw: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns the values, int64, of the varints from byte `starts` to byte `ends`, inclusive."""
-    low = (raw & 0x7F).astype(np.int64)
-    values = low[starts]
-    for byte in range(1, int((ends - starts).max(initial=0)) + 1):
-        longer = starts + byte <= ends
-        values[longer] |= low[starts[longer] + byte] << (7 * byte)
-    return values
+    none = np.zeros(1, np.int64)
+    return record_loops().decoded(raw, none, none, none + np.count_nonzero(raw[:size] < 0x80))
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

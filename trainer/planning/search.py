@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -87,19 +86,21 @@ def evaluated(plan: Plan) -> Plan:
     """Returns a plan with an evaluation that fits, of fewer rows than asked for if need be.
 
     If not even one row on each device fits, the plan does not fit.
+
+    Raises:
+      TooLarge: the compiler refuses even that.
     """
     config = plan.subject.config
     size = config.evaluation.batch_size or config.batch_size
     devices = plan.mesh["data"] * plan.mesh["fsdp"]
     while True:
-        found: Plan | None = None
-        with contextlib.suppress(TooLarge):
+        try:
             found = with_evaluation(plan)
-        if found and not found.missing:
-            return found
-        if size <= devices:
-            # Nothing smaller is left to try.
-            return found or with_evaluation(plan)
+            if not found.missing or size <= devices:
+                return found
+        except TooLarge:
+            if size <= devices:  # nothing smaller is left to try
+                raise
         size = max(size // 4 // devices, 1) * devices
         subject = plan.subject.with_values({_EVALUATED: size})
         plan = dataclasses.replace(plan, subject=subject)
