@@ -9,13 +9,16 @@ import sys
 import pytest
 
 from tasks import registry
+from tasks.terminal.command_line import UserError
+from trainer import pretrain
 from trainer.config.optimizer import OPTIMIZER_PRESETS
 from trainer.config.presets import MODEL_PRESETS
 from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "migrating.md").read_text()
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
+TABLES, READMES = TEXT.split("\n## Commands of their READMEs\n")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TABLES, re.MULTILINE | re.DOTALL))
 OF_COMMANDS = ("pipeline.build", "trainer.evaluate", "trainer.export")
 
 
@@ -63,6 +66,49 @@ def test_every_flag_exists_and_parses(section):
     for flag in flags:
         if flag.startswith(APART):
             parse([flag])
+
+
+def theirs(section):
+    """Returns [(a flag that the left column quotes, the right cell)] of a section's table."""
+    rows = [row.strip("| ").split(" | ") for row in SECTIONS[section].splitlines()]
+    cells = [(quoted, ours) for left, ours, *_ in (row for row in rows if len(row) > 1)
+             for quoted in re.findall(r"`([^`]+)`", left)]  # fmt: skip
+    flags = [(re.match(r"--[\w.-]+|\w+\.?\w+(?==)", quoted), ours) for quoted, ours in cells]
+    return [(flag[0], ours) for flag, ours in flags if flag]
+
+
+def refusal(flag):
+    """Returns the message about an unknown flag, or "" where a flag of ours has its name."""
+    try:
+        build_config("t5_1_1_small", [f"--{flag.removeprefix('--')}=1"])
+    except UserError as error:
+        message = str(error)
+        return message if "unknown flag" in message else ""
+    return ""
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_flag_of_theirs_is_answered_by_ours(section):
+    answers = [(refusal(flag), ours) for flag, ours in theirs(section) if refusal(flag)]
+    assert len(answers) > 10
+    for message, ours in answers:
+        meant = re.search(r"did you mean (.+)\?\)", message)
+        if not meant:
+            assert "no counterpart" in message
+            assert "—" in ours
+            continue
+        flags = [text.split("=")[0].split()[-1] for text in meant[1].split(" or ")]
+        assert any(flag in ours for flag in flags), message
+
+
+def test_commands_of_their_readmes_are_read(capsys):
+    blocks = re.findall(r"^    (python -m trainer.pretrain --preset=(?:.*\\\n)*.*)$", READMES, re.M)
+    assert len(blocks) == 3
+    for block in blocks:
+        words = shlex.split(block.replace("\\\n", " "))[3:]
+        assert pretrain.main([*words, "--cache_dir=", "--print_config"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.count("# command line") == len(words)
 
 
 @pytest.mark.parametrize("module", OF_COMMANDS)

@@ -216,6 +216,7 @@ def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config
     else:
         preset = arguments.preset or adopting.named_folder(overrides)
         if not preset:
+            fields.refuse_unknown(Config("", model_preset("t5_1_1_tiny")), overrides)
             raise UserError("--preset or --gin_file is missing")
         config, origins = build_config(preset, overrides, arguments.optimizer_preset)
         config = adopting.adopt_model(config, origins)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.fields import REQUIRED, Rejected
+from trainer.config import elsewhere
 
 
 class RejectedField(UserError):
@@ -140,17 +141,15 @@ def parse_value(text: str, declared: Any) -> Any:
     return declared(text)
 
 
-def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
-    """Applies `--field.path=value` (or `--field.path value`) and records the origins.
+def refuse_unknown(config: Any, arguments: list[str]) -> None:
+    """Raises `UserError` for the first of `arguments` that is no flag or lacks its value."""
+    for _ in _given(config, arguments):
+        pass
 
-    Former names of a field are accepted. The last of several values holds.
 
-    Raises:
-      UserError: an unknown field, a value of the wrong type, or one that a field rejects.
-    """
+def _given(config: Any, arguments: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yields (name as typed, field path, text of the value) of each flag; see `override`."""
     known, former = {path for path, _ in leaves(config)}, former_names(config)
-    values: dict[str, Any] = {}
-    typed: dict[str, tuple[str, str]] = {}
     pending = list(arguments)
     while pending:
         flag = pending.pop(0)
@@ -163,6 +162,20 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
             if not pending:
                 raise UserError(f"--{name} needs a value")
             text = pending.pop(0)
+        yield name, path, text
+
+
+def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
+    """Applies `--field.path=value` (or `--field.path value`) and records the origins.
+
+    Former names of a field are accepted. The last of several values holds.
+
+    Raises:
+      UserError: an unknown field, a value of the wrong type, or one that a field rejects.
+    """
+    values: dict[str, Any] = {}
+    typed: dict[str, tuple[str, str]] = {}
+    for name, path, text in _given(config, arguments):
         if name != path and text in _NONE:  # a former name that is not set
             continue
         if path in typed and typed[path][0] != name:
@@ -183,30 +196,14 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
         raise UserError(f"--{name}={text}: it must be {error.rule}") from error
 
 
-# What other trainers call our fields.
-_ELSEWHERE = {
-    "bf16": "model.dtype",
-    "fp16": "model.dtype",
-    "gradient_accumulation_steps": "microbatches",
-    "gradient_checkpointing": "model.remat",
-    "lr": "optimizer.learning_rate",
-    "max_seq_length": "lengths.inputs",
-    "max_steps": "train_steps",
-    "output_dir": "model_dir",
-    "per_device_train_batch_size": "batch_size",
-    "save_steps": "checkpoint.every_steps",
-    "eval_steps": "evaluation.every_steps",
-    "logging_steps": "metrics.every_steps",
-}
-
-
 def _meant(name: str, known: Collection[str]) -> str:
     """Returns " (did you mean --X?)" for the field that an unknown flag probably means, or ""."""
+    theirs = elsewhere.FLAGS.get(name)
+    if theirs == ():
+        return " (a flag of another trainer, which has no counterpart here)"
     ends = [path for path in sorted(known) if path.rpartition(".")[2] == name]
-    found = ([_ELSEWHERE[name]] if _ELSEWHERE.get(name) in known else []) or ends
-    if found:
-        return f" (did you mean {' or '.join(f'--{path}' for path in found)}?)"
-    return nearest(name, known)
+    found = [ours if " --" in ours else f"--{ours}" for ours in theirs or ends]
+    return f" (did you mean {' or '.join(found)}?)" if found else nearest(name, known)
 
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
