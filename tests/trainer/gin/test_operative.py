@@ -1,5 +1,6 @@
 """Operative configurations, which the T5 library wrote beside every checkpoint."""
 
+import ast
 import collections
 import os
 import pathlib
@@ -241,12 +242,24 @@ def test_a_folder_of_operative_configurations():
 
         def bound(name, text=text):
             (value,) = set(re.findall(rf"^(?:\w+/)?{name} *= *(.+)$", text, re.MULTILINE))
-            return bound(value[1:]) if value.startswith("%") else value
+            return re.sub(r"%(\w+)", lambda macro: bound(macro[1]), value)
 
         model = config.model
         layers = model.num_decoder_layers
         assert str(layers) == bound("make_layer_stack.num_layers")
         assert (model.num_encoder_layers == layers) == ("make_bitransformer" in text)
+        computed = "@preprocessors.random_spans_targets_length()"
+        lengths = bound("run.sequence_length").replace(computed, str(config.lengths.targets))
+        lengths = ast.literal_eval(lengths)
+        assert config.lengths.targets == lengths["targets"]
+        assert config.lengths.inputs == (lengths["inputs"] if model.num_encoder_layers else None)
+        rate = [(config.optimizer.learning_rate, "constant_learning_rate.learning_rate")]
+        if "noam" in text:
+            noam = "learning_rate_schedule_noam"
+            rate = [
+                (config.optimizer.learning_rate, f"{noam}.multiplier"),
+                (config.optimizer.warmup_steps, f"{noam}.warmup_steps"),
+            ]
         for field, name in (
             (model.emb_dim, "d_model"),
             (model.mlp_dim, "d_ff"),
@@ -265,6 +278,13 @@ def test_a_folder_of_operative_configurations():
             (config.optimizer.min_dim_size_to_factor, "AdafactorOptimizer.min_dim_size_to_factor"),
             (config.tokens_per_microbatch_per_replica,
              "serialize_num_microbatches.tokens_per_microbatch_per_replica"),
+            (repr(model.dtype), "get_variable_dtype.activation_dtype"),
+            *rate,
+            (config.optimizer.beta1, "AdafactorOptimizer.beta1"),
+            (config.optimizer.clipping_threshold, "AdafactorOptimizer.clipping_threshold"),
+            (config.optimizer.multiply_by_parameter_scale,
+             "AdafactorOptimizer.multiply_by_parameter_scale"),
+            (("tokens_per_batch", config.batch_size * max(lengths.values())), "run.batch_size"),
         ):  # fmt: skip
             assert str(field) == bound(name), (path, name)
     print(dict(outcomes))
