@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -84,6 +85,7 @@ def test_a_run_that_does_not_fit_gets_a_remedy(capsys):
     target = dataclasses.replace(local_target(), memory=int(unlimited.needed * 0.7))
     tight = compile_plan(whole, target)
     assert tight.missing > 0
+    assert re.search(r"^fits +NO: .* GB too much$", page.page(tight), re.MULTILINE)
     remedy, tried = search.first_that_fits(whole, target, tight, most=6)
     assert remedy is not None
     assert 0 < tried <= 6

@@ -248,6 +248,18 @@ def test_other_mistakes_are_one_line_too(hub, tmp_path):
     (hub.folder / "data/train.csv").rename(hub.folder / "data/train.jsonl")
     assert "has no revision nope" in line("hf:an/owner@nope")
     assert "'nope' not found" in line("hf:an/owner:nope")
+    configs = "".join(
+        f"- config_name: {name}\n  data_files: data/{name}.jsonl\n" for name in ("oscar", "wiki")
+    )
+    (hub.folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    for name in ("oscar", "wiki"):
+        (hub.folder / f"data/{name}.jsonl").write_text('{"text": "x"}\n')
+    assert "name one as hf:an/owner:CONFIG, one of oscar, wiki" in line("hf:an/owner")
+
+
+def test_offline_mode_is_named(hub, tmp_path):
+    line = refused(hub(*train(tmp_path, "hf:an/owner"), token=TOKEN, HF_HUB_OFFLINE="1"))
+    assert "hf:an/owner cannot be read while HF_HUB_OFFLINE is set: unset it" in line
 
 
 def test_an_unreachable_hub_is_soon_one_line(hub, tmp_path):
