@@ -150,7 +150,7 @@ class SeqioData:
         """Returns what the configuration means for the data, as (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized by this process"
         packed = "packed" if self._config.data.pack else "one example a row"
-        warnings = [_LIMITS, *self._uncached(), *self._colliding()]
+        warnings = [_LIMITS, *self._uncached(), *self._colliding(), *self._unmeasured()]
         return [
             (
                 "task",
@@ -184,6 +184,16 @@ class SeqioData:
         return [
             f"the vocabulary has no sentinels (extra_ids is 0, and its last piece is {last!r}): an "
             "objective with sentinels would use pieces of text instead"
+        ]
+
+    def _unmeasured(self) -> list[str]:
+        """Returns a warning if the tasks define metrics of decoded text, which are not computed."""
+        names = {metric.__name__ for task in self._tasks() for metric in task.metric_fns}
+        if not names:
+            return []
+        return [
+            f"metric_fns of the task ({', '.join(sorted(names))}) are not computed: loss and token "
+            "accuracy are"
         ]
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:

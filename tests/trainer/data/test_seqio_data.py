@@ -36,6 +36,10 @@ def sentences(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices({{"inputs": lines, "targets": lines[::-1]}})
 
 
+def exact_match(targets, predictions):
+    return {{"exact_match": np.mean(np.array(targets) == np.array(predictions))}}
+
+
 seqio.TaskRegistry.add(
     "backwards",
     source=seqio.FunctionDataSource(sentences, splits=["train", "validation"]),
@@ -51,7 +55,7 @@ seqio.TaskRegistry.add(
         side: seqio.Feature(seqio.SentencePieceVocabulary("{folder}/bare.model"))
         for side in ("inputs", "targets")
     }},
-    metric_fns=[],
+    metric_fns=[exact_match],
 )
 seqio.MixtureRegistry.add("both", [("backwards", 1), ("python_docs_span_corruption", 3)])
 """
@@ -160,6 +164,7 @@ def test_risks_of_a_task_are_warned_of(data):
     asked = warnings(data("streamed", *flags, preset="t5_1_1_tiny"))
     assert any("streamed cannot be cached" in text for text in asked)
     assert any("the vocabulary has no sentinels" in text for text in asked)
+    assert any("metric_fns of the task (exact_match) are not computed" in text for text in asked)
     # One that could be, with sentinels: only that there is no cache.
     (_, missing) = warnings(data("python_docs_span_corruption", *flags, preset="t5_1_1_tiny"))
     assert "cache_dir has none" in missing
