@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tasks import registry
+from tasks.reading import spec
 from tasks.terminal.command_line import UserError
 from trainer import pretrain
 from trainer.config.optimizer import OPTIMIZER_PRESETS
@@ -121,4 +122,7 @@ def test_flags_of_other_commands_exist(module):
     ).stdout
     for flags in given:
         for flag in flags:
-            assert flag.partition("=")[0] in re.findall(r"--[a-z_]+", shown), flag
+            name, _, value = flag.partition("=")
+            assert name in re.findall(r"--[a-z_]+", shown), flag
+            if name == "--corpus":
+                spec.parse(value)

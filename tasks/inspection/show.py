@@ -199,8 +199,8 @@ def _window_note(sample: Sample) -> str:
 
 def _learned(trace: Trace) -> str:
     if trace.weights_L is None:
-        return ", all in the loss"
-    return f", {int(trace.weights_L.sum()):,} in the loss"
+        return "; every token is in the loss"
+    return f"; {int(trace.weights_L.sum()):,} tokens are in the loss"
 
 
 def _replacements(trace: Trace, made: Sequence[Token]) -> str:

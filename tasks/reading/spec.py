@@ -69,9 +69,10 @@ def _meant(head: str) -> str:
     address = re.match(r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)", head)
     if address:
         return f" (did you mean {HUB}:{address[1]}?)"
-    for ending, kind in _ENDINGS:
-        if re.search(f"{ending}$", head) and head.partition(":")[0] not in _KINDS:
-            return f" (did you mean {kind}:{head}?)"
+    kind, _, location = head.rpartition(":")
+    for ending, meant in _ENDINGS:
+        if re.search(f"{ending}$", location) and kind not in _KINDS:
+            return f" (did you mean {meant}:{location}?)"
     return ""
 
 

@@ -125,6 +125,7 @@ MISTAKES = [
     ("trainer.pretrain", ["--preset=t5_1_1_tiny"], "--task is missing"),
     ("trainer.pretrain", TRAIN[:2], "--model_dir is missing"),
     ("trainer.pretrain", [*TRAIN, "--lr=0.1"], "did you mean --optimizer.learning_rate?"),
+    ("trainer.pretrain", [*TRAIN, "--corpus=text:a"], "did you mean pipeline.build --corpus?"),
     ("trainer.pretrain", [*TRAIN, "--max_steps=5"], "did you mean --train_steps?"),
     ("trainer.pretrain", [*TRAIN, "--dropout_rate=0"], "did you mean --model.dropout_rate?"),
     ("trainer.pretrain", [*TRAIN, "--optimizer.learning_rate=-1"], "--optimizer.learning_rate=-1"),

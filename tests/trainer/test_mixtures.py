@@ -235,6 +235,28 @@ def test_one_cache_serves_the_tasks_of_its_corpus(text_cache):
     assert {each.cache for each in run.data.tasks} == {str(text_cache)}
 
 
+def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, tmp_path, capsys):
+    (tmp_path / "own.txt").write_text("A few words of prose.\n" * 4)
+    made = subprocess.run(
+        [
+            *(sys.executable, "-m", "pipeline.build", "--task=span_corruption", "--name=own"),
+            *(f"--corpus=text:{tmp_path}/own.txt?document=file", f"--cache_dir={tmp_path}/cache"),
+            f"--vocabulary={text_cache.parents[1]}/vocabulary",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert made.returncode == 0, made.stderr
+    shutil.copytree(text_cache, tmp_path / "cache" / text_cache.name)
+    mixed = run_of(tmp_path / "cache", f"own_span_corruption=1,{SPANS}=1")
+    (only,) = mixed.data.evaluation("validation", 8)
+    assert only.name == SPANS
+    assert "own_span_corruption is not evaluated" in capsys.readouterr().out
+    with pytest.raises(UserError, match="has no text in split validation: build with a larger"):
+        run_of(tmp_path / "cache", "own_span_corruption").data.evaluation("validation", 8)
+
+
 def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
     def pretrain(steps, *flags):
         return subprocess.run(

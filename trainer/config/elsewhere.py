@@ -1,4 +1,4 @@
-"""Flags of other trainers, for the message about an unknown one.
+"""Flags of other trainers and commands, for the message about an unknown one.
 
 The tables of docs/migrating.md give the same pairs with values; tests/test_migrating.py holds the
 two together. nanoT5's and mu_transformer's are in their dotted form; "-" is written as "_".
@@ -8,6 +8,13 @@ _CORPUS, _VOCABULARY = "pipeline.build --corpus", "pipeline.build --vocabulary"
 
 # Flag -> ours: fields of the configuration, or a flag after its command; none: no counterpart.
 FLAGS: dict[str, tuple[str, ...]] = {
+    # Our other commands.
+    "corpus": (_CORPUS,),
+    "vocabulary": (_VOCABULARY,),
+    "workers": ("pipeline.build --workers",),
+    "name": ("pipeline.build --name",),
+    "split": ("trainer.evaluate --split",),
+    "output": ("trainer.export --output",),
     # nanoT5
     "model.name": ("preset",),
     "model.random_init": ("init_from",),

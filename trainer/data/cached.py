@@ -276,22 +276,30 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns every window of the split by task, including the unfinished last one.
 
+        Of a mixture, tasks without text in the split are left out, which is printed.
+
         Raises:
-          UserError: a task's cache has no such split, or no text in it.
+          UserError: no task's cache has such a split, or none has text in it.
         """
-        sets = []
+        sets, empty = [], []
         for each in self.tasks:
-            maker = self.maker(each, split, keep_tails=True)
-            if not len(maker.windows):
-                raise UserError(
-                    f"{each.cache} has no text in split {split}: evaluate on another split, set "
-                    "--evaluation.every_steps=0, or build with a larger share held out, as "
-                    "--corpus='…?validation=0.1'"
-                )
+            known = split in each.manifest.splits or len(self.tasks) == 1
+            maker = self.maker(each, split, keep_tails=True) if known else None
+            if maker is None or not len(maker.windows):
+                empty.append(each)
+                continue
             iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
             sets.append(
                 EvaluationSet(each.task.name, -(-len(maker.windows) // batch_size), iterate)
             )
+        if not sets:
+            raise UserError(
+                f"{empty[0].cache} has no text in split {split}: build with a larger share held "
+                "out, as --corpus='…?validation=0.1', pretrain with --evaluation.every_steps=0, or "
+                "give trainer.evaluate another --split"
+            )
+        for each in empty:
+            print(f"{split}: {each.cache} has no text in it, {each.task.name} is not evaluated")
         return sets
 
     def consequences(

@@ -7,6 +7,7 @@ converters. They lack the guarantees of caches of pipeline.build; `consequences`
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,7 @@ class SeqioData:
     """
 
     def __init__(self, config: Config, name: str):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow only reads data here
         try:
             import seqio
             import tensorflow as tf
@@ -76,7 +78,7 @@ class SeqioData:
         if name not in known:
             raise UserError(
                 f"seqio has no task or mixture {name}{nearest(name, known)}: give the module that "
-                "registers it as --task_module"
+                "registers it as --task_module, or name a task of ours by --task"
             )
         self._config, self.name, self._seqio = config, name, seqio
         self._mixture = seqio.get_mixture_or_task(name)

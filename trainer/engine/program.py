@@ -1,6 +1,5 @@
 """The compiled program of a run: mesh, state and steps."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import check_dimensions
+from trainer.engine import compiled_programs
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
 from trainer.engine.sharding import (
@@ -58,7 +58,7 @@ class Program:
             raise UserError(
                 "--model.attention=cudnn needs an NVIDIA GPU: use einsum or dot_product here"
             )
-        _enable_compilation_cache()
+        compiled_programs.enable()
         sizes = config.mesh.sizes(len(devices))
         check_dimensions(
             sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
@@ -140,10 +140,3 @@ class Program:
             opt_state=self._optimizer.init(params),
             metrics=zero_metrics(self._model),
         )
-
-
-def _enable_compilation_cache() -> None:
-    """Caches compiled programs on disk, so that a resumed run starts training within seconds."""
-    default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", default)

@@ -33,7 +33,13 @@ COMMANDS = {
     "evaluate": "evaluate a run with python -m trainer.evaluate --model_dir=DIR --split=SPLIT",
     "infer": "export a run with python -m trainer.export, and generate text with transformers",
     "save": "export a run with python -m trainer.export, or trainer.export_t5x for T5X",
+    "precompile": "compile a run ahead of time with python -m trainer.plan --topology=NAME",
 }
+
+
+def _command(binding: Binding) -> str | None:
+    """Returns our command for the program of T5X that a binding configures, if it is one."""
+    return COMMANDS.get(binding.selector.rpartition(".")[2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +159,8 @@ class Reading:
         self._known = tuple(known)
         self._bound: dict[tuple[str, str, str], Binding] = {}
         self._used: set[tuple[str, str, str]] = set()
-        for binding in statements.bindings:
+        # The program that files configure says more than the first name in them that is unknown.
+        for binding in sorted(statements.bindings, key=lambda each: _command(each) is None):
             if binding.argument:
                 self._bound[self._key(binding)] = binding
         self._twice()
@@ -342,7 +349,7 @@ class Reading:
         """
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
-            hint = COMMANDS.get(binding.selector.rpartition(".")[2])
+            hint = _command(binding)
             if binding.selector.startswith("flaxformer."):
                 hint = FLAXFORMER
             raise UserError(

@@ -30,6 +30,8 @@ _OTHER_COMMANDS = {
     "perplexity_eval.gin": f"evaluate a run with {_EVALUATE} --checkpoints=all --split=validation",
     "infer.gin": "export a run with python -m trainer.export, and generate text with transformers",
     "export.gin": "export a run with python -m trainer.export",
+    "export_seqio.gin": "export a run with python -m trainer.export",
+    "precompile.gin": "compile a run ahead of time with python -m trainer.plan --topology=NAME",
 }
 _LIBRARY = "t5x/"
 
@@ -196,9 +198,27 @@ class _Reader:
         except (SyntaxError, tokenize.TokenError) as error:
             line, what = _failure(error)
             place = f"{name}:{line}" if above else name
+            quoted = "" if above else f"; a text in quotes of its own: {name}=\"'text'\""
             raise UserError(
-                f"{place}: {what}: a value is a literal, an @reference or a %MACRO"
+                f"{place}: {what}: a value is a literal, an @reference or a %MACRO{quoted}"
             ) from error
+
+
+# Macros of T5X's and Mesh T5's files -> the flags that set the same.
+OURS = {
+    "MODEL_DIR": "model_dir",
+    "MIXTURE_OR_TASK_NAME": "task",
+    "MIXTURE_NAME": "task",
+    "TRAIN_STEPS": "train_steps",
+    "INITIAL_CHECKPOINT_PATH": "init_from",
+    "init_checkpoint": "init_from",
+}
+
+
+def _flags(macro: str) -> str:
+    """Returns the flags that set a macro, ours first."""
+    theirs = f"--gin.{macro}=VALUE, a text as \"'text'\""
+    return f"--{OURS[macro]}=VALUE, or {theirs}" if macro in OURS else theirs
 
 
 def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
@@ -292,7 +312,7 @@ class Macros:
             name = value.name
             if name == REQUIRED:
                 what = f"{through[-1]} must be set" if through else "it must be set"
-                hint = f": --gin.{through[-1]}=VALUE" if through else ""
+                hint = f": {_flags(through[-1])}" if through else ""
                 raise UserError(f"{place}: {what}{hint}")
             if name in through:
                 circle = " -> ".join(f"%{each}" for each in (*through, name))
@@ -300,7 +320,7 @@ class Macros:
             if name not in self._bound:
                 raise UserError(
                     f"{place}: nothing sets the macro %{name}{nearest(name, self._bound)}: set "
-                    f"--gin.{name}=VALUE"
+                    f"{_flags(name)}"
                 )
             self._read.add(name)
             bound = self._bound[name]

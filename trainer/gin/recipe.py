@@ -16,11 +16,13 @@ from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.data.padding import WASTEFUL
 from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x, t5x_model
 from trainer.gin.meaning import Reading, typed
-from trainer.gin.reader import Binding, Value
+from trainer.gin.reader import Binding, Macro, Value
 
 # Packages of T5X, of Mesh T5 and of their dependencies, whose modules hold no tasks.
 _LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
 _WITHOUT_TASKS = ("t5.models.mesh_transformer", "t5_models")
+
+_REQUIRED = Macro(reader.REQUIRED)
 
 # Endings of origins that are not in a user's file.
 _DEFAULTS = ("(built in)", "DatasetConfig.use_cached", "DatasetConfig.pack")
@@ -55,14 +57,11 @@ def load(
     """
     described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
     statements = reader.read(gin_files, search_paths, flags, described)
+    statements.bindings += _given(statements.bindings, overrides)
     named = preset or "+".join(os.path.basename(path) for path in gin_files)
     if mesh.is_mesh({binding.selector for binding in statements.bindings}):
         mesh.refuse_evaluation(statements.bindings)
         statements.bindings[:0] = mesh_includes.DEFAULTS
-        if _flag(overrides, "init_from"):
-            # The operative configurations of the T5 library leave it to the command.
-            own = Binding("", "init_checkpoint", "", None, "--init_from", True)
-            statements.bindings.insert(0, own)
         reading = Reading(statements, mesh_tables.KNOWN)
         reading.everything(("", "encoder", "decoder"))
         preset = mesh.understand(reading, preset)
@@ -82,6 +81,19 @@ def load(
     _warn_of_vocabulary(reading)
     _note_imports(reading, _flag(overrides, "task_module"))
     return _configured(reading, named, preset)
+
+
+def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Binding]:
+    """Returns bindings of the macros that files leave to the command and flags of ours set."""
+    values = {each.name: each.value for each in bindings if not each.argument}
+    given = []
+    for macro, name in reader.OURS.items():
+        text = _flag(overrides, name)
+        if text and values.get(macro, _REQUIRED) == _REQUIRED:
+            number = name == "train_steps" and text.isdecimal()
+            value = int(text) if number else text.removeprefix("seqio:")
+            given.append(Binding("", macro, "", value, f"--{name}", True))
+    return given
 
 
 def _set_microbatch_law(reading: Reading) -> None:

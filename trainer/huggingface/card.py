@@ -153,11 +153,15 @@ def _evaluation_table(model_dir: str, step: int) -> str:
 
 
 def _training(run: Run, step: int) -> list[tuple[str, str]]:
-    config, data = run.config, run.data
+    config, data, optimizer = run.config, run.data, run.config.optimizer
     rows = [
         ("updates", f"{step:,} of {config.batch_size} rows"),
         ("lengths", f"inputs {run.lengths.inputs}, targets {run.lengths.targets}"),
-        ("optimizer", f"{config.optimizer.name}, learning rate {config.optimizer.learning_rate}"),
+        (
+            "optimizer",
+            f"{optimizer.name}, learning rate {optimizer.value('learning_rate')}, schedule "
+            f"{' * '.join(optimizer.factors)}",
+        ),
         ("seed", str(config.seed)),
         *([("started from", config.init_from)] if config.init_from else []),
     ]

@@ -15,12 +15,12 @@ import math
 
 import torch
 from torch import nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import CausalLMOutput
 
 
-class PalimpsestConfig(PreTrainedConfig):
+class PalimpsestConfig(PretrainedConfig):
     """Configuration with Llama's names for sizes, and T5's for relative positions.
 
     `mixer` is "attention", or Primer's "mdha" or "mdha_shared_qk"; `norm` is "rms_norm",

@@ -84,6 +84,7 @@ def test_a_spec_of_the_hub_names_its_parts():
     ("text", "says"),
     [
         ("parket:x", "did you mean parquet?"),
+        ("jsonl:/a/b.jsonl.gz?column=code", "did you mean json:/a/b.jsonl.gz?"),
         ("parquet:", "needs a path"),
         ("python_docs:x", "takes no path"),
         ("json:x?colunm=y", "did you mean column?"),

@@ -1,5 +1,6 @@
 """Files of T5X users are read as T5X reads them, or refused in one line."""
 
+import re
 import subprocess
 import sys
 
@@ -157,6 +158,12 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
     [
         ("include 't5x/configs/runs/eval.gin'", "python -m trainer.evaluate --model_dir=DIR"),
         ("include 't5x/configs/runs/infer.gin'", "python -m trainer.export"),
+        (
+            "import seqio\nfrom t5x import export_lib\nseqio.Feature.add_eos = True\n"
+            "export_lib.save.model_name = 'x'",
+            "python -m trainer.export",
+        ),
+        ("include 't5x/configs/runs/precompile.gin'", "python -m trainer.plan"),
         ("include 'perplexity_eval.gin'", "--checkpoints=all --split=validation"),
         ("import __main__ as s\ns.evaluate.output_dir = 'x'", "python -m trainer.evaluate"),
         ("import __main__ as s\ns.infer.mode = 'predict'", "python -m trainer.export"),
@@ -166,6 +173,25 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
 )
 def test_what_other_commands_do_is_named(text, says, tmp_path):
     assert says in error_of(tmp_path, text + "\n")
+
+
+def test_flags_of_ours_set_what_files_require(tmp_path):
+    text = """include 't5x/examples/t5/t5_1_1/tiny.gin'
+include 't5x/configs/runs/pretrain.gin'
+TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 18}
+DROPOUT_RATE = 0.0
+"""
+    required = {"MIXTURE_OR_TASK_NAME": "task", "TRAIN_STEPS": "train_steps"}
+    flags = ["--train_steps=7", "--task=c4_span_corruption", "--model_dir=2024"]
+    path = tmp_path / "own.gin"
+    path.write_text(text)
+    read = recipe.load([str(path)], [], [], None, flags).config
+    assert (read.train_steps, read.task, read.model_dir) == (7, "c4_span_corruption", "2024")
+    for name, flag in required.items():
+        with pytest.raises(UserError, match=f"{name} must be set: --{flag}=VALUE"):
+            recipe.load([str(path)], [], [], None, [each for each in flags if flag not in each])
+    with pytest.raises(UserError, match=re.escape("--gin.TRAIN_STEPS=\"'text'\"")):
+        recipe.load([str(path)], [], ["TRAIN_STEPS=/a"], None, flags)
 
 
 def test_byt5_needs_no_copy_of_t5x(tmp_path):

@@ -188,7 +188,7 @@ WRONG = {
     ),
     "an initial checkpoint": (
         "tpu_estimator_model_fn.init_checkpoint = %init_checkpoint",
-        "nothing sets the macro %init_checkpoint: set --gin.init_checkpoint=VALUE",
+        "nothing sets the macro %init_checkpoint: set --init_from=VALUE, or --gin.init_checkpoint=",
     ),
     "no density": ("denoise.noise_density = 7.0", "noise_mask_fn: "),
 }
@@ -208,7 +208,7 @@ def test_flags_supply_what_is_missing(tmp_path):
     steps = operative(IID, *UNIQUE, 0.15, 192, OTHER_STEPS.format("take"))
     assert load(tmp_path, steps, "--task=c4_prefix_lm").config.task == "seqio:c4_v020_unsupervised"
     begun = operative(IID, *UNIQUE, 0.15, 192, WRONG["an initial checkpoint"][0])
-    assert load(tmp_path, begun, "--init_from=hf:t5").config.init_from is None
+    assert load(tmp_path, begun, "--init_from=hf:t5").config.init_from == "hf:t5"
 
 
 def test_parts_of_c4_and_other_corpora_are_named(tmp_path):

@@ -66,7 +66,10 @@ BROKEN = {
         [":11", "in a circle", "%A -> %B -> %A"],
     ),
     "unknown macro": ("train.total_steps = %TRAIN_STEP", ["%TRAIN_STEP", "TRAIN_STEPS?"]),
-    "what must be set": ("TRAIN_STEPS = %gin.REQUIRED", ["TRAIN_STEPS must be set", "--gin."]),
+    "what must be set": (
+        "TRAIN_STEPS = %gin.REQUIRED",
+        ["TRAIN_STEPS must be set: --train_steps=VALUE, or --gin.TRAIN_STEPS=VALUE"],
+    ),
     "a program": ("MODEL_DIR = @os.system()", ["@os.system()", "nothing"]),
     "a program in place of a part": (
         "train.partitioner = @os.system('touch executed')",

@@ -93,6 +93,7 @@ def test_the_folder_has_the_files_of_hugging_face(folder, run):
 
 def test_the_card_describes_training_and_data(folder, text_cache):
     card = re.sub(" +", " ", (folder / "README.md").read_text())
+    assert "adafactor, learning rate 1.0, schedule constant * rsqrt_decay" in card
     manifest = json.loads((text_cache / "manifest.json").read_text())
     for text in (
         "| updates | 2 of 4 rows |",
@@ -286,6 +287,68 @@ print(model.model.relative_attention_bias.weight.grad.abs().sum().item() > 0)
     name, rest = used.stdout.split(maxsplit=1)
     assert name == "PalimpsestForCausalLM"
     assert rest.endswith("0\nTrue\n")
+
+
+# Prints, of a folder: ids with padding, logits of each row's last token, and generated ids.
+USED = """
+import json
+import sys
+import torch
+import transformers
+from transformers import AutoTokenizer
+kind, folder = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=True).eval()
+inputs = tokenizer(["The function returns <extra_id_0>", "ok"], return_tensors="pt", padding=True)
+inputs.pop("token_type_ids", None)
+start = {"decoder_input_ids": torch.zeros((2, 1), dtype=int)}
+more = start if kind == "AutoModelForSeq2SeqLM" else {}
+with torch.no_grad():
+    logits = model(**inputs, **more).logits[0, -1]
+made = inputs.input_ids
+if kind != "AutoModelForMaskedLM":
+    made = model.generate(**inputs, max_new_tokens=4, min_new_tokens=4)
+values = [transformers.__version__[0], inputs.input_ids.tolist(), made.tolist(), logits.tolist()]
+print(json.dumps(values))
+"""
+
+
+@pytest.mark.slow
+def test_exports_load_in_both_majors_of_transformers(text_cache, run, prefix_run, tmp_path):
+    """Installs transformers 4.57 into a temporary folder, so it needs a package index."""
+    older = tmp_path / "older"
+    packages = ("transformers==4.57.3", "huggingface_hub==0.36.2", "tokenizers==0.22.2")
+    made = python({}, "-m", "pip", "install", "-q", "--no-deps", f"--target={older}", *packages)
+    assert made.returncode == 0, made.stderr
+    lengths, masked = ["--lengths.inputs=64", "--lengths.targets=64"], "python_docs_masked_lm"
+    causal = ["--lengths.targets=40"]
+    runs = {
+        "AutoModelForSeq2SeqLM": run,
+        "AutoModelForMaskedLM": save_run(
+            text_cache, tmp_path / "b", "bert_tiny", *lengths, task=masked
+        ),
+        "AutoModelForCausalLM": save_run(
+            text_cache, tmp_path / "l", "llama_tiny", *causal, task="python_docs_autoregressive_lm"
+        ),
+    }
+    folders = [(kind, f"{tmp_path}/{kind}") for kind in runs]
+    for kind, folder in folders:
+        export.export(runs[kind], folder)
+    folders.append(("AutoModelForCausalLM", f"{tmp_path}/custom"))
+    flags = (f"--model_dir={prefix_run}", f"--output={tmp_path}/custom", "--custom_code")
+    environment = {"HF_HOME": f"{tmp_path}/home", "JAX_PLATFORMS": "cpu", "USE_TF": "0"}
+    assert python(environment, "-m", "trainer.export", *flags).returncode == 0
+    for kind, folder in folders:
+        both = [
+            python({**environment, "PYTHONPATH": path}, "-c", USED, kind, folder)
+            for path in (str(older), "")
+        ]
+        assert [used.returncode for used in both] == [0, 0], (kind, both[0].stderr)
+        older_values, newer_values = (json.loads(used.stdout) for used in both)
+        assert (older_values[0], newer_values[0]) == ("4", "5")
+        assert older_values[1:3] == newer_values[1:3]
+        assert older_values[3] == pytest.approx(newer_values[3], abs=1e-4)
+        assert "padding_side" not in both[0].stderr
 
 
 def python(environment, *arguments):

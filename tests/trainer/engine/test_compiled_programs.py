@@ -1,0 +1,55 @@
+"""Damaged files among compiled programs are removed, so that JAX compiles and writes them again."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+from trainer.engine import compiled_programs
+
+ROOT = pathlib.Path(__file__).parents[3]
+PROGRAM = """
+import jax
+from trainer.engine import compiled_programs
+compiled_programs.enable()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+print(jax.jit(lambda x: x * 3)(2))
+"""
+
+
+def run(folder):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder)},
+    )
+
+
+def test_a_file_cut_short_is_written_again(tmp_path):
+    assert run(tmp_path).returncode == 0
+    files = {path: path.read_bytes() for path in tmp_path.glob("*-cache")}
+    assert files
+    for path, data in files.items():
+        path.write_bytes(data[: len(data) // 2])
+    again = run(tmp_path)
+    assert again.stdout == "6\n"
+    assert "Error reading" not in again.stderr
+    assert {path: len(path.read_bytes()) for path in files} == {
+        path: len(data) for path, data in files.items()
+    }
+
+
+def test_only_new_files_are_read(tmp_path):
+    path = tmp_path / "jit_x-cache"
+    path.write_bytes(b"damaged")
+    os.utime(path, (time.time() - 60,) * 2)
+    (tmp_path / ".checked").touch()
+    compiled_programs.remove_damaged(tmp_path)
+    assert path.exists()
+    path.touch()
+    compiled_programs.remove_damaged(tmp_path)
+    assert not path.exists()

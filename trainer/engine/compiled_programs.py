@@ -1,0 +1,59 @@
+"""The folder of compiled programs, from which a resumed run starts training within seconds."""
+
+import importlib.util
+import os
+import pathlib
+import time
+import zlib
+
+import jax
+
+_ZSTD = b"\x28\xb5\x2f\xfd"  # how a frame of zstandard begins (RFC 8878, 3.1.1)
+_CHECKED = ".checked"
+
+
+def enable() -> None:
+    """Makes JAX keep compiled programs, in JAX_COMPILATION_CACHE_DIR or in the user's cache."""
+    default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", default)
+    folder = jax.config.jax_compilation_cache_dir
+    if folder and os.path.isdir(folder):
+        remove_damaged(pathlib.Path(folder))
+
+
+def remove_damaged(folder: pathlib.Path) -> None:
+    """Removes programs of which only a part was written, as by a process killed or a full disk.
+
+    JAX warns of such a file at every start and never writes it again. Only files written since the
+    last check are read.
+    """
+    marker, now = folder / _CHECKED, time.time()
+    try:
+        since = marker.stat().st_mtime if marker.exists() else 0.0
+        for path in folder.glob("*-cache"):
+            if path.stat().st_mtime >= since and not _whole(path.read_bytes()):
+                path.unlink(missing_ok=True)
+        marker.touch()
+        os.utime(marker, (now, now))
+    except OSError:
+        return  # another process removed a file, or the folder is read-only: JAX warns as before
+
+
+def _whole(data: bytes) -> bool:
+    """Returns True if a file decompresses, or if nothing here can decompress it."""
+    if data.startswith(_ZSTD):
+        if not importlib.util.find_spec("zstandard"):
+            return True
+        import zstandard
+
+        try:
+            zstandard.ZstdDecompressor().decompress(data)
+        except zstandard.ZstdError:
+            return False
+        return True
+    try:
+        zlib.decompress(data)
+    except zlib.error:
+        return False
+    return True
