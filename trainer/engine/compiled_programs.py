@@ -14,11 +14,11 @@ _CHECKED = ".checked"
 
 def enable() -> None:
     """Makes JAX keep compiled programs, in JAX_COMPILATION_CACHE_DIR or in the user's cache."""
-    default = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", default)
-    folder = jax.config.jax_compilation_cache_dir
-    if folder and os.path.isdir(folder):
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        folder = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
+        jax.config.update("jax_compilation_cache_dir", folder)
+    if os.path.isdir(folder):
         remove_damaged(pathlib.Path(folder))
 
 

@@ -87,8 +87,9 @@ def _with_lengths(config: Config) -> Config:
         value = getattr(config.lengths, side)
         value = value if value is not None else named and getattr(named, side)
         if not value:
+            what = " is missing" if value is None else "=0 is for a decoder alone"
             raise UserError(
-                f"--lengths.{side} is missing: set it in tokens (as in --lengths.inputs=512 "
+                f"--lengths.{side}{what}: set it in tokens (as in --lengths.inputs=512 "
                 "--lengths.targets=114), or name a --task to take its lengths"
             )
         config = fields.replace(config, f"lengths.{side}", value)
