@@ -22,6 +22,9 @@ _STORAGE_ERRORS = {
     errno.EACCES: "permission denied; choose a writable folder, or change its permissions",
     errno.ENOTDIR: "part of this path is a file, not a folder; choose another path",
     errno.EEXIST: "this is a file, not a folder; choose another path",
+    errno.ENAMETOOLONG: "this name is too long; choose a shorter one",
+    errno.EFBIG: "a file would exceed the largest size allowed here; raise the limit (ulimit -f) "
+    "or choose another folder, then run again",
     errno.EPERM: "permission denied; choose a writable folder, or change its permissions",
 }
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import resource
 
 import pytest
 
@@ -140,6 +141,17 @@ MISTAKES = [
     ("trainer.pretrain", [*TRAIN, "--preset=bert_tiny"], "choose an encoder-decoder preset"),
     ("trainer.pretrain", ["--init_from=hf:google/t5-v1_1-small"], "hf download google/t5-v1_1"),
     ("trainer.pretrain", ["--init_from=hf:{folder}/theirs"], "model_type is gpt2"),
+    # Folders that cannot be made.
+    ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir=/proc/z"], "/proc/z: no folder"),
+    ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir={new}{long}"], "is too long"),
+    ("pipeline.build", [*BUILD, TEXT, "--cache_dir=/proc/z"], "/proc/z/mine_ul2: no folder can"),
+    ("pipeline.build", [*BUILD, TEXT, "--cache_dir={new}{long}"], "choose a shorter one"),
+    ("vocab.train", [TEXT, "--output=/proc/z"], "/proc/z: no folder can be made here"),
+    ("trainer.export", ["--model_dir={folder}", "--output=/proc/z/y"], "/proc/z: no folder can"),
+    ("pipeline.report", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
+    ("pipeline.report", ["--cache={cache}", "--output={new}/z.html"], "there is no folder"),
+    ("pipeline.inspect", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
+    ("pipeline.inspect", ["--cache={cache}", "--output={new}{long}"], "choose a shorter one"),
     # Its outputs.
     ("trainer.export", ["--model_dir={folder}", "--output={new}"], "holds no run"),
     ("trainer.evaluate", ["--model_dir={folder}"], "holds no run"),
@@ -156,6 +168,8 @@ def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp
         "caches": text_cache.parent,
         "vocabulary": text_cache / "sentencepiece.model",
         "new": tmp_path / "new",
+        "cache": text_cache,
+        "long": "n" * 300,
     }
     code, errors = ended(module, [each.format(**places) for each in arguments], capsys)
     assert code == 2, errors
@@ -163,6 +177,20 @@ def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp
     last = errors.splitlines()[-1]
     assert "error: " in last
     assert words in last
+
+
+def test_a_limit_on_the_size_of_files_is_one_line(folder, text_cache, tmp_path, capsys):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, unlimited[1]))
+    arguments = ["--task=ul2", "--name=mine", f"--corpus=text:{folder}/a.txt"]
+    arguments += [f"--vocabulary={text_cache}/sentencepiece.model", f"--cache_dir={tmp_path}"]
+    try:
+        code, errors = ended("pipeline.build", arguments, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert f"{tmp_path}/mine_ul2/sentencepiece.model: a file would exceed" in line
 
 
 def test_a_folder_of_transformers_without_its_prefix_is_named(folder):
