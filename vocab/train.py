@@ -218,7 +218,7 @@ def _model(
         max_sentencepiece_length=options.max_piece_length,
         hard_vocab_limit=not base,
     )
-    learned = learn.learn(settings, counts)
+    learned = learn.learn(settings, counts, 0 if base else len(options.symbols))
     if base:
         grown = extend.extend(base, learned, options.vocab_size, options.symbols)
     else:
