@@ -11,6 +11,7 @@ pipeline.build.
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -468,12 +469,13 @@ def _symbols(flags: argparse.Namespace) -> tuple[str, ...]:
 
 def main(argv: list[str]) -> None:
     """Runs the command."""
+    from pipeline.runners import beam_options
+
     parser = _parser()
+    parser.refuse_others = functools.partial(beam_options.reject_unknown, parser)
     flags, rest = parser.parse_known_args(argv)
     beam_arguments = None
     if flags.workers > 1 or flags.runner or rest:
-        from pipeline.runners import beam_options
-
         runner = flags.runner or "FnApiRunner"
         beam_arguments = beam_options.arguments(parser, rest, runner, flags.workers)
     spec, output = sources.parse(flags.corpus), flags.output

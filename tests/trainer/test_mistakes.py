@@ -6,7 +6,10 @@ import resource
 
 import pytest
 
+from pipeline import build
+from pipeline.runners import beam_options
 from tasks.terminal import command_line
+from trainer import pretrain
 from trainer.config import elsewhere, fields
 from trainer.config.run import Config
 from trainer.pretrain import model_preset
@@ -115,6 +118,14 @@ MISTAKES = [
         ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
         "file",
     ),
+    # Misspelt flags, and those of other commands.
+    ("pipeline.build", ["--nam=mine", "--vocab=v"], "unknown flag --nam (did you mean --name?)"),
+    ("pipeline.build", ["--job_name=a", "--runner=DataflowRunner"], "required: --task, --vocab"),
+    ("pipeline.build", [*BUILD, TEXT, "--preset=x"], "--preset (it is a flag of trainer.pretrain)"),
+    ("vocab.train", ["--corpu=text:a"], "unknown flag --corpu (did you mean --corpus?)"),
+    ("vocab.train", [TEXT, "--output=a", "--model_dir=b"], "(it is a flag of trainer.pretrain)"),
+    ("pipeline.verify", ["--cach=a"], "unknown flag --cach (did you mean --cache?)"),
+    ("trainer.export", ["--model=a", "--output=b"], "unknown flag --model (did you mean --model_"),
     # Vocabularies.
     ("vocab.train", ["--corpus=text:{folder}/bad.txt", "--output={new}"], "invalid UTF-8"),
     ("vocab.train", [TEXT, "--vocab_size=0", "--output={new}"], "must be more than 0"),
@@ -204,6 +215,15 @@ def test_no_advice_is_dead():
     known = dict(fields.leaves(Config("t5_1_1_tiny", model_preset("t5_1_1_tiny"))))
     of_fields = {ours for theirs in elsewhere.FLAGS.values() for ours in theirs if " " not in ours}
     assert {ours.partition("=")[0] for ours in of_fields} <= known.keys() | {"optimizer_preset"}
+
+
+def test_flags_said_to_be_of_pretrain_are():
+    known = dict(fields.leaves(Config("t5_1_1_tiny", model_preset("t5_1_1_tiny"))))
+    own = {"preset", "gin_file", "optimizer_preset"}  # they name whole configurations
+    assert own <= {action.dest for action in pretrain._parser()._actions}
+    assert set(beam_options.OF_PRETRAIN) <= known.keys() | own
+    builds = build.command_line()._option_string_actions
+    assert not {f"--{name}" for name in beam_options.OF_PRETRAIN} & builds.keys()
 
 
 def test_enough_mistakes():
