@@ -7,6 +7,8 @@ corpus, the vocabulary and the packing, not on the workers, the runner or interr
 flags are Beam's own (--runner=DataflowRunner --project=... and so on).
 """
 
+import functools
+
 from pipeline.runners.interruption import interruptible
 from tasks.terminal.command_line import Parser, run
 
@@ -24,12 +26,14 @@ def command_line() -> Parser:
 def main(argv: list[str]) -> None:
     """Parses the flags and builds; raises as `pipeline.building.engine.build` does."""
     with interruptible():
+        from pipeline.runners import beam_options
+
         parser = command_line()
+        parser.refuse_others = functools.partial(beam_options.reject_unknown, parser)
         known, rest = parser.parse_known_args(argv)
 
         from pipeline.building import engine
         from pipeline.building.options import Options
-        from pipeline.runners import beam_options
 
         options = Options(**vars(known))
         arguments = beam_options.arguments(parser, rest, options.runner, options.workers)

@@ -6,16 +6,14 @@ vocabulary and the best checkpoint so far), which a resumed run is checked again
 the checksums of the arrays, which are compared whenever they are read.
 """
 
-import contextlib
 import dataclasses
-import errno
 import itertools
 import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -161,7 +159,7 @@ class Checkpoints:
             CHECKSUMS: checksums.of_state(state),
             **run.data.record,
         }
-        with self._naming_full_disk():
+        with files.naming_full_disk(self._model_dir):
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -291,7 +289,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until every checkpoint that was started is written, and frees resources."""
-        with self._naming_full_disk():
+        with files.naming_full_disk(self._model_dir):
             self._manager.close()
 
     def _check_room(self, state: TrainState) -> None:
@@ -309,17 +307,6 @@ class Checkpoints:
                 f"and {free / 1e6:,.1f} MB are free; free some space and run the same command "
                 "again to resume from the newest checkpoint"
             )
-
-    @contextlib.contextmanager
-    def _naming_full_disk(self) -> Iterator[None]:
-        """Turns TensorStore's error for a full disk into the matching OSError."""
-        try:
-            yield
-        except Exception as error:
-            if os.strerror(errno.ENOSPC) in str(error):
-                code = errno.ENOSPC
-                raise OSError(code, os.strerror(code), self._model_dir) from error
-            raise
 
 
 def _read(path: str, abstract: TrainState) -> TrainState:

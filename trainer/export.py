@@ -8,19 +8,25 @@ split; only if they equal the trainer's is the folder renamed to FOLDER.
 
 from __future__ import annotations
 
+from tasks.terminal import interrupt
+
+if __name__ == "__main__":
+    interrupt.end_at_once(  # also while the rest is imported
+        "python -m trainer.export", "run the same command again", terminated=True
+    )
+
 import argparse
 import importlib.util
 import itertools
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.storage import files
+from tasks.storage import files, whole_folder
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 from tasks.vocabulary import PAD_ID
@@ -82,24 +88,19 @@ def export(
       NotEqual: transformers computes different logits or ids. Nothing was written.
     """
     _check_packages()
+    from trainer.huggingface import card, configs, weights
+
+    shard_bytes = weights.size(max_shard_size)
     target = _target(output)
     run = _open_run(model_dir, cache_dir, custom_code)
     vocabulary = _vocabulary(run, vocabulary_path)
     step, params = _restore(run, step)
-
-    from trainer.huggingface import card, configs
-
     name = os.path.basename(target)
-    partial = tempfile.mkdtemp(prefix=f".{name}-", dir=os.path.dirname(target))
-    try:
-        parity, match = _write(partial, run, params, vocabulary, max_shard_size)
+    with files.naming_full_disk(target), whole_folder.written(target) as partial:
+        parity, match = _write(partial, run, params, vocabulary, shard_bytes)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
         text = card.model_card(run, step, name, parity, match, custom, named or card.Named())
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
-        os.chmod(partial, 0o755)
-        os.rename(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return step, parity, match
 
 
@@ -157,7 +158,7 @@ def _target(output: str) -> str:
     target = os.path.abspath(files.local_path(output))
     if os.path.lexists(target):
         raise UserError(f"--output={output} exists: name another folder, or delete it")
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+    files.make_folder(os.path.dirname(target))
     return target
 
 
@@ -187,7 +188,7 @@ def _vocabulary(run: Run, path: str | None) -> Vocabulary:
 
 
 def _write(
-    folder: str, run: Run, params: Any, vocabulary: Vocabulary, max_shard_size: str
+    folder: str, run: Run, params: Any, vocabulary: Vocabulary, shard_bytes: int
 ) -> tuple[Parity, Match]:
     """Writes everything except the model card, and checks it.
 
@@ -202,7 +203,7 @@ def _write(
     written = configs.to_config(model, positions, mt5=run.config.preset.startswith("mt5"))
     files.write_json(os.path.join(folder, "config.json"), written)
     files.write_json(os.path.join(folder, "generation_config.json"), _generation(written))
-    weights.write(folder, names.to_tensors(_plain_tree(params, run), model), max_shard_size)
+    weights.write(folder, names.to_tensors(_plain_tree(params, run), model), shard_bytes)
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)

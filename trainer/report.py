@@ -5,6 +5,7 @@ python -m trainer.report --model_dir=DIR [--output=FILE.png]
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -138,15 +139,17 @@ def main(argv: list[str]) -> None:
     picture = arguments.output or files.join(arguments.model_dir, "loss_curve.png")
     draw(lines, picture, f"{config.preset} on {config.task}")
     longer = 2 * config.train_steps
+    run = f"--model_dir={arguments.model_dir}"
+    logs = f"--logdir={files.join(arguments.model_dir, 'tensorboard')}"
     print(f"""{text}
 
 loss curve   {picture}
 checkpoints  {arguments.model_dir}/checkpoint_STEP
 
 Next:
-  train longer          python -m trainer.pretrain … --train_steps={longer}
-  compare checkpoints   python -m trainer.evaluate --model_dir={arguments.model_dir} --steps=all
-  watch the run         tensorboard --logdir={arguments.model_dir}/tensorboard
+  train longer          run the same command of trainer.pretrain with --train_steps={longer}
+  compare checkpoints   python -m trainer.evaluate {shlex.quote(run)} --steps=all
+  watch the run         tensorboard {shlex.quote(logs)}
   use your own text     python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
   see all settings      python -m trainer.pretrain --help""")
 

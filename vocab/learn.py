@@ -46,8 +46,10 @@ def limits(memory_bytes: int) -> tuple[int, int]:
     return room // _BYTES_PER_BYTE, room // _BYTES_PER_WORD
 
 
-def learn(settings: Settings, counts: Counts) -> bytes:
+def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
     """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
+
+    `symbols` is the number of pieces that the user's vocab_size has beyond those of `settings`.
 
     Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
     stderr, and exits on unexpected input.
@@ -77,8 +79,24 @@ def learn(settings: Settings, counts: Counts) -> bytes:
             child.terminate()
             child.join()
     if reason:
-        raise UserError(f"SentencePiece cannot make this vocabulary: {reason}")
+        raise UserError(f"SentencePiece cannot make this vocabulary: {_advice(reason, symbols)}")
     return model
+
+
+def _advice(reason: str, symbols: int) -> str:
+    """Returns SentencePiece's reason, with a size that works if another was asked for."""
+    # Its own advice, to lower character_coverage, mostly needs values that no vocabulary should
+    # have; and it counts neither the symbols nor knows our flags.
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+        least = int(found[1]) + symbols
+        return (
+            f"the characters of the corpus and the special pieces are {least:,} pieces: give "
+            f"--vocab_size={least} or more"
+        )
+    if found := re.search(r"Vocabulary size too high .* value <= (\d+)", reason):
+        most = int(found[1]) + symbols
+        return f"the corpus has at most {most:,} pieces: give --vocab_size={most} or less"
+    return reason
 
 
 def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:

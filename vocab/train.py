@@ -11,6 +11,7 @@ pipeline.build.
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -218,7 +219,7 @@ def _model(
         max_sentencepiece_length=options.max_piece_length,
         hard_vocab_limit=not base,
     )
-    learned = learn.learn(settings, counts)
+    learned = learn.learn(settings, counts, 0 if base else len(options.symbols))
     if base:
         grown = extend.extend(base, learned, options.vocab_size, options.symbols)
     else:
@@ -468,12 +469,13 @@ def _symbols(flags: argparse.Namespace) -> tuple[str, ...]:
 
 def main(argv: list[str]) -> None:
     """Runs the command."""
+    from pipeline.runners import beam_options
+
     parser = _parser()
+    parser.refuse_others = functools.partial(beam_options.reject_unknown, parser)
     flags, rest = parser.parse_known_args(argv)
     beam_arguments = None
     if flags.workers > 1 or flags.runner or rest:
-        from pipeline.runners import beam_options
-
         runner = flags.runner or "FnApiRunner"
         beam_arguments = beam_options.arguments(parser, rest, runner, flags.workers)
     spec, output = sources.parse(flags.corpus), flags.output

@@ -242,8 +242,9 @@ def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
 def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = bad_share(shards)
     if share > limit:
-        reasons = _dropped(shards).most_common(3)
-        top = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+        reasons = _dropped(shards)
+        del reasons[graph.EMPTY]  # they are not faulty
+        top = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
             f"{limit}: see the *.quarantine-* files in {folder}, then correct the corpus or raise "

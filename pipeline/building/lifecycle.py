@@ -20,6 +20,7 @@ import platform
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from typing import Any
 
 from pipeline.building.write import finished, read_receipt
 from tasks.cache.manifest import (
@@ -42,6 +43,8 @@ COMPLETED = "COMPLETED"
 # seqio compares this version to tell how integers were stored. Source: seqio
 # `dataset_providers.py`, _CachedDataSource.
 _SEQIO_VERSION = "0.0.20"
+# How differences of plans begin that follow from different files of the corpus.
+_FOLLOW_FROM_FILES = ("corpus.files", "corpus.generations", "corpus.left_out", "shards")
 _PACKAGES = ("apache-beam", "numpy", "pyarrow", "sentencepiece")
 
 ShardKey = tuple[str, int]
@@ -191,19 +194,48 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
     follows = added == 1 and new[: len(old)] == old
     if not differences and follows and extend:
         return
+    of_files = _differing_files(old, new)
     if not differences and follows:
         raise UserError(
             f"{folder} holds a cache of {len(old):,} files of this corpus, which now has "
-            f"{len(new):,}: add --extend to write the new files as further shards"
+            f"{len(new):,} ({of_files}): add --extend to write the new files as further shards"
         )
-    if extend and not differences:
-        now = {file["name"]: file for file in new}
-        changed = [file["name"] for file in old if now.get(file["name"]) != file]
-        differences = [f"{name} has changed or is missing" for name in changed]
-    differences = differences or ours.difference(existing)
+    spec, revision = existing.corpus.get("spec"), existing.corpus.get("revision")
+    if not differences and of_files and spec == ours.corpus.get("spec"):
+        raise UserError(
+            f"{folder} holds a cache of this corpus as it was before ({of_files}): restore the "
+            "files that have changed or are missing, or choose another --cache_dir"
+        )
+    if not differences and of_files and revision and revision != ours.corpus["revision"]:
+        raise UserError(
+            f"{folder} holds a cache of another revision of this corpus ({of_files}): choose "
+            f"another --cache_dir, or build from the same revision with --corpus={spec}"
+        )
+    differences = ours.difference(existing)
+    if of_files:
+        others = [each for each in differences if not each.startswith(_FOLLOW_FROM_FILES)]
+        differences = [*others, of_files]
     raise UserError(
         f"{folder} holds a cache with a different plan ({'; '.join(differences[:3])}): choose "
         "another --cache_dir, or use the flags that it was built with"
+    )
+
+
+def _differing_files(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
+    """Returns how many files of a corpus changed, are missing or were added, with the first names.
+
+    Returns "" if the files are equal.
+    """
+    before, now = ({file["name"]: file for file in each} for each in (old, new))
+    kinds = {
+        "changed": [name for name in before if name in now and now[name] != before[name]],
+        "missing": [name for name in before if name not in now],
+        "added": [name for name in now if name not in before],
+    }
+    return "; ".join(
+        f"{len(names):,} {kind}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        for kind, names in kinds.items()
+        if names
     )
 
 

@@ -13,6 +13,22 @@ _REJECTED = {
     "PrismRunner": "it downloads a program, and builds were never tested with it",
     "DaskRunner": "it silently dropped elements in tests",
 }
+# Flags that are sometimes given to the wrong command.
+OF_PRETRAIN = (
+    "batch_size",
+    "gin_file",
+    "init_from",
+    "lengths.inputs",
+    "lengths.targets",
+    "microbatches",
+    "model_dir",
+    "optimizer.learning_rate",
+    "optimizer_preset",
+    "preset",
+    "seed",
+    "tokens_per_batch",
+    "train_steps",
+)
 
 
 def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> list[str]:
@@ -32,8 +48,7 @@ def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> li
             "--direct_running_mode=multi_threading loses elements silently and reports success "
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
-    if given:
-        _reject_unknown(parser, given)
+    reject_unknown(parser, given)
     if workers == 1:
         return [f"--runner={runner}", *given]
     if name != _IN_PROCESS:
@@ -52,7 +67,10 @@ def import_beam() -> Any:
     return apache_beam
 
 
-def _reject_unknown(parser: Parser, given: list[str]) -> None:
+def reject_unknown(parser: Parser, given: list[str]) -> None:
+    """Exits with an error that names the first of the `given` flags that Beam does not know."""
+    if not given:
+        return
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -63,4 +81,6 @@ def _reject_unknown(parser: Parser, given: list[str]) -> None:
     if unknown:
         flag = unknown[0].split("=")[0]
         hint = nearest(flag, [*parser._option_string_actions, *beam._option_string_actions])
+        if flag.removeprefix("--") in OF_PRETRAIN:
+            hint = " (it is a flag of trainer.pretrain)"
         parser.exit(EXIT_USER_ERROR, f"{parser.prog}: error: unknown flag {flag}{hint}\n")

@@ -5,7 +5,7 @@ import functools
 import hashlib
 from collections.abc import Collection
 
-from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.cache.manifest import MANIFEST, CacheManifest, cache_names
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import VOCABULARY, TokenIds
@@ -71,9 +71,3 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     if others:
         found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
     raise UserError(f"no cache for task {task}{nearest(task, others)} under {cache_dir}: {found}")
-
-
-def cache_names(cache_dir: str) -> list[str]:
-    """Returns the names of the finished caches in the folder `cache_dir`."""
-    names = files.list_names(cache_dir) if cache_dir else []
-    return [name for name in names if files.exists(files.join(cache_dir, name, MANIFEST))]

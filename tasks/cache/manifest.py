@@ -128,6 +128,20 @@ class Plan:
         ]
 
 
+def cache_names(cache_dir: str) -> list[str]:
+    """Returns the names of the finished caches in the folder `cache_dir`."""
+    names = files.list_names(cache_dir) if cache_dir else []
+    return [name for name in names if files.exists(files.join(cache_dir, name, MANIFEST))]
+
+
+def _holds(folder: str) -> str:
+    """Returns what a folder that is no cache holds: the names of caches, or none."""
+    if caches := cache_names(folder):
+        some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
+        return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
+    return "holds no cache: build one with pipeline.build"
+
+
 def _leaves(mine: Any, theirs: Any, path: str = ""):
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in sorted({*mine, *theirs}):
@@ -165,7 +179,7 @@ class CacheManifest:
             state = (
                 "is unfinished: run pipeline.build again"
                 if files.exists(files.join(folder, PLAN))
-                else "holds no cache: build one with pipeline.build"
+                else _holds(folder)
             )
             raise UserError(f"{folder} {state} (there is no {MANIFEST})")
         value = files.read_json(path)

@@ -1,6 +1,7 @@
 """Local paths and fsspec URLs: reading, listing and atomic writing."""
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -22,6 +23,7 @@ _REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
 _STORE_THREADS = 64
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Result = TypeVar("Result")
 
@@ -267,9 +269,33 @@ def threads(folder: str) -> int:
 
 
 def make_folder(path: str) -> None:
-    """Makes the folder and its parents; object stores need none."""
-    if not is_remote(path):
+    """Makes the folder and its parents; object stores need none.
+
+    Raises:
+      UserError: the file system has no folders there, as in /proc.
+      OSError: the folder cannot be made.
+    """
+    if is_remote(path):
+        return
+    try:
         os.makedirs(local_path(path), exist_ok=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no folder can be made here; choose another path") from error
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: str) -> Iterator[None]:
+    """Turns any error for a full disk, quota or file-size limit into an OSError that names `path`.
+
+    Libraries such as safetensors and TensorStore raise their own, with the system's words inside.
+    """
+    try:
+        yield
+    except Exception as error:
+        for code in _FULL:
+            if os.strerror(code) in str(error):
+                raise OSError(code, os.strerror(code), path) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -279,6 +305,10 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
     Locally the bytes are written beside `path`, flushed to the disk and renamed. For a remote path
     they are collected in a temporary file and uploaded as one object, since closing a half-written
     fsspec file would publish half of it. An object becomes visible once all its bytes are uploaded.
+
+    Raises:
+      UserError: there is no such folder, or no file can be made in it; or see `on_store`.
+      OSError: the file cannot be written.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
@@ -290,7 +320,7 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
     folder = os.path.dirname(final) or "."
     aside = os.path.join(folder, f"{PARTIAL}{uuid.uuid4().hex}-{os.path.basename(final)}")
     try:
-        with open(aside, "xb") as file:
+        with naming_full_disk(path), _created(aside, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -299,6 +329,20 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(aside)
+        raise
+
+
+def _created(aside: str, path: str) -> IO[bytes]:
+    """Opens the new file `aside`; errors name `path`, which it will become."""
+    try:
+        return open(aside, "xb")
+    except FileNotFoundError as error:
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(local_path(folder)):
+            raise UserError(f"{path}: there is no folder {folder}; make it first") from error
+        raise UserError(f"{path}: no file can be made in this folder; choose another") from error
+    except OSError as error:
+        error.filename = path
         raise
 
 

@@ -9,7 +9,7 @@ import difflib
 import errno
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 EXIT_USER_ERROR = 2
@@ -22,6 +22,9 @@ _STORAGE_ERRORS = {
     errno.EACCES: "permission denied; choose a writable folder, or change its permissions",
     errno.ENOTDIR: "part of this path is a file, not a folder; choose another path",
     errno.EEXIST: "this is a file, not a folder; choose another path",
+    errno.ENAMETOOLONG: "this name is too long; choose a shorter one",
+    errno.EFBIG: "a file would exceed the largest size allowed here; raise the limit (ulimit -f) "
+    "or choose another folder, then run again",
     errno.EPERM: "permission denied; choose a writable folder, or change its permissions",
 }
 
@@ -60,13 +63,36 @@ class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with one-line errors and suggestions for misspelled flags."""
+    """An ArgumentParser with one-line errors and suggestions for misspelled flags.
+
+    Attributes:
+      refuse_others: ends the command if one of the flags that this parser does not have is unknown
+        to those that they are passed on to. It is called before a missing flag is reported, which
+        may only be misspelled.
+    """
+
+    refuse_others: Callable[[list[str]], None] | None = None
+    _given: Sequence[str] = ()
 
     def __init__(self, **kwargs):
         kwargs.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **kwargs)
 
+    def parse_args(self, args=None, namespace=None):
+        """Parses as usual; no other flags are allowed."""
+        self.refuse_others = self.refuse_unknown
+        return super().parse_args(args, namespace)
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parses as usual."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        if "arguments are required: " in message and self.refuse_others:
+            flags = [each for each in self._given if each.startswith("--") and each != "--"]
+            known = self._option_string_actions
+            self.refuse_others([each for each in flags if each.partition("=")[0] not in known])
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             self.refuse_unknown(unknown.split())

@@ -1,29 +1,55 @@
-"""Ctrl-C in commands whose work is resumed after any kill: they end at once."""
+"""Signals in commands that may end at once: what they do is resumed or repeated."""
 
 import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED
 
+_actions: list[Callable[[], None]] = []
 
-def end_at_once(program: str) -> None:
+
+@contextlib.contextmanager
+def on_end(action: Callable[[], None]) -> Iterator[None]:
+    """Calls `action` if a signal ends the process within the block, see `end_at_once`."""
+    _actions.append(action)
+    try:
+        yield
+    finally:
+        _actions.remove(action)
+
+
+def end_at_once(
+    program: str, advice: str = "run the same command to resume", terminated: bool = False
+) -> None:
     """Makes Ctrl-C print one line and end this process, unless it ignores interrupts.
 
     A KeyboardInterrupt would be raised in whatever the main thread does, also in the callbacks of
     libraries, which print it and go on, and the threads of Orbax would outlive it.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return
 
-    def end(*_: Any) -> None:
+    Args:
+      program: the command, as in "python -m trainer.pretrain".
+      advice: what to do next.
+      terminated: whether SIGTERM does so too.
+    """
+
+    def end(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not stop the actions
+        for action in _actions:
+            with contextlib.suppress(Exception):
+                action()
         for stream in (sys.stdout, sys.stderr):
             # A stream may be in the middle of a write, which cannot be entered again.
             with contextlib.suppress(Exception):
                 stream.flush()
-        os.write(2, f"\n{program}: interrupted; run the same command to resume\n".encode())
-        os._exit(EXIT_INTERRUPTED)
+        word = "interrupted" if number == signal.SIGINT else "terminated"
+        os.write(2, f"\n{program}: {word}; {advice}\n".encode())
+        os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
 
-    signal.signal(signal.SIGINT, end)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
+    if terminated:
+        signal.signal(signal.SIGTERM, end)

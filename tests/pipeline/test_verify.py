@@ -349,3 +349,13 @@ def test_other_packings(build, tmp_path, more):
 def test_no_cache(tmp_path):
     with pytest.raises(UserError, match="holds no cache"):
         verify(str(tmp_path))
+
+
+def test_a_folder_of_caches(tmp_path):
+    for number in range(7):
+        (tmp_path / f"mine{number}_lm").mkdir()
+        (tmp_path / f"mine{number}_lm" / "manifest.json").touch()
+    (tmp_path / "other").mkdir()
+    message = f"mine3_lm, mine4_lm and 2 more: name one, as {tmp_path}/mine0_lm "
+    with pytest.raises(UserError, match=message):
+        verify(str(tmp_path))

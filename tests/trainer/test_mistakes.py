@@ -2,10 +2,14 @@
 
 import importlib
 import json
+import resource
 
 import pytest
 
+from pipeline import build
+from pipeline.runners import beam_options
 from tasks.terminal import command_line
+from trainer import pretrain
 from trainer.config import elsewhere, fields
 from trainer.config.run import Config
 from trainer.pretrain import model_preset
@@ -114,6 +118,14 @@ MISTAKES = [
         ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
         "file",
     ),
+    # Misspelt flags, and those of other commands.
+    ("pipeline.build", ["--nam=mine", "--vocab=v"], "unknown flag --nam (did you mean --name?)"),
+    ("pipeline.build", ["--job_name=a", "--runner=DataflowRunner"], "required: --task, --vocab"),
+    ("pipeline.build", [*BUILD, TEXT, "--preset=x"], "--preset (it is a flag of trainer.pretrain)"),
+    ("vocab.train", ["--corpu=text:a"], "unknown flag --corpu (did you mean --corpus?)"),
+    ("vocab.train", [TEXT, "--output=a", "--model_dir=b"], "(it is a flag of trainer.pretrain)"),
+    ("pipeline.verify", ["--cach=a"], "unknown flag --cach (did you mean --cache?)"),
+    ("trainer.export", ["--model=a", "--output=b"], "unknown flag --model (did you mean --model_"),
     # Vocabularies.
     ("vocab.train", ["--corpus=text:{folder}/bad.txt", "--output={new}"], "invalid UTF-8"),
     ("vocab.train", [TEXT, "--vocab_size=0", "--output={new}"], "must be more than 0"),
@@ -141,6 +153,17 @@ MISTAKES = [
     ("trainer.pretrain", [*TRAIN, "--preset=bert_tiny"], "choose an encoder-decoder preset"),
     ("trainer.pretrain", ["--init_from=hf:google/t5-v1_1-small"], "hf download google/t5-v1_1"),
     ("trainer.pretrain", ["--init_from=hf:{folder}/theirs"], "model_type is gpt2"),
+    # Folders that cannot be made.
+    ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir=/proc/z"], "/proc/z: no folder"),
+    ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir={new}{long}"], "is too long"),
+    ("pipeline.build", [*BUILD, TEXT, "--cache_dir=/proc/z"], "/proc/z/mine_ul2: no folder can"),
+    ("pipeline.build", [*BUILD, TEXT, "--cache_dir={new}{long}"], "choose a shorter one"),
+    ("vocab.train", [TEXT, "--output=/proc/z"], "/proc/z: no folder can be made here"),
+    ("trainer.export", ["--model_dir={folder}", "--output=/proc/z/y"], "/proc/z: no folder can"),
+    ("pipeline.report", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
+    ("pipeline.report", ["--cache={cache}", "--output={new}/z.html"], "there is no folder"),
+    ("pipeline.inspect", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
+    ("pipeline.inspect", ["--cache={cache}", "--output={new}{long}"], "choose a shorter one"),
     # Its outputs.
     ("trainer.export", ["--model_dir={folder}", "--output={new}"], "holds no run"),
     ("trainer.evaluate", ["--model_dir={folder}"], "holds no run"),
@@ -157,6 +180,8 @@ def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp
         "caches": text_cache.parent,
         "vocabulary": text_cache / "sentencepiece.model",
         "new": tmp_path / "new",
+        "cache": text_cache,
+        "long": "n" * 300,
     }
     code, errors = ended(module, [each.format(**places) for each in arguments], capsys)
     assert code == 2, errors
@@ -164,6 +189,20 @@ def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp
     last = errors.splitlines()[-1]
     assert "error: " in last
     assert words in last
+
+
+def test_a_limit_on_the_size_of_files_is_one_line(folder, text_cache, tmp_path, capsys):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, unlimited[1]))
+    arguments = ["--task=ul2", "--name=mine", f"--corpus=text:{folder}/a.txt"]
+    arguments += [f"--vocabulary={text_cache}/sentencepiece.model", f"--cache_dir={tmp_path}"]
+    try:
+        code, errors = ended("pipeline.build", arguments, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert f"{tmp_path}/mine_ul2/sentencepiece.model: a file would exceed" in line
 
 
 def test_a_folder_of_transformers_without_its_prefix_is_named(folder):
@@ -177,6 +216,15 @@ def test_no_advice_is_dead():
     known = dict(fields.leaves(Config("t5_1_1_tiny", model_preset("t5_1_1_tiny"))))
     of_fields = {ours for theirs in elsewhere.FLAGS.values() for ours in theirs if " " not in ours}
     assert {ours.partition("=")[0] for ours in of_fields} <= known.keys() | {"optimizer_preset"}
+
+
+def test_flags_said_to_be_of_pretrain_are():
+    known = dict(fields.leaves(Config("t5_1_1_tiny", model_preset("t5_1_1_tiny"))))
+    own = {"preset", "gin_file", "optimizer_preset"}  # they name whole configurations
+    assert own <= {action.dest for action in pretrain._parser()._actions}
+    assert set(beam_options.OF_PRETRAIN) <= known.keys() | own
+    builds = build.command_line()._option_string_actions
+    assert not {f"--{name}" for name in beam_options.OF_PRETRAIN} & builds.keys()
 
 
 def test_enough_mistakes():

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -184,7 +185,7 @@ def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path)
 
 def test_counts_made_with_other_options_are_not_reused(trained, corpus, tmp_path):
     flags = [f"--corpus={corpus}", f"--output={tmp_path}", *SMALL[:1], *SMALL[2:]]
-    assert "too high" in refused(*flags, "--extra_ids=20", "--vocab_size=60000")
+    assert "or less" in refused(*flags, "--extra_ids=20", "--vocab_size=60000")
     counted = sorted(path.name for path in tmp_path.iterdir())
     assert counted
     assert {name[:7] for name in counted} == {"counts-"}
@@ -352,8 +353,8 @@ def refused(*arguments, module="vocab.train"):
         (["--vocab_size=many"], "argument --vocab_size: many is not a whole number"),
         (["--memory_bytes=inf"], "argument --memory_bytes: inf is not a whole number"),
         (["--extra_ids=-1"], "--extra_ids=-1 must be 0 or more"),
-        (["--vocab_size=50000"], "Vocabulary size too high (50000). Please set it to a value"),
-        (["--vocab_size=20"], "Vocabulary size is smaller than required_chars"),
+        (["--vocab_size=50000"], "the corpus has at most "),
+        (["--vocab_size=20"], "the characters of the corpus and the special pieces are "),
         (["--vocab_size=500", "--character_coverage=7"], "must be between 0.98 and 1"),
         (["--max_piece_length=0"], "must be from 1 to 512"),
         (["--memory_bytes=1e6"], "must be at least 1,000,000,000"),
@@ -373,6 +374,22 @@ def test_a_bad_flag_is_one_line(corpus, tmp_path, flags, says):
     assert "RuntimeError" not in line
     left = list(output.iterdir()) if output.exists() else []
     assert all(path.name.startswith("counts-") for path in left)
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_the_smallest_size_that_is_named_works(tmp_path, model_type):
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 3)
+    flags = [f"--corpus=text:{tmp_path}/a.txt", f"--output={tmp_path}/out"]
+    flags += [f"--model_type={model_type}", "--user_defined_symbols=<one>,<two>"]
+    line = refused(*flags, "--vocab_size=20")
+    least = int(re.search(r"--vocab_size=(\d+) or more$", line)[1])
+    assert f"--vocab_size={least} or more" in refused(*flags, f"--vocab_size={least - 1}")
+    assert run("vocab.train", *flags, f"--vocab_size={least}").returncode == 0
+    if model_type == "unigram":
+        line = refused(*flags, "--vocab_size=1000", f"--output={tmp_path}/most")
+        most = int(re.search(r"--vocab_size=(\d+) or less$", line)[1])
+        flags += [f"--vocab_size={most}", f"--output={tmp_path}/most"]
+        assert run("vocab.train", *flags).returncode == 0
 
 
 def test_a_bad_corpus_is_one_line(tmp_path):
@@ -401,7 +418,7 @@ def test_an_unusable_output_is_one_line(trained, corpus, tmp_path):
 
     (tmp_path / "file").write_text("in the way")
     assert "cannot be written" in line(tmp_path / "file")
-    assert "cannot be written" in line("/proc/vocabulary")
+    assert "no folder can be made here" in line("/proc/vocabulary")
     text = line(trained[0], "--max_piece_length=5")
     assert "another max_piece_length (was 16, now 5): choose another --output" in text
     foreign = tmp_path / "foreign"

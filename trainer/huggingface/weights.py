@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,31 +15,36 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def write(folder: str, tensors: Mapping[str, np.ndarray], max_shard_size: str) -> None:
-    """Writes tensors into a local folder, in order, as files of at most `max_shard_size`.
+def size(text: str) -> int:
+    """Returns the bytes of the value of --max_shard_size, such as "5GB".
+
+    Raises:
+      UserError: it is not a size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])B", text.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
+    if not size:
+        raise UserError(f"--max_shard_size={text}: give a size such as 5GB or 300MB")
+    return size
+
+
+def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
+    """Writes tensors into a local folder, in order, as files of at most `shard_bytes`.
 
     Args:
       folder: local folder.
       tensors: arrays by name.
-      max_shard_size: largest size of a file, as "5GB"; a larger tensor has its own file.
-
-    Raises:
-      UserError: `max_shard_size` is not a size.
+      shard_bytes: largest size of a file; a larger tensor has its own file.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.numpy import save_file
 
-    try:
-        plan = split_state_dict_into_shards_factory(
-            dict(tensors),
-            get_storage_size=lambda tensor: tensor.nbytes,
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=max_shard_size,
-        )
-    except ValueError as error:
-        raise UserError(
-            f"--max_shard_size={max_shard_size}: give a size such as 5GB or 300MB"
-        ) from error
+    plan = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
     for file, names in plan.filename_to_tensors.items():
         shard = {name: np.ascontiguousarray(tensors[name]) for name in names}
         path = os.path.join(folder, file)

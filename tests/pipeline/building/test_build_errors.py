@@ -126,6 +126,18 @@ def test_too_many_bad_documents(refused, tmp_path, build):
     build(tmp_path / "cache", corpus, "--max_quarantined=0.4")
 
 
+def test_all_reasons_of_faulty_documents_are_named(refused, tmp_path):
+    lines = [b'{"text": "good"}'] * 3 + [b'{"text": " "}'] * 9
+    lines += [b"{", b'{"text": null}', b'{"text": 5}', b'{"id": 5}', b'{"text": "\xff"}', b"{"]
+    (tmp_path / "bad.jsonl").write_bytes(b"\n".join(lines))
+    line = refused(f"--corpus=json:{tmp_path}/bad.jsonl?validation=0", finished_shards=True)
+    share, _, reasons = line.partition(" of the documents are faulty (")
+    assert share.endswith("66.7%")
+    assert sorted(reasons.partition("), more")[0].split(", ")) == sorted(
+        ["2 invalid JSON", "1 null", "1 not a string", "1 missing column", "1 invalid UTF-8"]
+    )
+
+
 def test_raising_the_limit_keeps_finished_shards(refused, tmp_path, build, capsys):
     lines = [json.dumps({"text": None if n % 3 == 0 else "good " * 200}) for n in range(1500)]
     (tmp_path / "bad.jsonl").write_text("\n".join(lines))

@@ -1,5 +1,6 @@
 """--extend: new files become new shards, old shards keep their bytes, even if builds are killed."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from pipeline.building import graph
+from pipeline.building import graph, lifecycle
 from pipeline.verify import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
@@ -65,7 +66,8 @@ def test_new_files_become_new_shards(build, tmp_path, growing, checksums, capsys
     cache = build(tmp_path / "cache", flag(folder))
     before, old = state(cache), CacheManifest.load(str(cache))
     add("a.jsonl", copies=3)  # sorts before the old file
-    with pytest.raises(UserError, match=r"a cache of 1 files of this corpus, which now has 2: add"):
+    added = r"a cache of 1 files of this corpus, which now has 2 \(1 added: a.jsonl\): add --extend"
+    with pytest.raises(UserError, match=added):
         build(tmp_path / "cache", flag(folder))
     assert (cache / "COMPLETED").exists()
     capsys.readouterr()
@@ -180,10 +182,14 @@ def test_a_remote_cache_is_extended(build, growing):
         (
             lambda folder: (folder / "b.jsonl").write_text('{"text": "x"}'),
             [],
-            "b.jsonl has changed",
+            r"1 changed: b.jsonl; 1 added: a.jsonl\): restore the files",
         ),
-        (lambda folder: (folder / "b.jsonl").unlink(), [], "b.jsonl has changed or is missing"),
-        (lambda folder: None, ["--row_tokens=100"], "row_tokens: 100, there: 568"),
+        (
+            lambda folder: (folder / "b.jsonl").unlink(),
+            [],
+            r"1 missing: b.jsonl; 1 added: a.jsonl\): restore the files",
+        ),
+        (lambda folder: None, ["--row_tokens=100"], "row_tokens: 100, there: 568; 1 added"),
         (lambda folder: None, ["--separator=eos"], "separator"),
     ],
 )
@@ -297,3 +303,42 @@ def test_a_file_of_another_split_changes_no_plan(build, tmp_path, growing, capsy
     record = json.loads((cache / "plan.json").read_text())["corpus"]
     assert list(record["left_out"]) == ["test"]
     assert record["left_out"]["test"]["files"] == 1
+
+
+def test_changed_files_are_named(build, tmp_path, growing):
+    folder, add = growing
+    names = [f"{n}.jsonl" for n in range(5)]
+    for name in names:
+        add(name)
+    build(tmp_path / "cache", flag(folder))
+    for name in names[1:]:
+        add(name, copies=2)
+    (folder / "0.jsonl").unlink()
+    (folder / "b.jsonl").unlink()
+    message = (
+        r"4 changed: 1.jsonl, 2.jsonl, 3.jsonl, …; 2 missing: 0.jsonl, b.jsonl\): restore the "
+        "files that have changed or are missing, or choose another --cache_dir$"
+    )
+    for more in ([], ["--extend"]):
+        with pytest.raises(UserError, match=message):
+            build(tmp_path / "cache", flag(folder), *more)
+    with pytest.raises(UserError, match=r"corpus.spec: .*; 4 changed.* use the flags"):
+        build(tmp_path / "cache", flag(folder, validation=0.2))
+
+
+def test_another_revision_of_the_hub_is_named(build, tmp_path, growing):
+    folder, _ = growing
+    plan = CacheManifest.load(str(build(tmp_path / "cache", flag(folder)))).plan
+
+    def of_revision(revision):
+        files = [{"name": "a.jsonl", "split": "train", "bytes": 5, "etag": revision}]
+        spec = f"hf:owner/name@{revision}?split=train"
+        corpus = {**plan.corpus, "spec": spec, "revision": revision, "files": files}
+        return dataclasses.replace(plan, corpus=corpus)
+
+    new = str(tmp_path / "new")
+    files.make_folder(new)
+    files.write_json(files.join(new, "plan.json"), dataclasses.asdict(of_revision("1" * 40)))
+    for extend in (False, True):
+        with pytest.raises(UserError, match=r"1 changed: .* --corpus=hf:owner/name@1{40}\?"):
+            lifecycle.check(new, of_revision("2" * 40), extend)

@@ -120,9 +120,9 @@ class Exported:
     def logits(self):
         return our_logits(self.name)
 
-    def write(self, written, tensors, max_shard_size="5GB"):
+    def write(self, written, tensors, shard_bytes=5 * 10**9):
         (self.folder / "config.json").write_text(json.dumps(written))
-        weights.write(str(self.folder), tensors, max_shard_size)
+        weights.write(str(self.folder), tensors, shard_bytes)
 
     def parity(self, changed=None) -> parity.Parity:
         """Compares the folder, with `changed` fields in its configuration, with our model."""

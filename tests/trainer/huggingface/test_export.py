@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -217,8 +218,20 @@ def test_mistakes_are_named(run, folder, tmp_path):
     assert_rejected("give a local folder", output="gs://bucket/model")
     assert_rejected("holds no run", model_dir=str(tmp_path))
     assert_rejected("no checkpoint of step 7; it has 2", step=7)
-    assert_rejected("max_shard_size=much: give a size", max_shard_size="much")
+    for size in ("much", "5", "-5GB", "0GB", "nanGB"):
+        assert_rejected(f"max_shard_size={size}: give a size", max_shard_size=size)
     assert_rejected("no vocabulary at", vocabulary_path=str(tmp_path))
+
+
+def test_a_limit_on_the_size_of_files_is_named(run, tmp_path):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/new'"):
+            export.export(run, f"{tmp_path}/new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_vocabulary_of_another_size_is_rejected(run, tmp_path, text_cache):

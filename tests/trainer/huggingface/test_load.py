@@ -38,7 +38,7 @@ def test_the_round_trip_is_bit_exact(exported, name):
 def test_shards_are_written_and_read(exported):
     model = exported("t5_1_1")
     (model.folder / "model.safetensors").unlink()
-    model.write(model.written, model.tensors, max_shard_size="20KB")
+    model.write(model.written, model.tensors, shard_bytes=20_000)
     shards = sorted(model.folder.glob("model-*.safetensors"))
     assert len(shards) > 5
     index = json.loads((model.folder / "model.safetensors.index.json").read_text())
