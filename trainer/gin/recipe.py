@@ -177,7 +177,7 @@ def _flag(overrides: Sequence[str], name: str) -> str | None:
     value = None
     for place, flag in enumerate(overrides):
         key, equals, text = flag.removeprefix("--").partition("=")
-        if key == name:
+        if key.replace("-", "_") == name:
             value = text if equals else next(iter(overrides[place + 1 : place + 2]), None)
     return value
 

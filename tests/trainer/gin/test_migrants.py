@@ -182,14 +182,15 @@ TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 18}
 DROPOUT_RATE = 0.0
 """
     required = {"MIXTURE_OR_TASK_NAME": "task", "TRAIN_STEPS": "train_steps"}
-    flags = ["--train_steps=7", "--task=c4_span_corruption", "--model_dir=2024"]
+    flags = ["--train-steps=7", "--task=c4_span_corruption", "--model_dir", "2024"]
     path = tmp_path / "own.gin"
     path.write_text(text)
     read = recipe.load([str(path)], [], [], None, flags).config
     assert (read.train_steps, read.task, read.model_dir) == (7, "c4_span_corruption", "2024")
     for name, flag in required.items():
+        others = [each for each in flags if flag not in each.replace("-", "_")]
         with pytest.raises(UserError, match=f"{name} must be set: --{flag}=VALUE"):
-            recipe.load([str(path)], [], [], None, [each for each in flags if flag not in each])
+            recipe.load([str(path)], [], [], None, others)
     with pytest.raises(UserError, match=re.escape("--gin.TRAIN_STEPS=\"'text'\"")):
         recipe.load([str(path)], [], ["TRAIN_STEPS=/a"], None, flags)
 
