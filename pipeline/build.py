@@ -7,8 +7,6 @@ corpus, the vocabulary and the packing, not on the workers, the runner or interr
 flags are Beam's own (--runner=DataflowRunner --project=... and so on).
 """
 
-import functools
-
 from pipeline.runners.interruption import interruptible
 from tasks.terminal.command_line import Parser, run
 
@@ -29,7 +27,7 @@ def main(argv: list[str]) -> None:
         from pipeline.runners import beam_options
 
         parser = command_line()
-        parser.refuse_others = functools.partial(beam_options.reject_unknown, parser)
+        parser.refuse_others = lambda given: beam_options.reject_unknown(parser, given)
         known, rest = parser.parse_known_args(argv)
 
         from pipeline.building import engine

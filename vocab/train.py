@@ -11,7 +11,6 @@ pipeline.build.
 
 import argparse
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -472,7 +471,7 @@ def main(argv: list[str]) -> None:
     from pipeline.runners import beam_options
 
     parser = _parser()
-    parser.refuse_others = functools.partial(beam_options.reject_unknown, parser)
+    parser.refuse_others = lambda given: beam_options.reject_unknown(parser, given)
     flags, rest = parser.parse_known_args(argv)
     beam_arguments = None
     if flags.workers > 1 or flags.runner or rest:
