@@ -47,8 +47,8 @@ def is_utf8(line: bytes | bytearray) -> bool:
 def find(line: bytes | bytearray, names: set[str]) -> dict[str, Span] | None:
     """Returns the spans of the values of an object's members `names`.
 
-    If a name occurs twice, the last one counts, as in json.loads. Returns None if the line, which
-    must be UTF-8, holds JSON other than an object.
+    If a name occurs twice, the last one counts, as in json.loads. Invalid UTF-8 counts as U+FFFD.
+    Returns None if the line holds JSON other than an object.
 
     Raises:
       ValueError: it is not valid JSON.
@@ -73,7 +73,7 @@ def _find(line: bytes | bytearray, names: set[str]) -> dict[str, Span] | None:
             key = _key(line, position)
             end = _end_of_value(line, key.end())
             if key.end(1) - key.start(1) <= longest:
-                name = json.loads(key[1].decode())
+                name = json.loads(key[1].decode(errors="replace"))
                 if name in names:
                     spans[name] = (key.end(), end)
             position = _space(line, end)

@@ -188,6 +188,7 @@ def check(line: bytes):
         rb'{"te\u0078t": "a", "text": "b", "id": [1, {"a": null}]}',
         b'{"text": "a\tb"}',
         b'{"text": "a", "b": [1, -2.5e+3, NaN, -Infinity, {}, [], [[]], ""], "c": {"d": {}}}',
+        b'{"te\x80xt": "a", "id": "b"}',
         b'{"text": "a", "b": 01}',
         b'{"text": "a", "b": ' + b"1" * 4300 + b"}",
         b'{"text": "a", "b": ' + b"1" * 4301 + b"}",
