@@ -20,7 +20,7 @@ DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --l
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs ci test test-slow chaos chaos-train benchmark check format clean
+.PHONY: help install demo demo-gcs ci test test-slow fuzz chaos chaos-train benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,9 @@ test: $(VENV)/.dev ## run all tests but the slow ones, under 12 minutes on 2 cor
 
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
+
+fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
+	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz
 
 chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 90 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \

@@ -14,8 +14,10 @@ from tests.gcs_server import GcsServer
 # starts, so that bitwise comparisons stay fair. JAX reads it when it is first imported.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
-# The time of a test depends on the machine; benchmarks/ measures speed.
-hypothesis.settings.register_profile("palimpsest", deadline=None)
+# The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same
+# examples each time, so that it judges the change at hand; `make fuzz` draws others.
+hypothesis.settings.register_profile("palimpsest", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("palimpsest")
 
 
