@@ -17,7 +17,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 # The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same
 # examples each time, so that it judges the change at hand; `make fuzz` draws others.
 hypothesis.settings.register_profile("palimpsest", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=500)
+hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=500)
 hypothesis.settings.load_profile("palimpsest")
 
 

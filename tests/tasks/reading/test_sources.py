@@ -1,4 +1,4 @@
-"""Corpora: SPECs, splits, pieces, and every document read exactly once."""
+"""Corpora: splits, pieces, and every document read exactly once."""
 
 import bz2
 import dataclasses
@@ -9,7 +9,6 @@ import lzma
 import os
 import pathlib
 import pickle
-import re
 import subprocess
 import sys
 
@@ -20,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.reading import sources, splits, stdlib_docs
+from tasks.reading import sources, splits
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
 
@@ -50,57 +49,6 @@ def rows(text, piece_bytes=64 << 20, batch_documents=1024):
 def write_parquet(path, columns, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, **options)
-
-
-# --- SPEC
-
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="?\x00"), min_size=1, max_size=12)
-OPTIONS = {
-    "split": st.text(min_size=1, max_size=9),
-    "validation": st.floats(0, 1, exclude_max=True),
-}
-
-
-@given(
-    kind=st.sampled_from(["parquet", "json"]),
-    location=NAMES,
-    options=st.fixed_dictionaries(
-        {}, optional={**OPTIONS, "column": NAMES, "id": NAMES}
-    ),
-)  # fmt: skip
-def test_a_spec_survives_a_round_trip(kind, location, options):
-    spec = sources.CorpusSpec(kind, location, **options)
-    assert sources.parse(str(spec)) == spec
-
-
-def test_a_spec_of_the_hub_names_its_parts():
-    spec = sources.parse("hf:owner/name:config@refs/convert/parquet?column=body")
-    assert (spec.location, spec.config) == ("owner/name", "config")
-    assert (spec.revision, spec.column) == ("refs/convert/parquet", "body")
-    assert sources.parse(str(spec)) == spec
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("parket:x", "did you mean parquet?"),
-        ("jsonl:/a/b.jsonl.gz?column=code", "did you mean json:/a/b.jsonl.gz?"),
-        ("parquet:", "needs a path"),
-        ("python_docs:x", "takes no path"),
-        ("json:x?colunm=y", "did you mean column?"),
-        ("json:x?column=", "is empty"),
-        ("json:x?validation=1", "share"),
-        ("json:x?validation=nan", "share"),
-        ("json:x?validation=many", "share"),
-        ("text:x?column=y", "has no columns"),
-        ("hf:a/b/c", "not OWNER/NAME"),
-        ("hf:a/b@", "empty"),
-    ],
-)
-def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
-    with pytest.raises(UserError, match="hf:OWNER/NAME") as caught:
-        sources.parse(text)
-    assert says in str(caught.value)
 
 
 # --- lines
@@ -438,60 +386,6 @@ def test_a_file_that_is_gone_is_one_clear_line(tmp_path):
         list(sources.read(corpus, corpus.pieces[0]))
 
 
-# --- python_docs
-
-
-def test_python_docs_holds_each_document_of_the_library_once():
-    corpus = resolve("python_docs")
-    found = rows("python_docs")
-    documents = {id: text for _, id, text, _ in found}
-    assert len(documents) == len(found) == corpus.record["documents"]
-    assert documents == stdlib_docs.documents()
-    assert len(corpus.pieces) >= 8
-    assert 1_500_000 < corpus.record["bytes"] == sum(piece.bytes for piece in corpus.pieces)
-    decoder = documents["json.decoder.JSONDecoder"]
-    assert decoder.startswith("json.decoder.JSONDecoder\n\nSimple JSON <https")
-    assert "json.decoder.JSONDecoder.raw_decode\n\nDecode a JSON document" in decoder
-    assert documents["json"].startswith("json\n\nJSON (JavaScript Object Notation)")
-    # A docstring of two modules is included once, so that none is in both splits.
-    texts = [
-        text.partition("\n\n")[2]
-        for name, text in documents.items()
-        if not name.startswith("topic:")
-    ]
-    assert len(set(texts)) == len(texts)
-    assert "generator" in documents["topic:yield"]
-    assert not any(name.startswith(("test.", "idlelib", "site-packages")) for name in documents)
-    held = sum(row[0] == "validation" for row in found)
-    assert 0.07 < held / len(found) < 0.13
-
-
-def test_python_docs_is_the_same_in_every_run():
-    command = (
-        "from tasks.reading import sources as s; c = s.resolve(s.parse('python_docs'));"
-        "print(c.record, c.pieces)"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", command],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
-
-
-def test_python_docs_of_another_python_is_refused():
-    corpus = resolve("python_docs")
-    corpus.record.update(python="3.99.0", sha256="0" * 64)
-    with pytest.raises(UserError, match=r"listed with Python 3\.99\.0"):
-        list(sources.read(corpus, corpus.pieces[0]))
-
-
 def test_importing_sources_imports_nothing_heavy():
     command = (
         "import sys, tasks.reading.sources;"
@@ -581,15 +475,3 @@ def test_the_choice_of_a_document_is_printed_and_recorded(tmp_path):
         corpus = resolve(f"text:{tmp_path}/*.txt{query}")
         assert words in corpus.notes[-1]
         assert corpus.record["spec"].endswith(query or ".txt")
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("text:a?document=page", "document=page is none of line, file, block"),
-        ("json:a?document=file", "only text has ?document="),
-    ],
-)
-def test_a_wrong_document_is_rejected(spec, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        sources.parse(spec)
