@@ -23,15 +23,17 @@ class Interruptible:
       happened: whether SIGINT has arrived.
       stops: called then, in the signal's handler; each ends something that may be waited for.
       seconds: the longest time from SIGINT to the end of the process.
+      usual: the handler of SIGINT outside of the block.
     """
 
     def __init__(self) -> None:
         self.happened = False
         self.stops: list[Callable[[], None]] = []
         self.seconds = _LIMIT_SECONDS
+        self.usual: Any = None
         self._arrived, self._over = threading.Event(), threading.Event()
 
-    def handle(self, *_: Any) -> None:
+    def handle(self, *arguments: Any) -> None:
         """Handles SIGINT: raises KeyboardInterrupt the first time, nothing later."""
         if self.happened:
             return  # an exception now would only break the clean-up after the first one
@@ -39,6 +41,8 @@ class Interruptible:
         for stop in self.stops:
             stop()
         self._arrived.set()
+        if callable(self.usual):  # it counts interrupts, see `command_line.run`
+            self.usual(*arguments)
         raise KeyboardInterrupt
 
     def watch(self, stderr: int) -> None:
@@ -76,7 +80,8 @@ def interruptible() -> Iterator[Interruptible]:
     active = _active = Interruptible()
     # Standard error as it is now: it may be redirected when the process has to end.
     threading.Thread(target=active.watch, args=(os.dup(2),), daemon=True).start()
-    usual = signal.signal(signal.SIGINT, active.handle)
+    active.usual = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, active.handle)
     try:
         yield active
     except (KeyboardInterrupt, UserError):
@@ -86,7 +91,7 @@ def interruptible() -> Iterator[Interruptible]:
             raise KeyboardInterrupt from None
         raise
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, active.usual)
         _active = None
         active.end()
 

@@ -7,10 +7,11 @@ code 2. A traceback means a bug in this project.
 import argparse
 import difflib
 import errno
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -122,9 +123,35 @@ def share(text: str) -> float:
     return value
 
 
+class _Interrupts:
+    """Handles SIGINT: the first raises KeyboardInterrupt, a later one ends the process at once.
+
+    A second KeyboardInterrupt would arrive while the first is reported, as a traceback.
+    """
+
+    def __init__(self, program: str):
+        self._line = f"{program}: interrupted; run the same command to resume"
+        self._happened = False
+
+    def __call__(self, *_: Any) -> None:
+        if not self._happened:
+            self._happened = True
+            raise KeyboardInterrupt
+        os.write(2, f"{self._line}\n".encode())
+        os._exit(EXIT_INTERRUPTED)
+
+    def report(self) -> None:
+        """Prints the line; it is not printed twice."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print(self._line, file=sys.stderr)
+
+
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
     """Runs a command's `main(argv)` and exits with its code; a user's mistake is one line."""
     program = f"python -m {_module_name(main)}"
+    interrupts = _Interrupts(program)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupts)
     try:
         sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
     except UserError as error:
@@ -135,7 +162,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         place = f"{error.filename}: " if error.filename else ""
         message = f"{place}{_STORAGE_ERRORS[error.errno]}"
     except KeyboardInterrupt:
-        print(f"{program}: interrupted; run the same command to resume", file=sys.stderr)
+        interrupts.report()
         sys.exit(EXIT_INTERRUPTED)
     finally:
         # A later Ctrl-C ends the process while Python shuts down, without a traceback.

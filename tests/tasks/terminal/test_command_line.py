@@ -1,6 +1,10 @@
-"""Help texts: defaults that are values, line breaks where a command asks for them."""
+"""Help texts, with defaults that are values and line breaks where asked for; and interrupts."""
 
 import argparse
+import pathlib
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +40,65 @@ def test_raw_help_keeps_line_breaks_and_shows_defaults():
     text = parser.format_help()
     assert "one\n\n    two" in text
     assert "(default: 7)" in text
+
+
+INTERRUPTED = """
+import os
+import signal
+import sys
+import time
+
+from pipeline.runners.interruption import interruptible
+from tasks.terminal.command_line import run
+
+
+class Interrupting:
+    def write(self, text):
+        os.kill(os.getpid(), signal.SIGINT)
+        sys.__stderr__.write(text)
+
+    def flush(self):
+        pass
+
+
+def main(argv):
+{block}
+
+
+run(main)
+"""
+# Where the second of two interrupts arrives.
+SECOND = {
+    "in its report": "    sys.stderr = Interrupting(); os.kill(os.getpid(), signal.SIGINT)",
+    "in a clean-up": """
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+""",
+    "after a block": """
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+""",
+}
+
+
+@pytest.mark.parametrize("block", SECOND.values(), ids=SECOND)
+def test_two_interrupts_are_one_line(block):
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(block=block.strip("\n"))],
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(__file__).parents[3],
+        timeout=30,
+        # pytest may have been started in the background, where a shell ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert ended.returncode == 130
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith(": interrupted; run the same command to resume")
