@@ -1,10 +1,14 @@
 """Fields of configuration dataclasses: their help, their rules, and one way to reject a value."""
 
 import dataclasses
+import types
+import typing
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 REQUIRED = dataclasses.MISSING
+# Texts that stand for None.
+NONE = ("None", "none", "null")
 
 
 class Rule(NamedTuple):
@@ -109,3 +113,23 @@ BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 def one_of(names: Iterable[str]) -> str:
     """Returns the words of a rule that allows one of `names`."""
     return "one of " + ", ".join(repr(name) for name in sorted(names))
+
+
+def parse_value(text: str, declared: Any) -> Any:
+    """Reads `text` as a value of a declared field type.
+
+    Raises:
+      ValueError: the text does not have that type.
+    """
+    choices = typing.get_args(declared)
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        if text in NONE:
+            return None
+        return parse_value(text, next(kind for kind in choices if kind is not type(None)))
+    if typing.get_origin(declared) is tuple:
+        return tuple(parse_value(part.strip(), choices[0]) for part in text.split(",") if part)
+    if declared is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError("neither true nor false")
+        return text.lower() == "true"
+    return declared(text)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import REQUIRED, Rejected
+from tasks.terminal.fields import NONE, REQUIRED, Rejected, parse_value
 from trainer.config import elsewhere
 
 
@@ -26,9 +26,6 @@ class RejectedField(UserError):
         shown = "" if value is None else f"={as_flag(value)}"
         super().__init__(f"--{path}{shown}: it must be {rule}")
         self.path, self.value, self.rule = path, value, rule
-
-
-_NONE = ("None", "none", "null")
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -121,26 +118,6 @@ def former_names(config: Any) -> dict[str, str]:
     }
 
 
-def parse_value(text: str, declared: Any) -> Any:
-    """Reads `text` as a value of a declared field type.
-
-    Raises:
-      ValueError: the text does not have that type.
-    """
-    choices = typing.get_args(declared)
-    if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        if text in _NONE:
-            return None
-        return parse_value(text, next(kind for kind in choices if kind is not type(None)))
-    if typing.get_origin(declared) is tuple:
-        return tuple(parse_value(part.strip(), choices[0]) for part in text.split(",") if part)
-    if declared is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError("neither true nor false")
-        return text.lower() == "true"
-    return declared(text)
-
-
 def refuse_unknown(config: Any, arguments: list[str]) -> None:
     """Raises `UserError` for the first of `arguments` that is no flag or lacks its value."""
     for _ in _given(config, arguments):
@@ -176,7 +153,7 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
     values: dict[str, Any] = {}
     typed: dict[str, tuple[str, str]] = {}
     for name, path, text in _given(config, arguments):
-        if name != path and text in _NONE:  # a former name that is not set
+        if name != path and text in NONE:  # a former name that is not set
             continue
         if path in typed and typed[path][0] != name:
             raise UserError(f"--{typed[path][0]} and --{name} are the same: set one of them")

@@ -1,6 +1,7 @@
 """Softmax attention with logits that are products of queries and keys, and Primer's variants.
 
-Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K.
+Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K; G heads
+of keys and values, which are H unless they are grouped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from trainer.model.convolution import HeadConvolution
-from trainer.model.dense import Shared, device_kind, einsum_float32, project_together
+from trainer.model.dense import Shared, device_kind, project_together
 from trainer.model.facts import (
     ATTENTION_NAMES,
     AUTO,
@@ -26,7 +27,8 @@ from trainer.model.facts import (
 )
 from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.masks import Rows
-from trainer.model.mixers import View, mix_heads, project_out
+from trainer.model.mixers import View, compare_heads, mix_heads, project_out
+from trainer.model.norms import Norm
 from trainer.model.parameters import SOURCE_KERNEL
 from trainer.model.positions import rotate, rotate_joined
 from trainer.model.synthesizer import LearnedLogits
@@ -46,6 +48,10 @@ class DotProductAttention:
         attention. None: not there.
       shared_query_key: queries are projected from keys, by a kernel that mixes heads.
       learned_logits: added to the products, as in the Synthesizer's "random plus". None: not there.
+      num_kv_heads: heads of keys and values, each for several heads of queries (Ainslie et al.
+        2023, arXiv:2305.13245). None: `num_heads`.
+      query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
+        2023, arXiv:2302.05442). None: not there.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; So et al. 2021 (arXiv:2109.08668).
     Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
@@ -56,6 +62,8 @@ class DotProductAttention:
     convolution: HeadConvolution | None = None
     shared_query_key: bool = False
     learned_logits: LearnedLogits | None = None
+    num_kv_heads: int | None = None
+    query_key_norm: Norm | None = None
 
     @property
     def products_per_pair(self) -> int:
@@ -72,6 +80,9 @@ class DotProductAttention:
         return MixerFacts(
             # Fused kernels compute logits from queries and keys alone.
             attentions=(AUTO, "einsum") if learns else ATTENTION_NAMES,
+            queries=True,
+            # Where queries are projected from keys, there are as many.
+            groups=not learns and not self.shared_query_key,
             convolves=convolves,
             counts_positions=learns,
             exports=exports,
@@ -94,22 +105,38 @@ class _DotProductAttention(nn.Module):
         deterministic: bool,
     ) -> jax.Array:
         spec, num_heads, head_dim = self.spec, self.spec.num_heads, self.spec.head_dim
+        groups = spec.num_kv_heads or num_heads
         parametrisation, positions = self.shared.parametrisation, view.positions
-        project = partial(self.shared.dense, num_heads * head_dim, ("embed", "joined_kv"))
+        project = partial(self.shared.dense, axes=("embed", "joined_kv"))
         drops = not deterministic and self.shared.dropout_rate > 0
+        angle_BLC, source_angle_BSC = positions.angle_BLC, positions.source_angle_BSC
+        if source_angle_BSC is None:
+            source_angle_BSC = angle_BLC
         # What fused kernels return as gradients is not yet the gradient of the projections.
-        changes = drops or positions.angle_BLC is not None or spec.convolution is not None
+        rotates, convolves = angle_BLC is not None, spec.convolution is not None
+        changes = drops or rotates or convolves or spec.query_key_norm is not None
 
         def heads(projected: jax.Array) -> jax.Array:
-            return projected.reshape(*projected.shape[:2], num_heads, head_dim)
+            return projected.reshape(*projected.shape[:2], -1, head_dim)
 
         def convolve(projected: jax.Array, name: str, rows: Rows) -> jax.Array:
             if spec.convolution is None:
                 return projected
             return spec.convolution.build(self.shared, f"{name}_convolution")(projected, rows)
 
-        query = project(parametrisation.query(head_dim), name="query")
-        value = project(parametrisation.attention(), name="value", use=SOURCE_KERNEL)
+        def normalise(projected: jax.Array, name: str) -> jax.Array:
+            if spec.query_key_norm is None:
+                return projected
+            norm = spec.query_key_norm.build(self.shared, f"{name}_norm", "kv")
+            return norm(heads(projected)).reshape(projected.shape)
+
+        query = project(
+            num_heads * head_dim, initializer=parametrisation.query(head_dim), name="query"
+        )
+        source = partial(
+            project, groups * head_dim, initializer=parametrisation.attention(), use=SOURCE_KERNEL
+        )
+        value = source(name="value")
         implementation = self._implementation(view, deterministic)
         if spec.shared_query_key:
             k_BSJ = convolve(query(x_BLD), "query", view.rows)
@@ -118,10 +145,10 @@ class _DotProductAttention(nn.Module):
             q_BLJ = mix(k_BSJ)
             v_BSJ = convolve(value(source_BSD), "value", view.source_rows)
         else:
-            key = project(parametrisation.attention(), name="key", use=SOURCE_KERNEL)
+            key = source(name="key")
             if implementation != "pallas" or changes:
                 q_BLJ, k_BSJ, v_BSJ = query(x_BLD), key(source_BSD), value(source_BSD)
-            elif source_BSD is x_BLD:
+            elif source_BSD is x_BLD and groups == num_heads:
                 q_BLJ, k_BSJ, v_BSJ = project_together([query, key, value], x_BLD)
             else:
                 q_BLJ = query(x_BLD)
@@ -129,7 +156,14 @@ class _DotProductAttention(nn.Module):
             q_BLJ = convolve(q_BLJ, "query", view.rows)
             k_BSJ = convolve(k_BSJ, "key", view.source_rows)
             v_BSJ = convolve(v_BSJ, "value", view.source_rows)
+        q_BLJ, k_BSJ = normalise(q_BLJ, "query"), normalise(k_BSJ, "key")
         if implementation == "pallas":
+            k_BSJ, v_BSJ = (
+                jnp.repeat(heads(each), num_heads // groups, axis=2).reshape(*each.shape[:2], -1)
+                if groups != num_heads
+                else each
+                for each in (k_BSJ, v_BSJ)
+            )
             if drops:
                 # All queries share a draw: keys dropped from the weights are values dropped.
                 ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
@@ -137,15 +171,15 @@ class _DotProductAttention(nn.Module):
                 # Divided as weights are, not multiplied by a rounded inverse.
                 scaled_BSJ = v_BSJ / (1.0 - self.shared.dropout_rate)
                 v_BSJ = jnp.where(jnp.repeat(kept_BSH > 0, head_dim, axis=2), scaled_BSJ, 0)
-            if positions.angle_BLC is not None:
-                q_BLJ = rotate_joined(q_BLJ, positions.angle_BLC, head_dim)
-                k_BSJ = rotate_joined(k_BSJ, positions.angle_BLC, head_dim)
+            if angle_BLC is not None and source_angle_BSC is not None:
+                q_BLJ = rotate_joined(q_BLJ, angle_BLC, head_dim)
+                k_BSJ = rotate_joined(k_BSJ, source_angle_BSC, head_dim)
             scale = parametrisation.attention_scale(head_dim)
             return project_out(self.shared, _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale))
-        q_BLHK, k_BSHK, v_BSHK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
-        if positions.angle_BLC is not None:
-            q_BLHK = rotate(q_BLHK, positions.angle_BLC)
-            k_BSHK = rotate(k_BSHK, positions.angle_BLC)
+        q_BLHK, k_BSGK, v_BSGK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
+        if angle_BLC is not None and source_angle_BSC is not None:
+            q_BLHK = rotate(q_BLHK, angle_BLC)
+            k_BSGK = rotate(k_BSGK, source_angle_BSC)
         if implementation != "einsum":
             # JAX adds the bias after scaling the logits.
             scale, bias_BHLS = parametrisation.attention_scale(head_dim), None
@@ -153,19 +187,19 @@ class _DotProductAttention(nn.Module):
                 bias_BHLS = (positions.bias_HLS * scale)[None].astype(self.shared.dtype)
             mixed_BLHK = jax.nn.dot_product_attention(
                 q_BLHK,
-                k_BSHK,
-                v_BSHK,
+                k_BSGK,
+                v_BSGK,
                 bias=bias_BHLS,
                 mask=view.mask_BLS[:, None],
                 scale=scale,
                 implementation="cudnn" if implementation == "cudnn" else "xla",
             )
             return project_out(self.shared, mixed_BLHK.reshape(*q_BLJ.shape))
-        logits_BHLS = einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSHK)
+        logits_BHLS = compare_heads(q_BLHK, k_BSGK)
         if spec.learned_logits is not None:
             learned = spec.learned_logits.build(self.shared, num_heads, "learned_logits")
             logits_BHLS += learned(view.rows, view.source_rows)
-        return mix_heads(self.shared, logits_BHLS, v_BSHK, view, deterministic)
+        return mix_heads(self.shared, logits_BHLS, v_BSGK, view, deterministic)
 
     def _implementation(self, view: View, deterministic: bool) -> str:
         """Returns one of ATTENTION_NAMES, not "auto"."""
@@ -178,6 +212,8 @@ class _DotProductAttention(nn.Module):
         fits = (
             view.predicate is not None
             and self.spec.learned_logits is None
+            # Kernels look biases up in a table of buckets.
+            and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not drops)
             and fits_memory(longest, kernel_memory(device_kind()))
             # The model is not run, only traced, on one token, and for any device.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.terminal.fields import REQUIRED, field, one_of, require
+from trainer.model import options
 from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
@@ -15,25 +18,54 @@ from trainer.model.facts import (
     FAMILIES,
     FAMILY_NAMES,
     MIXERS,
-    NORM_NAMES,
     NORM_PLACEMENT_NAMES,
-    POSITION_NAMES,
+    NORMS,
+    PARALLEL_NAMES,
+    PARAMETRISATIONS,
+    POSITIONS,
     SOFTMAX_DTYPES,
+    ZERO_NAMES,
     FamilyFacts,
     MixerFacts,
     attention_on,
     fills_lanes,
+    mixer_options,
 )
 
 _DTYPES = ("float32", "bfloat16")
 _REMATS = ("none", "dots", "full")
+# The fields that name a part, with the parts' options. A mixer can be added, so it is read late.
+SLOTS = {
+    "mixer": mixer_options,
+    "norm": lambda: NORMS,
+    "parametrisation": lambda: PARAMETRISATIONS,
+    "position": lambda: POSITIONS,
+}
+# The fields that change the parts of a family, with the values that do not.
+_CHANGES = {
+    "mixer": None,
+    "norm": None,
+    "norm_placement": None,
+    "parallel_blocks": "none",
+    "mlp_bias": None,
+    "attention_bias": None,
+    "embedding_norm": None,
+    "scale_embeddings": None,
+    "num_kv_heads": None,
+    "query_key_norm": False,
+    "attention_scale": None,
+    "zero_init": (),
+    "parametrisation": None,
+    "num_experts": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A model: its family, its sizes, and the parts in which it differs from its family.
 
-    A part that is None is the family's own. Parameters are float32 whatever `dtype` is.
+    A part that is None is the family's own: `value` returns it. A part may have options, as in
+    "rotary:base=500000"; `part` reads them. Parameters are float32 whatever `dtype` is.
 
     Raises:
       Rejected: at construction, if a value makes no sense or has no effect.
@@ -70,10 +102,12 @@ class ModelConfig:
     )
     position: str | None = field(
         None,
-        "how the model knows the order of tokens: a learned table, T5's biases, shared by the "
-        "layers of a stack or learned by each as in T5X's scalable_t5 and umT5, or rotation of "
-        "queries and keys; None: the family's",
-        choices=POSITION_NAMES,
+        "how the model knows the order of tokens: a table (absolute) or sines (sinusoidal) added "
+        "to the embeddings; T5's biases of the logits, shared by the layers of a stack (relative) "
+        "or learned by each as in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed "
+        "ones (alibi); rotated queries and keys (rotary); or not at all (none); with options, as "
+        "rotary:base=500000; None: the family's",
+        choices=POSITIONS,
     )
     max_positions: int = field(
         512, "positions (tokens) of a table of absolute positions and of a Synthesizer"
@@ -84,15 +118,61 @@ class ModelConfig:
         "None: attention",
         choices=MIXERS,
     )
-    norm: str | None = field(None, "norm of the layers; None: the family's", choices=NORM_NAMES)
+    num_kv_heads: int | None = field(
+        None,
+        "heads of keys and values, each shared by num_heads / num_kv_heads heads of queries: "
+        "grouped-query attention, or multi-query with 1; None: num_heads",
+    )
+    query_key_norm: bool = field(
+        False, "normalise the queries and keys of each head, before they are rotated, by `norm`"
+    )
+    attention_scale: float | None = field(
+        None,
+        "factor of the logits of attention; the standard parametrisation folds what is left of "
+        "head_dim ** -0.5 into the initial queries; None: the parametrisation's (1 in T5)",
+    )
+    zero_init: tuple[str, ...] = field(
+        (),
+        "kernels that start at 0, separated by commas: of queries (query), those that end a "
+        "residual branch (residual), of untied logits (logits)",
+    )
+    norm: str | None = field(
+        None,
+        "norm of the layers, with options, as rms_norm:epsilon=1e-5,gain=none; None: the family's",
+        choices=NORMS,
+    )
     norm_placement: str | None = field(
         None,
-        "norms before every sublayer, or before the mixer and after the feed-forward sublayer as "
-        "in Primer; None: before",
+        "norms before every sublayer (pre), after every sum as in BERT (post), or before the mixer "
+        "and after the feed-forward sublayer as in Primer; None: the family's",
         choices=NORM_PLACEMENT_NAMES,
+    )
+    parallel_blocks: str = field(
+        "none",
+        "add the outputs of a layer's sublayers to the same states, which one norm of the layer "
+        "(one_norm, as in GPT-J and PaLM) or one of each sublayer (two_norms, as in GPT-NeoX) "
+        "normalises",
+        choices=PARALLEL_NAMES,
+    )
+    embedding_norm: bool | None = field(
+        None, "normalise embeddings before the first layer; None: as the family does"
+    )
+    scale_embeddings: bool | None = field(
+        None, "multiply token embeddings by the root of emb_dim; None: as the family does"
     )
     mlp_bias: bool | None = field(
         None, "biases in feed-forward sublayers, experts excepted; None: as the family does"
+    )
+    attention_bias: bool | None = field(
+        None, "biases of the projections of attention; None: as the family does"
+    )
+    parametrisation: str | None = field(
+        None,
+        "initial values, multipliers and learning rates of tensors: T5's (standard), one normal "
+        "distribution (normal), Mesh TensorFlow's (primer), or muP's (mup), under which the best "
+        "learning rate stays the same when emb_dim grows; with options, as mup:base_width=256; "
+        "None: the family's",
+        choices=PARAMETRISATIONS,
     )
     num_experts: int = field(0, "experts of each Switch layer; 0: no Switch layers")
     switch_every: int = field(4, "every layer whose number divides by this is a Switch layer")
@@ -132,10 +212,23 @@ class ModelConfig:
         """Facts about the family."""
         return FAMILIES[self.family]
 
+    def value(self, name: str) -> Any:
+        """Returns a field, or the family's value of it if it is None."""
+        own = getattr(self, name)
+        return getattr(self.family_facts, name) if own is None else own
+
+    def part(self, slot: str) -> options.Part:
+        """Returns the part in a slot, one of SLOTS, with its options.
+
+        Raises:
+          Rejected: the field names no part, or options that the part does not have.
+        """
+        return options.parse(slot, self.value(slot), SLOTS[slot]())
+
     @property
     def mixer_facts(self) -> MixerFacts:
         """Facts about the mixer of the layers."""
-        return MIXERS[self.mixer or "attention"]
+        return MIXERS[self.part("mixer").name]
 
     @property
     def architecture(self) -> str:
@@ -144,8 +237,16 @@ class ModelConfig:
 
     @property
     def position_scheme(self) -> str:
-        """The scheme of positions, one of POSITION_NAMES: `position` or the family's own."""
-        return self.position or self.family_facts.position
+        """The name of the scheme of positions, without its options."""
+        return self.part("position").name
+
+    @property
+    def rotated_channels(self) -> int:
+        """Channels of a head that rotary positions rotate."""
+        fraction = self.part("position").options.fraction
+        if fraction is None:
+            fraction = self.family_facts.rotary_fraction
+        return round(self.head_dim * fraction)
 
     @property
     def counts_positions(self) -> bool:
@@ -157,10 +258,18 @@ class ModelConfig:
 
         "einsum" if `attention` is "auto" and kernels cannot compute this model's attention.
         """
-        fits = "pallas" in self.mixer_facts.attentions
-        if self.attention == AUTO and (not fits or self._drops_by_query):
+        fits = "pallas" in self._attentions and not self._drops_by_query
+        if self.attention == AUTO and not fits:
             return "einsum"
         return attention_on(device_kind, self.attention, self.dtype, self.head_dim)
+
+    @property
+    def _attentions(self) -> tuple[str, ...]:
+        """The implementations of attention that can compute this model's."""
+        fitting = self.mixer_facts.attentions
+        # Kernels look biases up in a table of buckets.
+        without = {"pallas"} if self.position_scheme == "alibi" else set()
+        return tuple(name for name in fitting if name not in without)
 
     @property
     def _drops_by_query(self) -> bool:
@@ -174,10 +283,12 @@ class ModelConfig:
             ("remat", _REMATS),
             ("attention", ATTENTION_NAMES),
             ("softmax_dtype", SOFTMAX_DTYPES),
+            ("parallel_blocks", PARALLEL_NAMES),
         ):
             self._require(getattr(self, name) in allowed, name, one_of(allowed))
         self._check_sizes()
         self._check_pieces()
+        self._check_heads()
         self._check_position()
         self._check_attention()
         self._check_scan()
@@ -206,15 +317,18 @@ class ModelConfig:
             self._require(known, "mlp_activations", rule)
 
     def _check_pieces(self) -> None:
-        known = {"mixer": MIXERS, "norm": NORM_NAMES, "norm_placement": NORM_PLACEMENT_NAMES}
-        for name, default in (*dict.fromkeys((*known, "mlp_bias")).items(), ("num_experts", 0)):
-            value = getattr(self, name)
-            if value == default:
-                continue
-            rule = f"{default} in family {self.family}"
-            self._require(self.family_facts.changeable, name, rule)
-            if name in known:
-                self._require(value in known[name], name, one_of(known[name]))
+        for name, default in _CHANGES.items():
+            if getattr(self, name) != default:
+                rule = f"{default} in family {self.family}"
+                self._require(self.family_facts.changeable, name, rule)
+        for slot in SLOTS:
+            self.part(slot)
+        placement = self.value("norm_placement")
+        known = placement in NORM_PLACEMENT_NAMES
+        self._require(known, "norm_placement", one_of(NORM_PLACEMENT_NAMES))
+        if self.parallel_blocks != "none":
+            rule = "'pre' with parallel_blocks"
+            require(placement == "pre", "norm_placement", placement, rule)
         self._require(self.num_experts >= 0, "num_experts", "0 or more")
         self._require(self.switch_every > 0, "switch_every", "above 0")
         if self.upstream_compat:
@@ -222,6 +336,31 @@ class ModelConfig:
             fits = self.family_facts.convolves or mixer.convolves or mixer.counts_positions
             rule = "False where nothing convolves or synthesizes"
             self._require(fits, "upstream_compat", rule)
+
+    def _check_heads(self) -> None:
+        facts, mixer = self.mixer_facts, self.part("mixer").name
+        for name, changed, fits in (
+            ("num_kv_heads", self.num_kv_heads is not None, facts.groups),
+            ("query_key_norm", self.query_key_norm, facts.queries),
+            ("attention_scale", self.attention_scale is not None, facts.queries),
+            ("zero_init", "query" in self.zero_init, facts.queries),
+        ):
+            self._require(not changed or fits, name, f"unset with mixer {mixer!r}")
+        if self.num_kv_heads is not None:
+            fits = self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads == 0
+            rule = f"a divisor of num_heads, which is {self.num_heads}"
+            self._require(fits, "num_kv_heads", rule)
+        if self.attention_scale is not None:
+            fits = 0 < self.attention_scale < math.inf
+            self._require(fits, "attention_scale", "a finite number above 0")
+        fits = {*self.zero_init} <= {*ZERO_NAMES} and len({*self.zero_init}) == len(self.zero_init)
+        self._require(fits, "zero_init", f"some of {', '.join(ZERO_NAMES)}, each once")
+        tied = self.value("tied_logits")
+        self._require(
+            "logits" not in self.zero_init or not tied,
+            "zero_init",
+            "without logits, which are tied",
+        )
 
     def _check_position(self) -> None:
         facts, scheme = self.family_facts, self.position_scheme
@@ -231,10 +370,12 @@ class ModelConfig:
         rule = f"{one_of(fitting)} with mixer {self.mixer!r}"
         self._require(scheme in fitting, "position", rule)
         if scheme == "rotary":
-            # Channels are rotated in pairs.
-            multiple = 2 * facts.rotary_divisor
-            rule = f"a multiple of {multiple} with rotary positions"
-            self._require(self.head_dim % multiple == 0, "head_dim", rule)
+            channels = self.rotated_channels
+            rule = f"such that rotary positions rotate pairs of channels, not {channels}"
+            self._require(channels > 0 and channels % 2 == 0, "head_dim", rule)
+            cross = self.part("position").options.cross
+            rule = "without cross=true in a model without cross-attention"
+            self._require(not cross or self.architecture == ENCODER_DECODER, "position", rule)
 
     def _check_attention(self) -> None:
         if self.attention in (AUTO, "einsum"):
@@ -246,6 +387,8 @@ class ModelConfig:
         fitting = [name for name, facts in MIXERS.items() if self.attention in facts.attentions]
         rule = f"{one_of(fitting)} with attention {self.attention!r}"
         self._require(self.attention in self.mixer_facts.attentions, "mixer", rule)
+        rule = f"another one with attention {self.attention!r}"
+        self._require(self.attention in self._attentions, "position", rule)
         if self.attention == "pallas":
             rule = "a divisor or multiple of 128 with attention 'pallas'"
             self._require(fills_lanes(self.head_dim), "head_dim", rule)

@@ -23,9 +23,10 @@ class Shared:
     """Settings of a whole model.
 
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
-    products; parameters are always float32. `dense_bias`: projections inside layers and heads add
-    a bias. `broadcast_dropout`: positions of a row share their draw. `scan_layers`, `remat`,
-    `attention` and `softmax_dtype` are those of `ModelConfig`.
+    products; parameters are always float32. `dense_bias`: projections of attention add a bias.
+    `scale_embeddings`: embedded tokens are multiplied by sqrt(emb_dim). `broadcast_dropout`:
+    positions of a row share their draw. `scan_layers`, `remat`, `attention` and `softmax_dtype`
+    are those of `ModelConfig`.
     """
 
     emb_dim: int
@@ -34,6 +35,7 @@ class Shared:
     dropout_rate: float
     parametrisation: Parametrisation
     dense_bias: bool = False
+    scale_embeddings: bool = False
     broadcast_dropout: bool = True
     scan_layers: bool = False
     remat: str = "none"

@@ -41,7 +41,11 @@ class TokenEmbedder(nn.Module):
         gradients are the same. An id outside the vocabulary gives NaN, not silently another token.
         """
         rows_BLD = jnp.take(self.embedding, tokens_BL, axis=0, mode="fill", fill_value=jnp.nan)
-        return rows_BLD.astype(self.shared.dtype)
+        rows_BLD = rows_BLD.astype(self.shared.dtype)
+        if self.shared.scale_embeddings:
+            # The factor is rounded as in Gemma's code.
+            rows_BLD *= jnp.asarray(self.shared.emb_dim**0.5, self.shared.dtype)
+        return rows_BLD
 
     def attend(self, y_BLD: jax.Array) -> jax.Array:
         """Returns inner products with every row of the table, float32 [B, L, V]."""
@@ -58,25 +62,31 @@ class Embedding(Protocol):
 
 @dataclass(frozen=True)
 class PlainEmbedding:
-    """The identity: no additions."""
+    """The sum, normalised if there is a `norm`."""
+
+    norm: Norm | None = None
 
     def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
-        return x_BLD
+        return _normalised(x_BLD, self.norm, shared)
 
 
 @dataclass(frozen=True)
 class TypedEmbedding:
-    """Adds a vector for the type of each token and normalises the sum.
+    """Adds a vector for the type of each token and normalises the sum if there is a `norm`.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; google-research/bert for the norm.
     """
 
-    norm: Norm
+    norm: Norm | None
     num_types: int = 2
 
     def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
         x_BLD += _TypeEmbedder(self.num_types, shared, name="type_embedder")(rows)
-        return self.norm.build(shared, "embedding_layer_norm")(x_BLD)
+        return _normalised(x_BLD, self.norm, shared)
+
+
+def _normalised(x_BLD: jax.Array, norm: Norm | None, shared: Shared) -> jax.Array:
+    return x_BLD if norm is None else norm.build(shared, "embedding_layer_norm")(x_BLD)
 
 
 class _TypeEmbedder(nn.Module):
@@ -169,7 +179,7 @@ class _TransformedLogits(nn.Module):
         spec, shared = self.spec, self.shared
         # "mlp" stands for the output channels: a kernel cannot have one axis twice.
         initializer = shared.parametrisation.feed_forward()
-        dense = shared.dense(shared.emb_dim, ("embed", "mlp"), initializer, "dense")
+        dense = shared.dense(shared.emb_dim, ("embed", "mlp"), initializer, "dense", bias=True)
         y_BLD = ACTIVATIONS[spec.activation](dense(y_BLD))
         logits_BLV = spec.logits(spec.norm.build(shared, "layer_norm")(y_BLD), embedder, shared)
         bias_V = parameter(
@@ -192,7 +202,7 @@ class RowClassifier(nn.Module):
         shared, parametrisation = self.shared, self.shared.parametrisation
         initializer = parametrisation.feed_forward()
         pooler = shared.dense(
-            shared.emb_dim, ("embed", "mlp"), initializer, "pooler", use=ROW_KERNEL
+            shared.emb_dim, ("embed", "mlp"), initializer, "pooler", bias=True, use=ROW_KERNEL
         )
         pooled_B1D = jnp.tanh(pooler(y_BLD[:, :1]))
         initializer = parametrisation.logits()
@@ -202,6 +212,7 @@ class RowClassifier(nn.Module):
             initializer,
             "logits",
             float32_output=True,
+            bias=True,
             use=ROW_KERNEL,
         )
         return logits(pooled_B1D)[:, 0]

@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from trainer.model import options
 
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
 
@@ -17,11 +19,39 @@ AUTO = "auto"
 ATTENTION_NAMES = (AUTO, "einsum", "dot_product", "cudnn", "pallas")
 SOFTMAX_DTYPES = (AUTO, "float32", "bfloat16")
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
-NORM_NAMES = ("layer_norm", "primer_norm", "rms_norm")
-NORM_PLACEMENT_NAMES = ("pre", "primer_alternating")
+NORMS: Mapping[str, type] = MappingProxyType(
+    {
+        "layer_norm": options.LayerNormOptions,
+        "primer_norm": options.NormOptions,
+        "rms_norm": options.NormOptions,
+    }
+)
+NORM_PLACEMENT_NAMES = ("post", "pre", "primer_alternating")
+PARALLEL_NAMES = ("none", "one_norm", "two_norms")
 PER_LAYER = "relative_per_layer"
-WITHOUT_ANGLES = ("absolute", "relative", PER_LAYER)
-POSITION_NAMES = (*WITHOUT_ANGLES, "rotary")
+POSITIONS: Mapping[str, type] = MappingProxyType(
+    {
+        "absolute": options.NoOptions,
+        "alibi": options.NoOptions,
+        "none": options.NoOptions,
+        "relative": options.Relative,
+        PER_LAYER: options.Relative,
+        "rotary": options.Rotary,
+        "sinusoidal": options.Sinusoidal,
+    }
+)
+POSITION_NAMES = tuple(POSITIONS)
+WITHOUT_ANGLES = tuple(name for name in POSITIONS if name != "rotary")
+PARAMETRISATIONS: Mapping[str, type] = MappingProxyType(
+    {
+        "mup": options.MaximalUpdate,
+        "normal": options.Normal,
+        "primer": options.Primer,
+        "standard": options.NoOptions,
+    }
+)
+# Parts that can start at zero.
+ZERO_NAMES = ("logits", "query", "residual")
 
 # Formats of other projects that a part can be exported to.
 TRANSFORMERS, T5X = "transformers", "t5x"
@@ -64,14 +94,13 @@ def _compiles_kernels(device_kind: str) -> bool:
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """Facts about a family.
+    """Facts about a family, and its values of the fields of `ModelConfig` that are None.
 
     Attributes:
       architecture: ENCODER_DECODER, DECODER or ENCODER.
-      position: the scheme it has by default.
       positions: the schemes it can have.
-      rotary_divisor: one in so many channels of a head is rotated.
-      changeable: mixer, norms, feed-forward biases and experts can be chosen.
+      rotary_fraction: share of the channels of a head that rotary positions rotate.
+      changeable: its parts can be chosen; if not, only positions and activations can.
       convolves: its layers have convolutions over positions.
       alike: all layers are equal, so that they can be scanned.
       even: fields that must be even.
@@ -79,9 +108,19 @@ class FamilyFacts:
 
     architecture: str
     position: str = "relative"
+    norm: str = "rms_norm"
+    norm_placement: str = "pre"
+    mixer: str = "attention"
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    mlp_bias: bool = False
+    attention_bias: bool = False
+    embedding_norm: bool = False
+    scale_embeddings: bool = False
+    tied_logits: bool = True
+    parametrisation: str = "standard"
     positions: tuple[str, ...] = POSITION_NAMES
-    rotary_divisor: int = 1
-    changeable: bool = False
+    rotary_fraction: float = 1.0
+    changeable: bool = True
     convolves: bool = False
     alike: bool = True
     even: tuple[str, ...] = ()
@@ -93,55 +132,127 @@ class MixerFacts:
 
     Attributes:
       attentions: the implementations of attention that can compute it.
-      positions: the position schemes it reads; "absolute" is added to the embeddings.
+      queries: it has queries and keys, which can be normalised and scaled.
+      groups: several heads of queries can share one of keys and values.
+      positions: the position schemes it reads; some are only added to the embeddings.
+      options: the class of its options.
       convolves: it convolves over positions.
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
       exports: the formats it can be exported to.
     """
 
     attentions: tuple[str, ...] = (AUTO, "einsum")
+    queries: bool = False
+    groups: bool = False
     positions: tuple[str, ...] = POSITION_NAMES
     convolves: bool = False
     counts_positions: bool = False
     exports: tuple[str, ...] = ()
+    options: type = options.NoOptions
 
 
-_T5 = FamilyFacts(ENCODER_DECODER, changeable=True)
-_DECODER = FamilyFacts(DECODER, changeable=True)
-# A quarter of the channels, as in t5-experiments.
-_BERT = FamilyFacts(ENCODER, position="absolute", rotary_divisor=4)
+_T5_1_1 = FamilyFacts(ENCODER_DECODER, tied_logits=False)
+_PRIMER = FamilyFacts(
+    DECODER,
+    norm="layer_norm",
+    mlp_activations=("relu",),
+    mlp_bias=True,
+    parametrisation="primer",
+)
+# Llama's paper does not give initial values; these are GPT-2's, as in Megatron-LM.
+_LLAMA = FamilyFacts(
+    DECODER,
+    position="rotary",
+    mlp_activations=("silu", "linear"),
+    tied_logits=False,
+    parametrisation="normal:scale_residual=true",
+)
+_BERT = FamilyFacts(
+    ENCODER,
+    position="absolute",
+    norm="layer_norm:epsilon=1e-12",
+    norm_placement="post",
+    mlp_activations=("gelu_erf",),
+    mlp_bias=True,
+    attention_bias=True,
+    embedding_norm=True,
+    parametrisation="normal",
+    # As in t5-experiments.
+    rotary_fraction=0.25,
+)
 
 FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
     {
+        # BERT (arXiv:1810.04805), as in google-research/bert and transformers.
         "bert": _BERT,
-        "bert_pre_ln": _BERT,
-        "evolved_transformer": FamilyFacts(
-            DECODER,
+        # BERT with norms before sublayers and after the last layer, as in t5-experiments. Kernels
+        # that end a residual branch start narrower, as that project intended.
+        "bert_pre_ln": replace(
+            _BERT, norm_placement="pre", parametrisation="normal:scale_residual=true"
+        ),
+        # The Evolved Transformer's decoder (arXiv:1901.11117), as Primer is compared with it.
+        "evolved_transformer": replace(
+            _PRIMER,
+            mlp_activations=("silu",),
             # Its heads have two sizes, so no angles fit them all.
-            positions=("absolute", "relative"),
+            positions=("absolute", "none", "relative", "sinusoidal"),
+            changeable=False,
             convolves=True,
             alike=False,
             even=("head_dim", "emb_dim"),
         ),
-        "llama": FamilyFacts(DECODER, position="rotary"),
-        "lm": _DECODER,
-        "primer": _DECODER,
-        "t5_1_0": _T5,
-        "t5_1_1": _T5,
+        # Gemma (arXiv:2403.08295).
+        "gemma": replace(
+            _LLAMA,
+            norm="rms_norm:gain=offset",
+            mlp_activations=("gelu", "linear"),
+            scale_embeddings=True,
+            tied_logits=True,
+        ),
+        # GPT-2 (Radford et al. 2019).
+        "gpt2": FamilyFacts(
+            DECODER,
+            position="absolute",
+            norm="layer_norm:epsilon=1e-5",
+            mlp_activations=("gelu",),
+            mlp_bias=True,
+            attention_bias=True,
+            parametrisation="normal:scale_residual=true",
+        ),
+        # Llama (arXiv:2302.13971): rotary positions, SwiGLU, logits with a kernel of their own.
+        "llama": _LLAMA,
+        # T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied.
+        "lm": FamilyFacts(DECODER),
+        # Primer and its rivals (arXiv:2109.08668): variants of Mesh TensorFlow's Transformer. The
+        # default parts make the paper's vanilla Transformer.
+        "primer": _PRIMER,
+        # T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding.
+        "t5_1_0": replace(_T5_1_1, mlp_activations=("relu",), tied_logits=True),
+        # T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, logits with a kernel of their own.
+        "t5_1_1": _T5_1_1,
     }
 )
 FAMILY_NAMES = tuple(FAMILIES)
 
-_MDHA = MixerFacts(attentions=ATTENTION_NAMES, convolves=True, exports=(TRANSFORMERS,))
+_MDHA = MixerFacts(
+    attentions=ATTENTION_NAMES, queries=True, groups=True, convolves=True, exports=(TRANSFORMERS,)
+)
 _MIXERS: dict[str, MixerFacts] = {
-    "attention": MixerFacts(attentions=ATTENTION_NAMES, exports=(TRANSFORMERS, T5X)),
+    "attention": MixerFacts(
+        attentions=ATTENTION_NAMES, queries=True, groups=True, exports=(TRANSFORMERS, T5X)
+    ),
     "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True),
     "mdha": _MDHA,
-    "mdha_shared_qk": _MDHA,
-    "random_synthesizer": MixerFacts(counts_positions=True),
+    "mdha_shared_qk": replace(_MDHA, groups=False),
+    "random_synthesizer": MixerFacts(queries=True, counts_positions=True),
 }
 MIXERS: Mapping[str, MixerFacts] = MappingProxyType(_MIXERS)
 MIXER_NAMES = tuple(MIXERS)
+
+
+def mixer_options() -> dict[str, type]:
+    """Returns the class of the options of each mixer."""
+    return {name: mixer.options for name, mixer in MIXERS.items()}
 
 
 def add_mixer(name: str, facts: MixerFacts) -> None:

@@ -1,6 +1,7 @@
 """The mixer slot, and what attention mixers share.
 
-Dimensions: B batch, L query length, S key length, D model, H heads, K head size.
+Dimensions: B batch, L query length, S key length, D model, H heads, G heads of keys and values,
+R = H / G, K head size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared, device_kind, sum_leading
+from trainer.model.dense import Shared, device_kind, einsum_float32, sum_leading
 from trainer.model.facts import MixerFacts, softmax_dtype_on
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import Positions
@@ -79,14 +80,37 @@ class Mixer(Protocol):
     def build(self, shared: Shared, name: str) -> nn.Module: ...
 
 
+def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:
+    """Returns the products of queries and keys, float32 [B, H, L, S].
+
+    Each of the G heads of keys serves H / G heads of queries, one after the other.
+    """
+    if q_BLHK.shape[2] == k_BSGK.shape[2]:
+        return einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSGK)
+    batch, length, heads, _ = q_BLHK.shape
+    q_BLGRK = q_BLHK.reshape(batch, length, k_BSGK.shape[2], -1, q_BLHK.shape[-1])
+    logits_BGRLS = einsum_float32("blgrk,bsgk->bgrls", q_BLGRK, k_BSGK)
+    return logits_BGRLS.reshape(batch, heads, length, -1)
+
+
+def _weigh_heads(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
+    """Returns values weighted, [B, L, H, K]; heads of values are shared as those of keys."""
+    if weights_BHLS.shape[1] == v_BSGK.shape[2]:
+        return jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSGK)
+    batch, heads, length, sources = weights_BHLS.shape
+    weights_BGRLS = weights_BHLS.reshape(batch, v_BSGK.shape[2], -1, length, sources)
+    mixed_BLGRK = jnp.einsum("bgrls,bsgk->blgrk", weights_BGRLS, v_BSGK)
+    return mixed_BLGRK.reshape(batch, length, heads, -1)
+
+
 def mix_heads(
     shared: Shared,
     logits_BHLS: jax.Array,
-    v_BSHK: jax.Array,
+    v_BSGK: jax.Array,
     view: View,
     deterministic: bool,
 ) -> jax.Array:
-    """Returns values [B, S, H, K] weighted by logits and projected: [B, L, D].
+    """Returns values [B, S, G, K] weighted by logits and projected: [B, L, D].
 
     The last step of every attention, called inside its module. Adds the bias of relative positions
     and masks the logits. All this has the type that `Shared.softmax_dtype` says.
@@ -95,11 +119,11 @@ def mix_heads(
     logits_BHLS = logits_BHLS.astype(dtype)
     if view.positions.bias_HLS is not None:
         logits_BHLS = add_bias(logits_BHLS, view.positions.bias_HLS)
-    logits_BHLS *= shared.parametrisation.attention_scale(v_BSHK.shape[-1])
+    logits_BHLS *= shared.parametrisation.attention_scale(v_BSGK.shape[-1])
     logits_BHLS = jnp.where(view.mask_BLS[:, None], logits_BHLS, _MASKED_LOGIT)
     weights_BHLS = jax.nn.softmax(logits_BHLS).astype(shared.dtype)
     weights_BHLS = shared.dropout()(weights_BHLS, deterministic)
-    mixed_BLHK = jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSHK)
+    mixed_BLHK = _weigh_heads(weights_BHLS, v_BSGK)
     return project_out(shared, mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +25,21 @@ class Norm(Protocol):
     """The norm slot. Its module maps [B, L, D] to [B, L, D].
 
     Attributes:
-      has_bias: it has a parameter `bias` besides `scale`.
+      gain: one of `options.GAINS`; "none": it has no parameter `scale`.
+      has_bias: it has a parameter `bias`.
       exports: the formats it can be exported to.
     """
 
+    @property
+    def gain(self) -> str: ...
     @property
     def has_bias(self) -> bool: ...
     @property
     def exports(self) -> tuple[str, ...]: ...
 
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
+    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
+        """Returns the module; `axis` is T5X's name of the axis that it normalises."""
+        ...
 
 
 class NormPlacement(Protocol):
@@ -52,33 +57,43 @@ class NormPlacement(Protocol):
 
 
 @dataclass(frozen=True)
-class RMSNorm:
+class _Gained:
+    """What norms have in common; `gain` is one of `options.GAINS`."""
+
+    epsilon: float = 1e-6
+    gain: str = "vector"
+
+    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
+        return _ScaledNorm(cast(Any, self), shared, axis, name=name)
+
+
+@dataclass(frozen=True)
+class RMSNorm(_Gained):
     """Division by the root mean square and a learned scale, without mean or bias.
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467); epsilon from T5X's `LayerNorm`.
     """
 
-    epsilon: float = 1e-6
     has_bias = False
-    exports = (TRANSFORMERS, T5X)
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        return (TRANSFORMERS, T5X) if self == RMSNorm() else (TRANSFORMERS,)
 
     def normalised(self, x_BLD: jax.Array) -> jax.Array:
         mean_square_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
         return x_BLD * jax.lax.rsqrt(mean_square_BL1 + self.epsilon)
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _ScaledNorm(self, shared, name=name)
-
 
 @dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(_Gained):
     """Mean 0 and variance 1 over the channels, then a learned scale and bias.
 
-    Source: Ba et al. 2016 (arXiv:1607.06450); epsilon from google-research/bert.
+    Source: Ba et al. 2016 (arXiv:1607.06450); epsilon from Mesh TensorFlow, where
+    google-research/bert has 1e-12.
     """
 
-    epsilon: float = 1e-12
-    has_bias = True
+    has_bias: bool = True
     exports = (TRANSFORMERS,)
 
     def normalised(self, x_BLD: jax.Array) -> jax.Array:
@@ -86,12 +101,9 @@ class LayerNorm:
         variance_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
         return x_BLD * jax.lax.rsqrt(variance_BL1 + self.epsilon)
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _ScaledNorm(self, shared, name=name)
-
 
 @dataclass(frozen=True)
-class PrimerNorm:
+class PrimerNorm(_Gained):
     """LayerNorm whose variance is the mean of x (x - mean).
 
     The two variances differ only by rounding, which can make this one negative far from 0: it is
@@ -100,7 +112,6 @@ class PrimerNorm:
     Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from their code.
     """
 
-    epsilon: float = 1e-6
     has_bias = True
     exports = (TRANSFORMERS,)
 
@@ -109,27 +120,36 @@ class PrimerNorm:
         variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
         return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _ScaledNorm(self, shared, name=name)
-
 
 class _ScaledNorm(nn.Module):
-    """A norm in float32 with a learned scale and, if `has_bias`, a learned bias."""
+    """A norm in float32 with its learned scale and, if `has_bias`, a learned bias."""
 
     spec: RMSNorm | LayerNorm | PrimerNorm
     shared: Shared
+    axis: str
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        ones, zeros = nn.initializers.ones, nn.initializers.zeros
-        axes, shape = ("embed",), x_BLD.shape[-1:]
-        scale_D = parameter(self, TABLE, "scale", ones, axes, shape)
-        bias_D = parameter(self, TABLE, "bias", zeros, axes, shape) if self.spec.has_bias else None
+        spec, zeros = self.spec, nn.initializers.zeros
+        axes, shape = (self.axis,), x_BLD.shape[-1:]
+        scale_D = None
+        if spec.gain == "scalar":
+            one = parameter(self, TABLE, "scale", nn.initializers.ones, ("unmodeled",), (1,))
+            scale_D = jnp.broadcast_to(one, shape)
+        elif spec.gain == "offset":
+            scale_D = 1.0 + parameter(self, TABLE, "scale", zeros, axes, shape)
+        elif spec.gain == "vector":
+            scale_D = parameter(self, TABLE, "scale", nn.initializers.ones, axes, shape)
+        bias_D = parameter(self, TABLE, "bias", zeros, axes, shape) if spec.has_bias else None
 
         # Cheaper to compute again in the backward pass than to keep in float32, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
-        def normalise(x_BLD: jax.Array, scale_D: jax.Array, bias_D: jax.Array | None) -> jax.Array:
-            out_BLD = self.spec.normalised(x_BLD.astype(jnp.float32)) * scale_D
+        def normalise(
+            x_BLD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None
+        ) -> jax.Array:
+            out_BLD = spec.normalised(x_BLD.astype(jnp.float32))
+            if scale_D is not None:
+                out_BLD *= scale_D
             return (out_BLD if bias_D is None else out_BLD + bias_D).astype(self.shared.dtype)
 
         return normalise(x_BLD, scale_D, bias_D)
@@ -139,10 +159,11 @@ class _ScaledNorm(nn.Module):
 class NoNorm:
     """The identity, for the end of a stack whose last layer has normalised already."""
 
+    gain = "none"
     has_bias = False
     exports = (TRANSFORMERS,)
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
+    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
         return _NoNorm(name=name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from trainer.model.parametrisation import Initializer
+from trainer.model.parametrisation import UNCHANGED, Initializer, Rates, Start
 
 # A logical axis along which a position meets one entry only: that of its expert.
 EXPERT_AXIS = "expert"
@@ -51,9 +51,10 @@ TABLE = Use(None, decays=False)
 
 
 class _Declared(nn.LogicallyPartitioned):
-    """A parameter in the box in which flax carries its logical axes, with its use."""
+    """A parameter in the box in which flax carries its logical axes, with other facts about it."""
 
     use: Use = struct.field(default=TABLE, pytree_node=False)
+    rates: Rates = struct.field(default=UNCHANGED, pytree_node=False)
 
 
 def parameter(
@@ -71,30 +72,34 @@ def parameter(
       axes: T5X's logical name of each of its axes.
     """
 
+    rates = initializer.rates(shape) if isinstance(initializer, Start) else UNCHANGED
+
     def declared(*arguments: Any) -> _Declared:
-        return _Declared(initializer(*arguments), names=axes, use=use)
+        return _Declared(initializer(*arguments), names=axes, use=use, rates=rates)
 
     return cast(jax.Array, module.param(name, declared, shape, jnp.float32))
 
 
 @dataclass(frozen=True)
 class ParameterFacts:
-    """Shape, logical axes and use of a parameter."""
+    """Shape, logical axes, use and learning rates of a parameter."""
 
     shape: tuple[int, ...]
     axes: PartitionSpec
     use: Use
+    rates: Rates = UNCHANGED
 
     def stacked(self, axis: int, name: str, length: int) -> ParameterFacts:
         """Returns `length` parameters like this one joined along a new axis."""
         axes = PartitionSpec(*self.axes[:axis], name, *self.axes[axis:])
-        return ParameterFacts((*self.shape[:axis], length, *self.shape[axis:]), axes, self.use)
+        shape = (*self.shape[:axis], length, *self.shape[axis:])
+        return replace(self, shape=shape, axes=axes)
 
 
 def described(boxes: Any) -> Any:
     """Returns a tree of `ParameterFacts` from the tree of boxes that `Module.init` returns."""
     return jax.tree.map(
-        lambda box: ParameterFacts(box.value.shape, PartitionSpec(*box.names), box.use),
+        lambda box: ParameterFacts(box.value.shape, PartitionSpec(*box.names), box.use, box.rates),
         boxes,
         is_leaf=lambda node: isinstance(node, _Declared),
     )

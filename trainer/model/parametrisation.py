@@ -1,19 +1,56 @@
-"""Parametrisations: how parameters are initialised and outputs scaled as widths change."""
+"""Parametrisations: initial values, multipliers and learning rates of tensors as widths change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from flax import linen as nn
 
 Initializer = Callable[..., jax.Array]
+Shape = tuple[int, ...]
+
+
+class Rates(NamedTuple):
+    """How a tensor learns, compared with the same tensor of the base model.
+
+    Attributes:
+      rate: factor of the learning rate of an optimizer whose updates have the same size for every
+        gradient, as Adam's and Lion's.
+      size: initial standard deviation, divided by the base model's. Optimizers whose updates are
+        proportional to it need only `rate / size`.
+    """
+
+    rate: float = 1.0
+    size: float = 1.0
+
+
+# The rates of a tensor that learns as in the base model.
+UNCHANGED = Rates()
+
+
+def _as_in_base(shape: Shape) -> Rates:
+    return UNCHANGED
+
+
+@dataclass(frozen=True)
+class Start:
+    """An initializer, and how the tensors that it makes learn, by their shape."""
+
+    initializer: Initializer
+    rates: Callable[[Shape], Rates] = _as_in_base
+
+    def __call__(self, key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+        return self.initializer(key, shape, dtype)
 
 
 class Parametrisation(Protocol):
-    """The parametrisation slot: the source of every initialiser and multiplier."""
+    """The parametrisation slot: the source of every initializer, multiplier and learning rate.
+
+    An initializer that is not a `Start` makes tensors that learn as the base model's do.
+    """
 
     def embedding(self) -> Initializer: ...
     def query(self, head_dim: int) -> Initializer: ...
@@ -32,35 +69,54 @@ class StandardParametrisation:
     """T5X's parametrisation: kernels N(0, 1 / fan_in), token embedding N(0, 1).
 
     Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial
-    query kernel.
+    query kernel. With another `scale` the kernel takes up what is left of it, so that the first
+    logits are the same.
+
+    Attributes:
+      scale: factor of attention logits; None: 1.
+      zeros: kernels that start at 0: "query", "residual" (ends of residual branches), "logits".
 
     Source: google-research/t5x, `t5x/examples/t5/layers.py` and `network.py`.
     """
+
+    scale: float | None = None
+    zeros: tuple[str, ...] = ()
+
+    def _unless_zero(self, name: str, initializer: Initializer) -> Initializer:
+        if name not in self.zeros:
+            return initializer
+        rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
+        # A tensor that starts at 0 has no size to compare.
+        return Start(nn.initializers.zeros, lambda shape: Rates(rates(shape).rate))
 
     def embedding(self) -> Initializer:
         return nn.initializers.normal(1.0)
 
     def query(self, head_dim: int) -> Initializer:
-        return nn.initializers.variance_scaling(1.0 / head_dim, "fan_in", "normal")
+        rest = 1.0 / head_dim / self.attention_scale(head_dim) ** 2
+        return self._unless_zero(
+            "query", nn.initializers.variance_scaling(rest, "fan_in", "normal")
+        )
 
     def attention(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
     def attention_out(self) -> Initializer:
-        return self.attention()
+        return self._unless_zero("residual", self.attention())
 
     def attention_scale(self, head_dim: int) -> float:
         """Returns the factor of attention logits."""
-        return 1.0
+        return 1.0 if self.scale is None else self.scale
 
     def feed_forward(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
     def feed_forward_out(self) -> Initializer:
-        return self.feed_forward()
+        return self._unless_zero("residual", self.feed_forward())
 
     def logits(self) -> Initializer:
-        return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        initializer = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        return self._unless_zero("logits", initializer)
 
     def relative_bias(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -74,29 +130,29 @@ class StandardParametrisation:
 class PrimerParametrisation(StandardParametrisation):
     """T5X's, except for kernels of feed-forward sublayers, routers, experts and convolutions.
 
-    Those are normal with standard deviation sqrt(`scale` / fan_in), cut at two deviations. The cut
-    lowers the actual deviation to 0.88 of that; flax's `variance_scaling` would correct for it.
-    `scale` is 1, or 0.1 in models with experts.
+    Those are normal with standard deviation sqrt(`variance` / fan_in), cut at two deviations. The
+    cut lowers the actual deviation to 0.88 of that; flax's `variance_scaling` would correct for it.
+    `variance` is 1, or 0.1 in models with experts.
 
     Source: google-research/primer, `gin/models/*.gin`; Mesh TensorFlow, `layers.dense`.
     """
 
-    scale: float = 1.0
+    variance: float = 1.0
 
     def feed_forward(self) -> Initializer:
-        def initializer(key: jax.Array, shape: tuple[int, ...], dtype: Any = None) -> jax.Array:
-            deviation = (self.scale / shape[-2]) ** 0.5
+        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+            deviation = (self.variance / shape[-2]) ** 0.5
             return nn.initializers.truncated_normal(deviation)(key, shape, dtype)
 
         return initializer
 
     def logits(self) -> Initializer:
-        return self.feed_forward()
+        return self._unless_zero("logits", self.feed_forward())
 
 
 @dataclass(frozen=True)
-class BertParametrisation:
-    """BERT's parametrisation: all parameters N(0, 0.02), cut at two standard deviations.
+class NormalParametrisation(StandardParametrisation):
+    """BERT's and GPT-2's parametrisation: all parameters N(0, 0.02), cut at two deviations.
 
     Attention logits are scaled by 1 / sqrt(head_dim) at run time. Kernels that end a residual
     branch start smaller by sqrt(`residual_branches`), the number of branches that a pre-norm stack
@@ -107,34 +163,101 @@ class BertParametrisation:
     `scaled_init_method_normal`.
     """
 
+    deviation: float = 0.02
     residual_branches: int = 1
 
     def embedding(self) -> Initializer:
-        return nn.initializers.truncated_normal(0.02)
+        return nn.initializers.truncated_normal(self.deviation)
 
     def query(self, head_dim: int) -> Initializer:
-        return self.attention()
+        return self._unless_zero("query", self.attention())
 
     def attention(self) -> Initializer:
-        return nn.initializers.truncated_normal(0.02)
+        return nn.initializers.truncated_normal(self.deviation)
 
     def attention_out(self) -> Initializer:
-        return nn.initializers.truncated_normal(0.02 / self.residual_branches**0.5)
+        deviation = self.deviation / self.residual_branches**0.5
+        return self._unless_zero("residual", nn.initializers.truncated_normal(deviation))
 
     def attention_scale(self, head_dim: int) -> float:
-        return head_dim**-0.5
+        return head_dim**-0.5 if self.scale is None else self.scale
 
     def feed_forward(self) -> Initializer:
-        return nn.initializers.truncated_normal(0.02)
+        return nn.initializers.truncated_normal(self.deviation)
 
     def feed_forward_out(self) -> Initializer:
         return self.attention_out()
 
     def logits(self) -> Initializer:
-        return nn.initializers.truncated_normal(0.02)
+        return self._unless_zero("logits", nn.initializers.truncated_normal(self.deviation))
 
     def relative_bias(self) -> Initializer:
-        return nn.initializers.truncated_normal(0.02)
+        return nn.initializers.truncated_normal(self.deviation)
 
     def tied_logits_multiplier(self, emb_dim: int) -> float:
         return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaximalUpdateParametrisation(StandardParametrisation):
+    """muP: the largest changes of states that stay the same size at every width.
+
+    Kernels start as N(0, 1 / fan_in), without folding anything into the queries, and learn at
+    `base_width / width` of the learning rate (rule "relative") or at 1 / fan_in of it ("absolute").
+    Tables, gains and biases learn at the full rate. Attention logits are scaled by 1 / head_dim.
+    The logits kernel starts as `readout` says; where logits are tied, its deviation is the factor
+    of the logits instead.
+
+    Attributes:
+      width: emb_dim of this model.
+      base_width: emb_dim of the model for which the learning rate was chosen.
+
+    Source: Yang et al. 2022 (arXiv:2203.03466), table 8; Lingle 2024 (arXiv:2404.05728), for the
+    absolute rule and readouts of 1 / width; Yang and Hu 2021 (arXiv:2011.14522).
+    """
+
+    width: int
+    base_width: int
+    rule: str = "relative"
+    readout: str = "inverse"
+
+    def _hidden(self, initializer: Initializer) -> Start:
+        return Start(initializer, lambda shape: self._rates(shape, 0.5))
+
+    def _rates(self, shape: Shape, falls: float) -> Rates:
+        """Returns the rates of a kernel whose initial deviation falls as fan_in ** -`falls`."""
+        ratio = self.base_width / self.width if self.rule == "relative" else 1.0 / shape[-2]
+        return Rates(ratio, ratio**falls)
+
+    def query(self, head_dim: int) -> Initializer:
+        return self._unless_zero("query", self.attention())
+
+    def attention(self) -> Initializer:
+        return self._hidden(super().attention())
+
+    def attention_scale(self, head_dim: int) -> float:
+        return 1.0 / head_dim if self.scale is None else self.scale
+
+    def feed_forward(self) -> Initializer:
+        return self._hidden(super().feed_forward())
+
+    def relative_bias(self) -> Initializer:
+        # T5X's deviation for a few heads; it must not depend on their number, which is a width.
+        return nn.initializers.normal(0.25)
+
+    def logits(self) -> Initializer:
+        if self.readout == "zero":
+            initializer: Initializer = nn.initializers.zeros
+        else:
+            deviation = self.tied_logits_multiplier(self.width)
+            initializer = nn.initializers.normal(deviation)
+        falls = {"standard": 0.5, "zero": 0.0}.get(self.readout, 1.0)
+        start = Start(initializer, lambda shape: self._rates(shape, falls))
+        return self._unless_zero("logits", start)
+
+    def tied_logits_multiplier(self, emb_dim: int) -> float:
+        if self.readout == "inverse":
+            return 1.0 / emb_dim
+        if self.readout == "relative":
+            return self.base_width**0.5 / emb_dim
+        return emb_dim**-0.5

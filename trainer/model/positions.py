@@ -32,20 +32,24 @@ class Positions(NamedTuple):
       embedding_BLD: added to the embeddings.
       bias_HLS: float32, added to the logits of every attention.
       relative: the same bias as a table, for kernels that need no [H, L, S].
-      angle_BLC: float32, by which channels of queries and keys are rotated.
+      angle_BLC: float32, by which channels of queries are rotated, and of keys if they have no
+        angles of their own.
+      source_angle_BSC: likewise for keys, in cross-attention.
     """
 
     embedding_BLD: jax.Array | None = None
     bias_HLS: jax.Array | None = None
     relative: RelativeBias | None = None
     angle_BLC: jax.Array | None = None
+    source_angle_BSC: jax.Array | None = None
 
 
 class Position(Protocol):
     """The position slot. Its module, called `name`, maps (L, S, position_BL) to `Positions`.
 
     `position_BL` holds positions within packed examples; None stands for 0, 1, ... in every row.
-    If `per_layer`, each layer has a module of its own; it must not add to embeddings.
+    If `per_layer`, each layer has a module of its own; it must not add to embeddings. If `cross`,
+    its module is called for the encoder's positions, too, and cross-attention has their angles.
     """
 
     @property
@@ -53,6 +57,9 @@ class Position(Protocol):
 
     @property
     def per_layer(self) -> bool: ...
+
+    @property
+    def cross(self) -> bool: ...
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module: ...
 
@@ -76,6 +83,7 @@ class T5RelativePosition:
     max_distance: int = 128
     per_layer: bool = False
     name = "relpos_bias"
+    cross = False
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
         return _T5RelativePosition(self, shared, num_heads, name=name)
@@ -147,6 +155,7 @@ class LearnedPosition:
     max_positions: int
     name = "position_embedder"
     per_layer = False
+    cross = False
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
         return _LearnedPosition(self, shared, name=name)
@@ -181,6 +190,136 @@ class _LearnedPosition(nn.Module):
 
 
 @dataclass(frozen=True)
+class NoPosition:
+    """No scheme: the order of tokens shows only in what a causal mask hides.
+
+    Source: Kazemnejad et al. 2023 (arXiv:2305.19466).
+    """
+
+    name = "no_position"
+    per_layer = False
+    cross = False
+
+    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
+        return _NoPosition(name=name)
+
+
+class _NoPosition(nn.Module):
+    def __call__(
+        self, query_length: int, key_length: int, position_BL: jax.Array | None = None
+    ) -> Positions:
+        return Positions()
+
+
+@dataclass(frozen=True)
+class SinusoidalPosition:
+    """Sines (even channels) and cosines (odd ones) of the position, added to the embeddings.
+
+    Channels 2i and 2i + 1 have the angle position * base^(-2i / D).
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
+    """
+
+    base: float = 10_000.0
+    name = "sinusoidal_position"
+    per_layer = False
+    cross = False
+
+    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
+        return _SinusoidalPosition(self, shared, name=name)
+
+
+class _SinusoidalPosition(nn.Module):
+    spec: SinusoidalPosition
+    shared: Shared
+
+    def __call__(
+        self, query_length: int, key_length: int, position_BL: jax.Array | None = None
+    ) -> Positions:
+        width = self.shared.emb_dim
+        frequency_C = self.spec.base ** (-np.arange(0, width, 2) / width)
+        angle_BLC = _angles(frequency_C, query_length, position_BL)
+        waves_BLD = jnp.stack([jnp.sin(angle_BLC), jnp.cos(angle_BLC)], axis=-1)
+        waves_BLD = waves_BLD.reshape(*angle_BLC.shape[:2], -1)[..., :width]
+        return Positions(embedding_BLD=waves_BLD.astype(self.shared.dtype))
+
+
+def _angles(frequency_C: np.ndarray, query_length: int, position_BL: jax.Array | None) -> jax.Array:
+    """Returns position times frequency, float32 [B, L, C]."""
+    if position_BL is None:
+        position_BL = jnp.arange(query_length)[None]
+    return position_BL[..., None].astype(jnp.float32) * frequency_C.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class AlibiPosition:
+    """A fixed bias of the scaled logits, of -slope * |distance|, with a slope for each head.
+
+    `head_dim` tells by what the logits are scaled after the bias has been added.
+
+    Source: Press et al. 2021 (arXiv:2108.12409), section 3, and for numbers of heads that are not
+    powers of 2 its code: the slopes of the power below, then every second one of the power above.
+    """
+
+    head_dim: int
+    name = "alibi"
+    per_layer = False
+    cross = False
+
+    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
+        return _AlibiPosition(self, shared, num_heads, name=name)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """Returns the slopes [H] of ALiBi, float64."""
+    below = 2 ** (num_heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
+    more = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
+    return np.concatenate([slopes, more])[:num_heads]
+
+
+class _AlibiPosition(nn.Module):
+    spec: AlibiPosition
+    shared: Shared
+    num_heads: int
+
+    def __call__(
+        self, query_length: int, key_length: int, position_BL: jax.Array | None = None
+    ) -> Positions:
+        scale = self.shared.parametrisation.attention_scale(self.spec.head_dim)
+        slope_H = (alibi_slopes(self.num_heads) / scale).astype(np.float32)
+        distance_N = np.abs(np.arange(1 - query_length, key_length, dtype=np.float32))
+        bias_HN = jnp.asarray(-slope_H[:, None] * distance_N)
+        return Positions(bias_HLS=_spread_diagonals(bias_HN, query_length))
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """The slower rotation of rows longer than those of pretraining, as in `options.Rotary`.
+
+    Source: Chen et al. 2023 (arXiv:2306.15595) for "linear"; Llama 3.1's code, `apply_scaling`, for
+    "llama3": pairs that turn often in `original_positions` keep their frequency, those that turn
+    seldom have it divided by `factor`, and between them the share changes linearly with the turns.
+    """
+
+    kind: str
+    factor: float
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    original_positions: int = 8192
+
+    def __call__(self, frequency_C: np.ndarray) -> np.ndarray:
+        """Returns the changed frequencies (radians per position)."""
+        slow_C = frequency_C / self.factor
+        if self.kind == "linear":
+            return slow_C
+        turns_C = self.original_positions * frequency_C / (2 * np.pi)
+        share_C = (turns_C - self.low_frequency) / (self.high_frequency - self.low_frequency)
+        share_C = np.clip(share_C, 0.0, 1.0)
+        return share_C * frequency_C + (1 - share_C) * slow_C
+
+
+@dataclass(frozen=True)
 class RotaryPosition:
     """Rotation of the first `channels` of queries and keys by angles proportional to position.
 
@@ -192,8 +331,16 @@ class RotaryPosition:
 
     channels: int
     base: float = 10_000.0
+    cross: bool = False
+    scaling: RotaryScaling | None = None
     name = "rotary_position"
     per_layer = False
+
+    @property
+    def frequency_C(self) -> np.ndarray:
+        """Radians per position of each pair, float64."""
+        frequency_C = self.base ** (-np.arange(0, self.channels, 2) / self.channels)
+        return frequency_C if self.scaling is None else self.scaling(frequency_C)
 
     def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module:
         return _RotaryPosition(self, name=name)
@@ -206,12 +353,7 @@ class _RotaryPosition(nn.Module):
     def __call__(
         self, query_length: int, key_length: int, position_BL: jax.Array | None = None
     ) -> Positions:
-        if position_BL is None:
-            position_BL = jnp.arange(query_length)[None]
-        frequency_C = self.spec.base ** (-np.arange(0, self.spec.channels, 2) / self.spec.channels)
-        return Positions(
-            angle_BLC=position_BL[..., None].astype(jnp.float32) * frequency_C.astype(np.float32)
-        )
+        return Positions(angle_BLC=_angles(self.spec.frequency_C, query_length, position_BL))
 
 
 def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.Array:

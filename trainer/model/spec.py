@@ -1,8 +1,9 @@
 """Model specs: every slot of a model filled with frozen data.
 
-`model_spec` makes a `ModelSpec` of a `ModelConfig` through `FAMILIES`. A new variant is a new value
-in a slot of `LayerSpec` or `StackSpec` and a name for it in a table; `transformer.py` does not
-change. A mixer defined outside of this package is named by `register_mixer`.
+`model_spec` makes a `ModelSpec` of a `ModelConfig`: the configuration and its family's `facts` name
+a part for each slot, and the tables here make it. A new variant is a new value in a slot of
+`LayerSpec` or `StackSpec` and a name for it in a table; `transformer.py` does not change. A mixer
+defined outside of this package is named by `register_mixer`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from trainer.model import facts
 from trainer.model.attention import DotProductAttention
@@ -40,14 +42,19 @@ from trainer.model.norms import (
     RMSNorm,
 )
 from trainer.model.parametrisation import (
-    BertParametrisation,
+    MaximalUpdateParametrisation,
+    NormalParametrisation,
     PrimerParametrisation,
     StandardParametrisation,
 )
 from trainer.model.positions import (
+    AlibiPosition,
     LearnedPosition,
+    NoPosition,
     Position,
     RotaryPosition,
+    RotaryScaling,
+    SinusoidalPosition,
     T5RelativePosition,
 )
 from trainer.model.switch import Switch
@@ -59,7 +66,7 @@ class LayerSpec:
     """The slots of one layer.
 
     `cross_mixer` is None if there is no encoder to look at. `feed_forward_norm_placement` is None
-    if it is `norm_placement`.
+    if it is `norm_placement`. `parallel` is one of `facts.PARALLEL_NAMES`.
     """
 
     norm: Norm
@@ -68,6 +75,7 @@ class LayerSpec:
     feed_forward: FeedForward
     cross_mixer: Mixer | None = None
     feed_forward_norm_placement: NormPlacement | None = None
+    parallel: str = "none"
 
 
 @dataclass(frozen=True)
@@ -141,92 +149,49 @@ class EncoderSpec:
 
 def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
     """Returns the spec of a configuration."""
-    return FAMILIES[config.family](config)
+    build = _ARCHITECTURES[config.architecture]
+    return _BUILDERS.get(config.family, build)(config)
 
 
-@dataclass(frozen=True)
-class _Style:
-    """A family's layers where the configuration does not say otherwise."""
-
-    activations: tuple[str, ...]
-    norm: str = "rms_norm"
-    mlp_bias: bool = False
-
-
-_T5_1_1_STYLE = _Style(("gelu", "linear"))
-_PRIMER_STYLE = _Style(("relu",), "layer_norm", mlp_bias=True)
-
-
-def _t5_1_0(config: ModelConfig) -> ModelSpec:
-    """T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding."""
-    return _encoder_decoder(config, _Style(("relu",)), tied_logits=True)
-
-
-def _t5_1_1(config: ModelConfig) -> ModelSpec:
-    """T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, logits with a kernel of their own."""
-    return _encoder_decoder(config, _T5_1_1_STYLE, tied_logits=False)
-
-
-def _lm(config: ModelConfig) -> ModelSpec:
-    """T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied."""
-    layers = _layers(config, _T5_1_1_STYLE, config.num_decoder_layers)
-    return _decoder_only(config, layers, _norm(config, _T5_1_1_STYLE), _shared(config))
-
-
-def _llama(config: ModelConfig) -> ModelSpec:
-    """Llama (arXiv:2302.13971): rotary positions, SwiGLU, logits with a kernel of their own.
-
-    The paper does not give initial values; these are GPT-2's, as in Megatron-LM.
-    """
-    parametrisation = BertParametrisation(residual_branches=2 * config.num_decoder_layers)
-    return _decoder_only(
-        config,
-        _layers(config, _Style(("silu", "linear")), config.num_decoder_layers),
-        RMSNorm(),
-        replace(_shared(config), parametrisation=parametrisation),
-        tied_logits=False,
+def _encoder_decoder(config: ModelConfig) -> ModelSpec:
+    encoder = StackSpec(
+        layers=_layers(config, config.num_encoder_layers),
+        position=_position(config, bidirectional=True),
+        mask=SameSegment(),
+        norm=_last_norm(config),
+        embedding=PlainEmbedding(_embedding_norm(config)),
     )
+    decoder = StackSpec(
+        layers=_layers(config, config.num_decoder_layers, cross=True),
+        position=_position(config, bidirectional=False),
+        mask=AllOf((SameSegment(), Causal())),
+        norm=_last_norm(config),
+        cross_mask=SameSegment(),
+        logits=_logits(config),
+        embedding=PlainEmbedding(_embedding_norm(config)),
+    )
+    return ModelSpec(_shared(config), decoder, encoder)
 
 
-def _primer(config: ModelConfig) -> ModelSpec:
-    """Primer and its rivals (arXiv:2109.08668): variants of Mesh TensorFlow's Transformer.
-
-    The default parts make the paper's vanilla Transformer.
-    """
-    layers = _layers(config, _PRIMER_STYLE, config.num_decoder_layers)
-    return _decoder_only(config, layers, _norm(config, _PRIMER_STYLE), _primer_shared(config))
+def _decoder_only(config: ModelConfig) -> ModelSpec:
+    return _decoder_of(config, _layers(config, config.num_decoder_layers))
 
 
 def _evolved_transformer(config: ModelConfig) -> ModelSpec:
-    """The Evolved Transformer's decoder (arXiv:1901.11117), as Primer is compared with it.
-
-    A block is two layers: first attention with twice as many heads of half the size, and
+    """A block is two layers: first attention with twice as many heads of half the size, and
     convolutions; then attention and feed-forward.
     """
-    (second,) = _layers(config, replace(_PRIMER_STYLE, activations=("silu",)), 1)
+    (second,) = _layers(config, 1)
     heads, head_dim = config.num_heads, config.head_dim
     first = replace(
         second,
         mixer=DotProductAttention(2 * heads, head_dim // 2),
         feed_forward=ConvolutionBranch(reset=not config.upstream_compat),
     )
-    layers = (first, second) * config.num_decoder_layers
-    return _decoder_only(config, layers, second.norm, _primer_shared(config))
+    return _decoder_of(config, (first, second) * config.num_decoder_layers)
 
 
-def _primer_shared(config: ModelConfig) -> Shared:
-    # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
-    scale = 0.1 if config.num_experts else 1.0
-    return replace(_shared(config), parametrisation=PrimerParametrisation(scale))
-
-
-def _decoder_only(
-    config: ModelConfig,
-    layers: tuple[LayerSpec, ...],
-    norm: Norm,
-    shared: Shared,
-    tied_logits: bool = True,
-) -> ModelSpec:
+def _decoder_of(config: ModelConfig, layers: tuple[LayerSpec, ...]) -> ModelSpec:
     """Returns a decoder-only model.
 
     One mask serves causal and prefix batches: a prefix is seen in both directions where the batch
@@ -236,85 +201,56 @@ def _decoder_only(
         layers=layers,
         position=_position(config, bidirectional=False),
         mask=AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))),
-        norm=norm,
-        logits=_logits(config, tied=tied_logits),
+        norm=_last_norm(config),
+        logits=_logits(config),
+        embedding=PlainEmbedding(_embedding_norm(config)),
     )
-    return ModelSpec(shared, decoder)
+    return ModelSpec(_shared(config), decoder)
 
 
-def _bert(config: ModelConfig) -> EncoderSpec:
-    """BERT (arXiv:1810.04805), as in google-research/bert and transformers."""
-    return _encoder_only(config, PostNorm(), NoNorm(), BertParametrisation())
-
-
-def _bert_pre_ln(config: ModelConfig) -> EncoderSpec:
-    """BERT with norms before sublayers and after the last layer, as in t5-experiments.
-
-    Kernels that end a residual branch start narrower, as that project intended.
-    """
-    parametrisation = BertParametrisation(residual_branches=2 * config.num_encoder_layers)
-    return _encoder_only(config, PreNorm(), LayerNorm(), parametrisation)
-
-
-def _encoder_only(
-    config: ModelConfig,
-    norm_placement: NormPlacement,
-    last_norm: Norm,
-    parametrisation: BertParametrisation,
-) -> EncoderSpec:
-    activations = config.mlp_activations or ("gelu_erf",)
-    layer = LayerSpec(
-        norm=LayerNorm(),
-        norm_placement=norm_placement,
-        mixer=DotProductAttention(config.num_heads, config.head_dim),
-        feed_forward=Mlp(config.mlp_dim, activations, dropout=False),
-    )
+def _encoder_only(config: ModelConfig) -> EncoderSpec:
     encoder = StackSpec(
-        layers=(layer,) * config.num_encoder_layers,
+        layers=_layers(config, config.num_encoder_layers),
         position=_position(config, bidirectional=True),
         mask=SameSegment(),
-        norm=last_norm,
-        embedding=TypedEmbedding(LayerNorm()),
+        norm=_last_norm(config),
+        embedding=TypedEmbedding(_embedding_norm(config)),
         output_dropout=False,
     )
-    shared = replace(
-        _shared(config), parametrisation=parametrisation, dense_bias=True, broadcast_dropout=False
+    shared = replace(_shared(config), broadcast_dropout=False)
+    activation = config.value("mlp_activations")[0]
+    return EncoderSpec(
+        shared, encoder, TransformedLogits(activation, _norm(config), _logits(config))
     )
-    logits = TransformedLogits(activations[0], LayerNorm(), _logits(config, tied=True))
-    return EncoderSpec(shared, encoder, logits)
 
 
-def _encoder_decoder(config: ModelConfig, style: _Style, tied_logits: bool) -> ModelSpec:
-    encoder = StackSpec(
-        layers=_layers(config, style, config.num_encoder_layers),
-        position=_position(config, bidirectional=True),
-        mask=SameSegment(),
-        norm=_norm(config, style),
-    )
-    decoder = StackSpec(
-        layers=_layers(config, style, config.num_decoder_layers, cross=True),
-        position=_position(config, bidirectional=False),
-        mask=AllOf((SameSegment(), Causal())),
-        norm=_norm(config, style),
-        cross_mask=SameSegment(),
-        logits=_logits(config, tied=tied_logits),
-    )
-    return ModelSpec(_shared(config), decoder, encoder)
+# Builders of families with layers of their own; the others are told apart by their `facts` alone.
+_BUILDERS: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = MappingProxyType(
+    {"evolved_transformer": _evolved_transformer}
+)
+_ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = MappingProxyType(
+    {
+        facts.ENCODER_DECODER: _encoder_decoder,
+        facts.DECODER: _decoder_only,
+        facts.ENCODER: _encoder_only,
+    }
+)
 
 
-def _layers(
-    config: ModelConfig, style: _Style, count: int, cross: bool = False
-) -> tuple[LayerSpec, ...]:
+def _layers(config: ModelConfig, count: int, cross: bool = False) -> tuple[LayerSpec, ...]:
     """Returns the layers of a stack; the last of every `switch_every` has experts, if any."""
-    bias = style.mlp_bias if config.mlp_bias is None else config.mlp_bias
-    activations = config.mlp_activations or style.activations
+    mixer, activations = config.part("mixer"), config.value("mlp_activations")
+    placement, last_placement = NORM_PLACEMENTS[config.value("norm_placement")]
+    # Dropout of hidden units is T5's; BERT and its like drop only the outputs of sublayers.
+    dropout = config.architecture != facts.ENCODER
     layer = LayerSpec(
-        norm=_norm(config, style),
-        norm_placement=PreNorm(),
-        mixer=MIXERS[config.mixer or "attention"](config),
-        feed_forward=Mlp(config.mlp_dim, activations, bias=bias),
-        cross_mixer=DotProductAttention(config.num_heads, config.head_dim) if cross else None,
-        feed_forward_norm_placement=NORM_PLACEMENTS[config.norm_placement or "pre"],
+        norm=_norm(config),
+        norm_placement=placement,
+        mixer=MIXERS[mixer.name](config, mixer.options),
+        feed_forward=Mlp(config.mlp_dim, activations, dropout, config.value("mlp_bias")),
+        cross_mixer=_attention(config) if cross else None,
+        feed_forward_norm_placement=last_placement,
+        parallel=config.parallel_blocks,
     )
     if not config.num_experts:
         return (layer,) * count
@@ -323,27 +259,43 @@ def _layers(
     return tuple(layer if (index + 1) % config.switch_every else routed for index in range(count))
 
 
-def _norm(config: ModelConfig, style: _Style) -> Norm:
-    return NORMS[config.norm or style.norm]
+def _norm(config: ModelConfig) -> Norm:
+    part = config.part("norm")
+    return NORMS[part.name](part.options)
+
+
+def _last_norm(config: ModelConfig) -> Norm:
+    """Returns the norm of a stack's last states, which layers that end with one do not need."""
+    return NoNorm() if config.value("norm_placement") == "post" else _norm(config)
+
+
+def _embedding_norm(config: ModelConfig) -> Norm | None:
+    return _norm(config) if config.value("embedding_norm") else None
 
 
 def _position(config: ModelConfig, bidirectional: bool) -> Position:
-    return POSITIONS[config.position_scheme](config, bidirectional)
+    part = config.part("position")
+    return POSITIONS[part.name](config, part.options, bidirectional)
 
 
-def _logits(config: ModelConfig, tied: bool) -> Logits:
-    if config.tied_logits is not None:
-        tied = config.tied_logits
-    return TiedLogits() if tied else DenseLogits()
+def _logits(config: ModelConfig) -> Logits:
+    return TiedLogits() if config.value("tied_logits") else DenseLogits()
 
 
 def _shared(config: ModelConfig) -> Shared:
+    part = config.part("parametrisation")
     return Shared(
         emb_dim=config.emb_dim,
         vocab_size=config.vocab_size,
         dtype=config.dtype,
         dropout_rate=config.dropout_rate,
-        parametrisation=StandardParametrisation(),
+        parametrisation=replace(
+            PARAMETRISATIONS[part.name](config, part.options),
+            scale=config.attention_scale,
+            zeros=config.zero_init,
+        ),
+        dense_bias=config.value("attention_bias"),
+        scale_embeddings=config.value("scale_embeddings"),
         scan_layers=config.scan_layers,
         remat=config.remat,
         attention=config.attention,
@@ -351,42 +303,74 @@ def _shared(config: ModelConfig) -> Shared:
     )
 
 
-FAMILIES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = MappingProxyType(
-    {
-        "t5_1_0": _t5_1_0,
-        "t5_1_1": _t5_1_1,
-        "lm": _lm,
-        "llama": _llama,
-        "primer": _primer,
-        "evolved_transformer": _evolved_transformer,
-        "bert": _bert,
-        "bert_pre_ln": _bert_pre_ln,
-    }
+# Parametrisations by configuration and options.
+PARAMETRISATIONS: Mapping[str, Callable[[ModelConfig, Any], StandardParametrisation]] = (
+    MappingProxyType(
+        {
+            "standard": lambda config, _: StandardParametrisation(),
+            # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
+            "primer": lambda config, options: PrimerParametrisation(
+                variance=options.scale or (0.1 if config.num_experts else 1.0)
+            ),
+            "normal": lambda config, options: NormalParametrisation(
+                deviation=options.deviation,
+                residual_branches=2 * max(config.num_encoder_layers, config.num_decoder_layers)
+                if options.scale_residual
+                else 1,
+            ),
+            "mup": lambda config, options: MaximalUpdateParametrisation(
+                width=config.emb_dim,
+                base_width=options.base_width,
+                rule=options.rule,
+                readout=options.readout,
+            ),
+        }
+    )
 )
 
-_MIXERS: dict[str, Callable[[ModelConfig], Mixer]] = {
-    "attention": lambda config: DotProductAttention(config.num_heads, config.head_dim),
-    "mdha": lambda config: _mdha(config, shared_query_key=False),
-    "mdha_shared_qk": lambda config: _mdha(config, shared_query_key=True),
-    "random_synthesizer": lambda config: DotProductAttention(
+
+def _attention(
+    config: ModelConfig,
+    convolution: HeadConvolution | None = None,
+    shared_query_key: bool = False,
+    learned_logits: LearnedLogits | None = None,
+) -> DotProductAttention:
+    return DotProductAttention(
         config.num_heads,
         config.head_dim,
-        learned_logits=LearnedLogits(config.max_positions, not config.upstream_compat),
+        convolution,
+        shared_query_key,
+        learned_logits,
+        config.num_kv_heads,
+        _norm(config) if config.query_key_norm else None,
+    )
+
+
+# Mixers by configuration and options.
+_MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
+    "attention": lambda config, _: _attention(config),
+    # Primer's multi-dconv-head attention.
+    "mdha": lambda config, _: _attention(config, HeadConvolution(reset=not config.upstream_compat)),
+    "mdha_shared_qk": lambda config, _: _attention(
+        config, HeadConvolution(reset=not config.upstream_compat), shared_query_key=True
     ),
-    "dense_synthesizer": lambda config: DenseSynthesizer(
+    "random_synthesizer": lambda config, _: _attention(
+        config, learned_logits=LearnedLogits(config.max_positions, not config.upstream_compat)
+    ),
+    "dense_synthesizer": lambda config, _: DenseSynthesizer(
         config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
     ),
 }
-MIXERS: Mapping[str, Callable[[ModelConfig], Mixer]] = MappingProxyType(_MIXERS)
+MIXERS: Mapping[str, Callable[[ModelConfig, Any], Mixer]] = MappingProxyType(_MIXERS)
 
 
 def register_mixer(
-    name: str, build: Callable[[ModelConfig], Mixer], mixer_facts: facts.MixerFacts
+    name: str, build: Callable[[ModelConfig, Any], Mixer], mixer_facts: facts.MixerFacts
 ) -> None:
     """Makes `name` a value of `ModelConfig.mixer`, in this process.
 
     Args:
-      build: makes the mixer of a configuration.
+      build: makes the mixer of a configuration and of an instance of `mixer_facts.options`.
       mixer_facts: the `facts` of every mixer that `build` makes.
 
     Raises:
@@ -396,36 +380,59 @@ def register_mixer(
     _MIXERS[name] = build
 
 
-def _mdha(config: ModelConfig, shared_query_key: bool) -> DotProductAttention:
-    """Primer's multi-dconv-head attention."""
-    return DotProductAttention(
-        config.num_heads,
-        config.head_dim,
-        HeadConvolution(reset=not config.upstream_compat),
-        shared_query_key,
+def _build_with(norm: Callable[..., Norm]) -> Callable[[Any], Norm]:
+    return lambda options: norm(options.epsilon, options.gain)
+
+
+# Norms by their options.
+NORMS: Mapping[str, Callable[[Any], Norm]] = MappingProxyType(
+    {
+        "rms_norm": _build_with(RMSNorm),
+        "layer_norm": lambda options: LayerNorm(options.epsilon, options.gain, options.bias),
+        "primer_norm": _build_with(PrimerNorm),
+    }
+)
+
+# Placements before or after mixers, and in feed-forward sublayers if they differ there.
+NORM_PLACEMENTS: Mapping[str, tuple[NormPlacement, NormPlacement | None]] = MappingProxyType(
+    {
+        "pre": (PreNorm(), None),
+        "post": (PostNorm(), None),
+        "primer_alternating": (PreNorm(), BranchNorm()),
+    }
+)
+
+
+def _relative(per_layer: bool) -> Callable[[ModelConfig, Any, bool], Position]:
+    return lambda config, options, bidirectional: T5RelativePosition(
+        bidirectional, options.num_buckets, options.max_distance, per_layer
     )
 
 
-# The epsilon of Mesh TensorFlow's norms, where BERT's is 1e-12.
-NORMS: Mapping[str, Norm] = MappingProxyType(
-    {"rms_norm": RMSNorm(), "layer_norm": LayerNorm(1e-6), "primer_norm": PrimerNorm()}
-)
+def _rotary(config: ModelConfig, options: Any, bidirectional: bool) -> Position:
+    scaling = None
+    if options.scaling == "linear":
+        scaling = RotaryScaling("linear", options.factor)
+    elif options.scaling == "llama3":
+        scaling = RotaryScaling(
+            "llama3",
+            options.factor,
+            options.low_frequency,
+            options.high_frequency,
+            options.original_positions,
+        )
+    return RotaryPosition(config.rotated_channels, options.base, options.cross, scaling)
 
-# Placements in feed-forward sublayers; None: the mixer's, before the sublayer.
-NORM_PLACEMENTS: Mapping[str, NormPlacement | None] = MappingProxyType(
-    {"pre": None, "primer_alternating": BranchNorm()}
-)
 
-# Position schemes of a stack, by configuration and whether its positions look both ways.
-POSITIONS: Mapping[str, Callable[[ModelConfig, bool], Position]] = MappingProxyType(
+# Position schemes of a stack, by configuration, options, and whether its positions look both ways.
+POSITIONS: Mapping[str, Callable[[ModelConfig, Any, bool], Position]] = MappingProxyType(
     {
-        "absolute": lambda config, _: LearnedPosition(config.max_positions),
-        "relative": lambda _, bidirectional: T5RelativePosition(bidirectional),
-        "relative_per_layer": lambda _, bidirectional: T5RelativePosition(
-            bidirectional, per_layer=True
-        ),
-        "rotary": lambda config, _: RotaryPosition(
-            config.head_dim // config.family_facts.rotary_divisor
-        ),
+        "absolute": lambda config, *_: LearnedPosition(config.max_positions),
+        "alibi": lambda config, *_: AlibiPosition(config.head_dim),
+        "none": lambda *_: NoPosition(),
+        "relative": _relative(per_layer=False),
+        "relative_per_layer": _relative(per_layer=True),
+        "rotary": _rotary,
+        "sinusoidal": lambda config, options, _: SinusoidalPosition(options.base),
     }
 )

@@ -95,35 +95,36 @@ class Layer(nn.Module):
         def dropout(y_BLD: jax.Array) -> jax.Array:
             return shared.dropout()(y_BLD, deterministic)
 
-        def branch(
-            x_BLD: jax.Array,
-            norm_name: str,
-            sublayer: Sublayer,
-            placement: NormPlacement = spec.norm_placement,
-        ) -> jax.Array:
-            norm = spec.norm.build(shared, f"{placement.prefix}_{norm_name}")
-            return placement(x_BLD, norm, sublayer, dropout)
+        def norm(name: str, placement: NormPlacement) -> Sublayer:
+            return spec.norm.build(shared, f"{placement.prefix}_{name}")
 
         mixer = spec.mixer.build(shared, self.names.mixer)
-        x_BLD = branch(
-            x_BLD,
-            self.names.mixer_norm,
-            lambda y_BLD: mixer(y_BLD, y_BLD, view, deterministic),
-        )
+        first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
+        sublayers = [
+            (self.names.mixer_norm, first, lambda y_BLD: mixer(y_BLD, y_BLD, view, deterministic))
+        ]
         if spec.cross_mixer is not None:
-            cross_mixer = spec.cross_mixer.build(shared, CROSS_ATTENTION)
-            x_BLD = branch(
-                x_BLD,
-                "cross_attention_layer_norm",
-                lambda y_BLD: cross_mixer(y_BLD, memory_BSD, cross_view, deterministic),
-            )
+            cross = spec.cross_mixer.build(shared, CROSS_ATTENTION)
+            look = partial(cross, source_BSD=memory_BSD, view=cross_view)
+            name = "cross_attention_layer_norm"
+            sublayers.append((name, first, partial(look, deterministic=deterministic)))
         feed_forward = spec.feed_forward.build(shared, "mlp")
-        return branch(
-            x_BLD,
-            "mlp_layer_norm",
-            lambda y_BLD: feed_forward(y_BLD, view.rows, deterministic),
-            spec.feed_forward_norm_placement or spec.norm_placement,
-        )
+        run = partial(feed_forward, rows=view.rows, deterministic=deterministic)
+        sublayers.append(("mlp_layer_norm", last, run))
+        if spec.parallel == "none":
+            for name, placement, sublayer in sublayers:
+                x_BLD = placement(x_BLD, norm(name, placement), sublayer, dropout)
+            return x_BLD
+        outputs = []
+        if spec.parallel == "one_norm":
+            y_BLD = norm(self.names.mixer_norm, first)(x_BLD)
+            outputs = [dropout(sublayer(y_BLD)) for _, _, sublayer in sublayers]
+        else:
+            outputs = [
+                dropout(sublayer(norm(name, placement)(x_BLD)))
+                for name, placement, sublayer in sublayers
+            ]
+        return sum(outputs, start=x_BLD)
 
 
 class Stack(nn.Module):
@@ -152,11 +153,6 @@ class Stack(nn.Module):
         length = tokens_BL.shape[1]
         mask_BLL = spec.mask(rows, rows)
         cross_view = None
-        if spec.cross_mask is not None and memory_rows is not None:
-            cross_mask_BLS = spec.cross_mask(rows, memory_rows)
-            cross_view = View(
-                cross_mask_BLS, Positions(), rows, memory_rows, predicate(spec.cross_mask)
-            )
         # Layers with different numbers of heads have a table of biases for each number.
         heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
 
@@ -169,6 +165,16 @@ class Stack(nn.Module):
         if positions.bias_HLS is not None:
             for other in heads[1:]:
                 positions_of[other] = positions_for(other, f"{spec.position.name}_{other}")
+
+        if spec.cross_mask is not None and memory_rows is not None:
+            cross_mask_BLS = spec.cross_mask(rows, memory_rows)
+            angles = Positions()
+            if spec.position.cross:
+                scheme = spec.position.build(shared, heads[0], f"{spec.position.name}_of_memory")
+                sources = memory_rows.segment_BL.shape[1]
+                source_angle = scheme(sources, sources, memory_rows.position_BL).angle_BLC
+                angles = Positions(angle_BLC=positions.angle_BLC, source_angle_BSC=source_angle)
+            cross_view = View(cross_mask_BLS, angles, rows, memory_rows, predicate(spec.cross_mask))
 
         x_BLD = embedder(tokens_BL) if embedded_BLD is None else embedded_BLD
         if positions.embedding_BLD is not None:
@@ -369,6 +375,11 @@ def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
     scanned model. The names are T5X's; `flax.linen.logical_to_mesh` maps them to a mesh.
     """
     return jax.tree.map(lambda facts: facts.axes, _facts(spec))
+
+
+def learning_rates(spec: ModelSpec | EncoderSpec) -> Tree:
+    """Returns the tree of `init_params` with the `parametrisation.Rates` of each tensor."""
+    return jax.tree.map(lambda facts: facts.rates, _facts(spec))
 
 
 def decayed(spec: ModelSpec | EncoderSpec) -> Tree:

@@ -15,7 +15,7 @@ from scipy.special import erf
 from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.dense import Shared
-from trainer.model.parametrisation import BertParametrisation
+from trainer.model.parametrisation import NormalParametrisation
 from trainer.model.positions import RotaryPosition, T5RelativePosition, rotate
 from trainer.model.spec import EncoderSpec
 from trainer.model.transformer import Encoder, init_params
@@ -220,7 +220,7 @@ def test_positions_matter(make_tiny, family, position):
 
 
 def test_rotary_scores_depend_on_distance_alone():
-    shared = Shared(4, 8, "float32", 0.0, BertParametrisation())
+    shared = Shared(4, 8, "float32", 0.0, NormalParametrisation())
     module = RotaryPosition(channels=4).build(shared, 1, "rotary_position")
     places = np.array([[0, 3, 5]])
     q, k = (jax.random.normal(jax.random.PRNGKey(n), (1, 1, 1, 8)) for n in (0, 1))

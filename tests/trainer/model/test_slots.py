@@ -25,10 +25,10 @@ from trainer.model.positions import (
     rotate_joined,
 )
 from trainer.model.spec import (
-    FAMILIES,
     MIXERS,
     NORM_PLACEMENTS,
     NORMS,
+    PARAMETRISATIONS,
     POSITIONS,
     model_spec,
 )
@@ -157,7 +157,7 @@ def test_the_families_of_bert_differ_in_two_slots(make_config):
     [
         ("bert", {"num_decoder_layers": 1}),
         ("bert", {"num_encoder_layers": 0}),
-        ("bert", {"position": "sinusoidal"}),
+        ("bert", {"position": "sinuous"}),
         ("bert", {"max_positions": 0}),
         ("bert", {"position": "rotary", "head_dim": 12}),
         ("evolved_transformer", {"position": "rotary"}),
@@ -175,14 +175,22 @@ def test_a_configuration_names_a_field_that_does_not_fit_its_family(make_config,
     ("names", "table"),
     [
         (facts.ACTIVATION_NAMES, ACTIVATIONS),
-        (facts.FAMILY_NAMES, FAMILIES),
         (facts.MIXERS, MIXERS),
         (facts.MIXER_NAMES, MIXERS),
-        (facts.NORM_NAMES, NORMS),
+        (facts.NORMS, NORMS),
+        (facts.PARAMETRISATIONS, PARAMETRISATIONS),
         (facts.NORM_PLACEMENT_NAMES, NORM_PLACEMENTS),
         (facts.POSITION_NAMES, POSITIONS),
     ],
-    ids=["activations", "families", "mixers", "mixer names", "norms", "placements", "positions"],
+    ids=[
+        "activations",
+        "mixers",
+        "mixer names",
+        "norms",
+        "parametrisations",
+        "placements",
+        "positions",
+    ],
 )
 def test_names_that_need_no_jax_are_those_of_the_tables(names, table):
     assert set(names) == set(table)
@@ -190,7 +198,8 @@ def test_names_that_need_no_jax_are_those_of_the_tables(names, table):
 
 @pytest.mark.parametrize("name", facts.MIXER_NAMES)
 def test_facts_about_mixers_that_need_no_jax_are_those_of_the_classes(make_config, name):
-    assert MIXERS[name](make_config("lm")).facts == facts.MIXERS[name]
+    mixer = MIXERS[name](make_config("lm"), facts.MIXERS[name].options())
+    assert mixer.facts == facts.MIXERS[name]
 
 
 @pytest.mark.parametrize("name", facts.FAMILY_NAMES)
@@ -200,7 +209,8 @@ def test_facts_about_families_are_those_of_their_specs(make_config, name):
     stacks = {"encoder_decoder": ["encoder", "decoder"]}
     assert [*spec.stacks] == stacks.get(config.architecture, [config.architecture])
     for role, stack in spec.stacks.items():
-        default = POSITIONS[facts.FAMILIES[name].position](config, role == "encoder")
+        part = config.part("position")
+        default = POSITIONS[part.name](config, part.options, role == "encoder")
         assert stack.position == default
         assert (len(set(stack.layers)) == 1) == facts.FAMILIES[name].alike
         assert {layer.mixer.facts for layer in stack.layers} == {facts.MIXERS["attention"]}
