@@ -203,7 +203,8 @@ def _write(
     written = configs.to_config(model, positions, mt5=run.config.preset.startswith("mt5"))
     files.write_json(os.path.join(folder, "config.json"), written)
     files.write_json(os.path.join(folder, "generation_config.json"), _generation(written))
-    weights.write(folder, names.to_tensors(_plain_tree(params, run), model), shard_bytes)
+    tensors = names.to_tensors(_plain_tree(params, run), model, written["model_type"])
+    weights.write(folder, tensors, shard_bytes)
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 
 CONFIG = "config.json"
@@ -18,14 +19,21 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a model folder: T5, mT5, BERT, Llama or our modelling file's.
+    """Returns the configuration of a model folder: T5, mT5, umT5, BERT, Llama, Gemma, GPT-2, or our
+    modelling file's.
 
     Raises:
       UserError: there is no such folder, or this project does not support the model; names the
         field.
     """
-    from trainer.huggingface import configs
+    from trainer.huggingface.config_readers import from_config
 
+    where, written = _read_config(path)
+    return from_config(written, where, weights.tensor_names(os.path.dirname(where)))
+
+
+def _read_config(path: str) -> tuple[str, dict[str, Any]]:
+    """Returns the path of a folder's config.json, and what it holds."""
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)
     if not os.path.isfile(where):
@@ -41,7 +49,7 @@ def model_config(path: str) -> ModelConfig:
         written = files.read_json(where)
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
-    return configs.from_config(written, where)
+    return where, written
 
 
 def load(path: str, config: ModelConfig) -> dict[str, Any]:
@@ -65,9 +73,8 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
             "--model.FIELD=VALUE"
         )
     try:
-        from trainer.huggingface import weights
-
         tensors = weights.read(files.local_path(path))
     except ImportError as error:
         raise UserError(f"{path}: reading safetensors needs {error.name}: {EXTRA}") from error
-    return names.from_tensors(tensors, found, path)
+    kind = str(_read_config(path)[1]["model_type"])
+    return names.from_tensors(tensors, found, kind, path)

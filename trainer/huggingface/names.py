@@ -1,23 +1,25 @@
 """Names of our parameters in transformers, and conversion of parameters in both directions.
 
-Our kernels are [in, out], torch's weights [out, in]; our table of relative positions is [heads,
-buckets], theirs [buckets, heads]. No other tensor is transposed.
+Our kernels are [in, out], torch's weights [out, in], except GPT-2's; our table of relative
+positions is [heads, buckets], theirs [buckets, heads]. No other tensor is transposed. GPT-2 joins
+queries, keys and values in one tensor.
 
-Source: google-research/t5x and transformers' modeling_t5.py, modeling_bert.py, modeling_llama.py.
+Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py,
+modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
-from trainer.model.facts import TRANSFORMERS
+from trainer.model.facts import PER_LAYER, TRANSFORMERS
 from trainer.model.paths import named
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
 from trainer.model.transformer import parameter_facts
@@ -59,16 +61,33 @@ def decoder_layer(config: ModelConfig) -> LayerSpec:
     return spec.decoder.layers[0]
 
 
-def tensor_names(config: ModelConfig) -> dict[str, str]:
-    """Returns the tensor of each path in the unscanned tree, such as "encoder/encoder_norm/scale".
+class Place(NamedTuple):
+    """Where a parameter is: a tensor, or the `part`-th of several equal columns of it."""
+
+    tensor: str
+    transposed: bool
+    part: int = 0
+    parts: int = 1
+
+
+def places(config: ModelConfig, kind: str) -> dict[str, Place]:
+    """Returns the place of each path in the unscanned tree, such as "encoder/encoder_norm/scale".
+
+    Args:
+      kind: the model_type under which transformers computes this model.
 
     Raises:
       UserError: transformers has no counterpart for a part of the model.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
-    modules = _MODULES[config.family](config)
-    return {path: f"{module}.{_tensor(path)}" for path, module in modules.items()}
+    if kind == "gpt2":
+        return _gpt2(config)
+    modules = _MODULES[kind](config)
+    return {
+        path: Place(f"{module}.{_tensor(path)}", path.endswith(_TRANSPOSED))
+        for path, module in modules.items()
+    }
 
 
 def _tensor(path: str) -> str:
@@ -77,12 +96,21 @@ def _tensor(path: str) -> str:
     return name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
 
 
-def to_tensors(params: Tree, config: ModelConfig) -> Tensors:
+def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
     """Returns float32 arrays under transformers' names, from parameters in the unscanned tree."""
-    names, flat = tensor_names(config), named(params)
-    assert flat.keys() == names.keys(), sorted(flat.keys() ^ names.keys())
-    tensors = {names[path]: _transposed(path, np.asarray(array)) for path, array in flat.items()}
-    if config.family == "bert" and not logits_are_tied(config):
+    found, flat = places(config, kind), named(params)
+    assert flat.keys() == found.keys(), sorted(flat.keys() ^ found.keys())
+    columns: dict[str, dict[int, np.ndarray]] = {}
+    for path, array in flat.items():
+        place, array = found[path], np.asarray(array)
+        columns.setdefault(place.tensor, {})[place.part] = array.T if place.transposed else array
+    tensors = {
+        name: np.concatenate([parts[part] for part in sorted(parts)], axis=-1)
+        if len(parts) > 1
+        else parts[0]
+        for name, parts in columns.items()
+    }
+    if kind == "bert" and not logits_are_tied(config):
         # If logits have a kernel of their own, transformers reads the bias from beside it.
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
     return tensors
@@ -94,8 +122,8 @@ _MISSING = {
     "BertForMaskedLM saves it; load it as BertForPreTraining, which makes the head, and save that",
     "decoder.": "an encoder alone, as T5EncoderModel saves it; name a folder of "
     "T5ForConditionalGeneration",
-    "lm_head.": "a model whose logits use the embedding unscaled, as transformers 5 makes new T5 "
-    "1.1 models, and none here does; make it with tie_word_embeddings=False",
+    "lm_head.": "a model whose logits use the embedding, which its config.json does not say; "
+    "make it with tie_word_embeddings=False",
 }
 
 
@@ -107,23 +135,31 @@ def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
     return nearest(name, tensors)
 
 
-def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: str) -> Tree:
+def from_tensors(
+    tensors: Mapping[str, np.ndarray], config: ModelConfig, kind: str, where: str
+) -> Tree:
     """Returns float32 parameters in the unscanned tree, the inverse of `to_tensors`.
 
     Args:
       tensors: those of a model of `config`.
+      kind: the folder's model_type.
       where: their name in error messages.
 
     Raises:
       UserError: a tensor is missing, unknown, or of another shape.
     """
-    names, rest = tensor_names(config), dict(tensors)
+    found, rest = places(config, kind), dict(tensors)
     tree: Tree = {}
     for path, facts in parameter_facts(model_spec(config)).items():
-        name = names[path]
-        if name not in rest:
+        place = found[path]
+        name = place.tensor
+        if name not in tensors:
             raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors)}")
-        array = _transposed(path, rest.pop(name).astype(np.float32))
+        rest.pop(name, None)
+        array = tensors[name]
+        if array.shape[-1] % place.parts == 0:
+            array = np.split(array, place.parts, axis=-1)[place.part]
+        array = (array.T if place.transposed else array).astype(np.float32)
         if array.shape != facts.shape:
             raise UserError(
                 f"{where}: {name} makes a parameter {path} of {list(array.shape)}, and "
@@ -139,13 +175,9 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig, where: 
             original in tensors and np.array_equal(array, tensors[original])
             for original in _COPIES.get(name, ())
         )
-        if not copied and name not in _WITHOUT_EFFECT:
+        if not copied and not name.endswith(_WITHOUT_EFFECT):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
     return tree
-
-
-def _transposed(path: str, array: np.ndarray) -> np.ndarray:
-    return array.T if path.endswith(_TRANSPOSED) else array
 
 
 # Tensors that some folders hold twice.
@@ -155,13 +187,20 @@ _COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "decoder.embed_tokens.weight": ("shared.weight",),
         "cls.predictions.decoder.bias": ("cls.predictions.bias",),
         "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
-        "lm_head.weight": ("shared.weight", "model.embed_tokens.weight"),
+        "lm_head.weight": (
+            "shared.weight",
+            "model.embed_tokens.weight",
+            "transformer.wte.weight",
+        ),
     }
 )
 # Tensors that older releases saved though nothing reads them.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     "bert.embeddings.position_ids",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".rotary_emb.inv_freq",
 )
 
 
@@ -171,8 +210,9 @@ def _t5(config: ModelConfig) -> dict[str, str]:
         ("encoder", config.num_encoder_layers, "attention"),
         ("decoder", config.num_decoder_layers, "self_attention"),
     ):
-        block = f"{stack}.block.0.layer.0.SelfAttention"
-        modules[f"{stack}/relpos_bias/rel_embedding"] = f"{block}.relative_attention_bias"
+        bias = "layer.0.SelfAttention.relative_attention_bias"
+        if config.position_scheme != PER_LAYER:
+            modules[f"{stack}/relpos_bias/rel_embedding"] = f"{stack}.block.0.{bias}"
         modules[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm"
         sublayers = [(mixer, f"pre_{mixer}_layer_norm", "SelfAttention")]
         if stack == "decoder":
@@ -180,6 +220,8 @@ def _t5(config: ModelConfig) -> dict[str, str]:
             sublayers.append((*cross, "EncDecAttention"))
         for index in range(layers):
             ours, theirs = f"{stack}/layers_{index}", f"{stack}.block.{index}.layer"
+            if config.position_scheme == PER_LAYER:
+                modules[f"{ours}/relpos_bias/rel_embedding"] = f"{stack}.block.{index}.{bias}"
             for place, (name, norm, attention) in enumerate(sublayers):
                 modules[f"{ours}/{norm}/scale"] = f"{theirs}.{place}.layer_norm"
                 for mine, letter in zip(("query", "key", "value", "out"), "qkvo", strict=True):
@@ -195,8 +237,12 @@ def _t5(config: ModelConfig) -> dict[str, str]:
     return modules
 
 
+def _kernel_and_bias(has_bias: object) -> tuple[str, ...]:
+    return ("kernel", "bias") if has_bias else ("kernel",)
+
+
 def _decoder(config: ModelConfig) -> dict[str, str]:
-    """Names of LlamaForCausalLM, which our own modelling file uses too."""
+    """Names of LlamaForCausalLM, which Gemma and our own modelling file use too."""
     layer = decoder_layer(config)
     mixer = cast(DotProductAttention, layer.mixer)  # the only one that can be exported
 
@@ -222,19 +268,49 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
         modules |= norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.input_layernorm")
         modules |= norm(f"{ours}/{second[0]}", f"{theirs}.{second[1]}")
         for mine, name in attention.items():
-            modules[f"{ours}/self_attention/{mine}/kernel"] = f"{theirs}.self_attn.{name}"
+            for part in _kernel_and_bias(config.value("attention_bias")):
+                modules[f"{ours}/self_attention/{mine}/{part}"] = f"{theirs}.self_attn.{name}"
             if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
                 for step in range(mixer.convolution.width):
                     tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
                     modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
         for mine, name in mlp.items():
-            for part in ("kernel", "bias")[: 1 + bool(layer.feed_forward.bias)]:
+            for part in _kernel_and_bias(layer.feed_forward.bias):
                 modules[f"{ours}/mlp/{mine}/{part}"] = f"{theirs}.mlp.{name}"
-    if config.family != "llama":
+    if config.position_scheme == "relative":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
     if not logits_are_tied(config):
         modules["decoder/logits_dense/kernel"] = "lm_head"
     return modules
+
+
+def _gpt2(config: ModelConfig) -> dict[str, Place]:
+    found = {
+        "decoder/token_embedder/embedding": Place("transformer.wte.weight", False),
+        "decoder/position_embedder/pos_embedding": Place("transformer.wpe.weight", False),
+    }
+
+    def norm(ours: str, theirs: str) -> None:
+        found[f"{ours}/scale"] = Place(f"{theirs}.weight", False)
+        found[f"{ours}/bias"] = Place(f"{theirs}.bias", False)
+
+    def dense(ours: str, theirs: str, part: int = 0, parts: int = 1) -> None:
+        found[f"{ours}/kernel"] = Place(f"{theirs}.weight", False, part, parts)
+        found[f"{ours}/bias"] = Place(f"{theirs}.bias", False, part, parts)
+
+    for index in range(config.num_decoder_layers):
+        ours, theirs = f"decoder/layers_{index}", f"transformer.h.{index}"
+        norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.ln_1")
+        norm(f"{ours}/pre_mlp_layer_norm", f"{theirs}.ln_2")
+        for part, name in enumerate(("query", "key", "value")):
+            dense(f"{ours}/self_attention/{name}", f"{theirs}.attn.c_attn", part, 3)
+        dense(f"{ours}/self_attention/out", f"{theirs}.attn.c_proj")
+        dense(f"{ours}/mlp/wi", f"{theirs}.mlp.c_fc")
+        dense(f"{ours}/mlp/wo", f"{theirs}.mlp.c_proj")
+    norm("decoder/decoder_norm", "transformer.ln_f")
+    if not logits_are_tied(config):
+        found["decoder/logits_dense/kernel"] = Place("lm_head.weight", True)
+    return found
 
 
 def _bert(config: ModelConfig) -> dict[str, str]:
@@ -273,11 +349,8 @@ def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
 
 _MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = MappingProxyType(
     {
-        "t5_1_0": _t5,
-        "t5_1_1": _t5,
-        "lm": _decoder,
-        "llama": _decoder,
-        "primer": _decoder,
+        **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
+        **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
         "bert": _bert,
     }
 )

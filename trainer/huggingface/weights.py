@@ -56,6 +56,21 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> N
             json.dump(index, out, indent=2)
 
 
+def tensor_names(folder: str) -> frozenset[str]:
+    """Returns the names of the tensors of a local folder; none if it has no readable weights."""
+    index, single = os.path.join(folder, INDEX), os.path.join(folder, WEIGHTS)
+    try:
+        if os.path.exists(index):
+            with open(index, encoding="utf-8") as file:
+                return frozenset(json.load(file)["weight_map"])
+        with open(single, "rb") as file:
+            # Source: the format of safetensors, a size of 8 bytes and a header of JSON.
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            return frozenset(header) - {"__metadata__"}
+    except (OSError, ValueError, KeyError):
+        return frozenset()  # `read` says what is wrong
+
+
 def read(folder: str) -> dict[str, np.ndarray]:
     """Returns all tensors of a local folder, in their stored dtypes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tasks.terminal.fields import REQUIRED, field, one_of, require
@@ -55,6 +55,7 @@ _CHANGES = {
     "query_key_norm": False,
     "attention_scale": None,
     "zero_init": (),
+    "logits_scale": None,
     "parametrisation": None,
     "num_experts": 0,
 }
@@ -94,6 +95,11 @@ class ModelConfig:
     )
     tied_logits: bool | None = field(
         None, "read logits off the token embedding; None: as the family does"
+    )
+    logits_scale: float | None = field(
+        None,
+        "factor of the logits of tokens; None: 1, but emb_dim ** -0.5 for tied logits in T5 and "
+        "Primer, and muP's for tied ones",
     )
     mlp_activations: tuple[str, ...] | None = field(
         None,
@@ -225,6 +231,21 @@ class ModelConfig:
         """
         return options.parse(slot, self.value(slot), SLOTS[slot]())
 
+    def explicit(self) -> ModelConfig:
+        """Returns the same model with the family's values in the fields that are None.
+
+        Parts are written with the options that differ from their own defaults, in one order, so
+        that equal parts are equal texts.
+        """
+        family = {field.name for field in fields(FamilyFacts)}
+        values = {
+            each.name: self.value(each.name)
+            for each in fields(self)
+            if each.name in family and getattr(self, each.name) is None
+        }
+        values |= {slot: str(self.part(slot)) for slot in SLOTS}
+        return replace(self, **values) if self.family_facts.changeable else self
+
     @property
     def mixer_facts(self) -> MixerFacts:
         """Facts about the mixer of the layers."""
@@ -353,6 +374,9 @@ class ModelConfig:
         if self.attention_scale is not None:
             fits = 0 < self.attention_scale < math.inf
             self._require(fits, "attention_scale", "a finite number above 0")
+        if self.logits_scale is not None:
+            fits = 0 < self.logits_scale < math.inf
+            self._require(fits, "logits_scale", "a finite number above 0")
         fits = {*self.zero_init} <= {*ZERO_NAMES} and len({*self.zero_init}) == len(self.zero_init)
         self._require(fits, "zero_init", f"some of {', '.join(ZERO_NAMES)}, each once")
         tied = self.value("tied_logits")

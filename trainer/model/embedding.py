@@ -123,8 +123,9 @@ class Logits(Protocol):
 
 @dataclass(frozen=True)
 class DenseLogits:
-    """Logits with a kernel of their own, `logits_dense`."""
+    """Logits with a kernel of their own, `logits_dense`, times `scale`."""
 
+    scale: float = 1.0
     tied = False
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
@@ -136,18 +137,22 @@ class DenseLogits:
             float32_output=True,
             name="logits_dense",
         )
-        return dense(y_BLD)
+        logits_BLV = dense(y_BLD)
+        return logits_BLV if self.scale == 1 else logits_BLV * self.scale
 
 
 @dataclass(frozen=True)
 class TiedLogits:
-    """Products with the token embedding, times the parametrisation's multiplier."""
+    """Products with the token embedding, times `scale`; None: the parametrisation's multiplier."""
 
+    scale: float | None = None
     tied = True
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
-        multiplier = shared.parametrisation.tied_logits_multiplier(shared.emb_dim)
-        return embedder.attend(y_BLD) * multiplier
+        scale = self.scale
+        if scale is None:
+            scale = shared.parametrisation.tied_logits_multiplier(shared.emb_dim)
+        return embedder.attend(y_BLD) * scale
 
 
 @dataclass(frozen=True)

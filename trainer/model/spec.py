@@ -279,7 +279,9 @@ def _position(config: ModelConfig, bidirectional: bool) -> Position:
 
 
 def _logits(config: ModelConfig) -> Logits:
-    return TiedLogits() if config.value("tied_logits") else DenseLogits()
+    if config.value("tied_logits"):
+        return TiedLogits(config.logits_scale)
+    return DenseLogits(config.logits_scale or 1.0)
 
 
 def _shared(config: ModelConfig) -> Shared:

@@ -36,6 +36,28 @@ MODELS = {
     ),
     "llama": ModelConfig(family="llama", **DECODER | {"num_decoder_layers": 2}),
     "llama_tied": ModelConfig(family="llama", tied_logits=True, **DECODER),
+    "llama3": ModelConfig(
+        family="llama",
+        num_kv_heads=2,
+        norm="rms_norm:epsilon=1e-5",
+        position="rotary:base=500000,scaling=llama3,factor=4,original_positions=24",
+        attention_bias=True,
+        mlp_bias=True,
+        **DECODER,
+    ),
+    "llama_linear": ModelConfig(
+        family="llama", position="rotary:scaling=linear,factor=2", num_kv_heads=1, **DECODER
+    ),
+    "gemma": ModelConfig(family="gemma", num_kv_heads=1, **DECODER),
+    "gpt2": ModelConfig(family="gpt2", max_positions=64, **DECODER | {"head_dim": 8}),
+    "umt5": ModelConfig(family="t5_1_1", position="relative_per_layer", **T5),
+    "t5_unscaled": ModelConfig(family="t5_1_1", tied_logits=True, logits_scale=1.0, **T5),
+    "t5_buckets": ModelConfig(
+        family="t5_1_0",
+        position="relative:num_buckets=16,max_distance=20",
+        norm="rms_norm:epsilon=1e-5",
+        **T5,
+    ),
     "lm": ModelConfig(family="lm", **DECODER),
     "lm_untied": ModelConfig(
         family="lm", tied_logits=False, mlp_activations=("silu", "linear"), **DECODER
@@ -109,7 +131,7 @@ class Exported:
         self.params = random_params(self.config)
         folder.mkdir()
         self.written = configs.to_config(self.config, 64, mt5=name == "mt5")
-        self.tensors = names.to_tensors(self.params, self.config)
+        self.tensors = names.to_tensors(self.params, self.config, self.written["model_type"])
         self.write(self.written, self.tensors)
 
     @property

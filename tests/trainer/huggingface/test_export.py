@@ -173,7 +173,7 @@ def test_an_export_loads_with_equal_parameters(folder, run):
     config = load_config(run)[0].model
     found = load(str(folder), config)
     assert model_config(str(folder)).vocab_size == config.vocab_size
-    tensors = names.to_tensors(found, config)
+    tensors = names.to_tensors(found, config, "t5")
     assert tensors["shared.weight"].shape == (768, 8)
     from trainer.huggingface import weights
 
@@ -183,8 +183,8 @@ def test_an_export_loads_with_equal_parameters(folder, run):
 
 def test_nothing_is_written_if_logits_differ(run, tmp_path, monkeypatch, capsys):
     # Reverses the table of relative positions.
-    def reversed_table(params, config, to_tensors=names.to_tensors):
-        tensors = to_tensors(params, config)
+    def reversed_table(params, config, kind, to_tensors=names.to_tensors):
+        tensors = to_tensors(params, config, kind)
         name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         tensors[name] = tensors[name][::-1] + 1.0 * np.arange(32)[:, None]
         return tensors

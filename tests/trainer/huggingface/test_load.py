@@ -21,7 +21,7 @@ def assert_equal_trees(actual, expected):
 
 NAMES = (
     "t5_1_0", "t5_1_1", "t5_1_1_tied", "mt5", "bert", "bert_untied", "llama", "llama_tied", "lm",
-    "lm_untied",
+    "lm_untied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "t5_unscaled", "t5_buckets",
 )  # fmt: skip
 
 
@@ -139,17 +139,21 @@ def test_a_wrong_tensor_is_named(exported, change, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, llama"),
+        ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, gem"),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
         ("t5_1_1", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
         ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ; our"),
-        ("t5_1_1", {"relative_attention_num_buckets": 64}, "num_buckets is 64; our models have 32"),
+        (
+            "t5_1_1",
+            {"relative_attention_num_buckets": 6},
+            "num_buckets=6.*num_buckets is a multiple",
+        ),
         ("t5_1_1", {"feed_forward_proj": "gated-swish"}, "feed_forward_proj is gated-swish; this"),
         ("t5_1_1", {"num_heads": 0}, "num_heads is 0"),
-        ("llama", {"num_key_value_heads": 2}, "num_key_value_heads is 2; our models have 4"),
-        ("llama", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05; our models have 1e-06"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn and base 10000;"),
-        ("llama", {"rope_parameters": None, "rope_theta": 5e5}, "of kind default and base 500000"),
+        ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3; it must be a divisor of num_h"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn; our models"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True; our"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is rel"),
     ],
 )

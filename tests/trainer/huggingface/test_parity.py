@@ -21,6 +21,13 @@ IN_TRANSFORMERS = (
     "bert_untied",
     "llama",
     "llama_tied",
+    "llama3",
+    "llama_linear",
+    "gemma",
+    "gpt2",
+    "umt5",
+    "t5_unscaled",
+    "t5_buckets",
 )
 
 

@@ -132,7 +132,7 @@ def test_settings_that_it_does_not_support_are_refused(config, changes, message)
 def test_its_export_is_refused_in_one_line(config):
     assert "mixer average" in configs.refusal(config, custom_code=True)
     with pytest.raises(UserError, match=r"^transformers has no counterpart for mixer average$"):
-        names.tensor_names(config)
+        names.places(config, "palimpsest")
     assert any("--model.mixer=average" in problem for problem in write.unsupported(config))
 
 
