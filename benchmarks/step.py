@@ -54,12 +54,10 @@ from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
 from trainer.model.transformer import (
     build_model,
-    decayed,
     init_params,
-    logical_axes,
     run_model,
 )
-from trainer.optim.optimizer import make_optimizer
+from trainer.optim.optimizer import optimizer_of
 from trainer.pretrain import build_config
 
 # Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: those of
@@ -239,7 +237,7 @@ class Ours:
         gradient = jax.jit(make_gradients(model, config))
         both = least(gradient, (params, batch, key))
         gradients, _ = gradient(params, batch, key)
-        optimizer = make_optimizer(config.optimizer, logical_axes(spec), decayed(spec))
+        optimizer = optimizer_of(config.optimizer, spec)
 
         @jax.jit
         def update(gradients: Any, state: Any, params: Any) -> Any:

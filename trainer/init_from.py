@@ -26,8 +26,11 @@ from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
-from trainer.model.transformer import decayed, init_params, logical_axes, parameter_facts
-from trainer.optim.optimizer import make_optimizer
+from trainer.model.transformer import (
+    init_params,
+    parameter_facts,
+)
+from trainer.optim.optimizer import optimizer_of
 from trainer.setup import Run, vocabulary_sha256
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -251,7 +254,7 @@ def _adafactor_leaves(
 def _abstract_state(config: Config) -> Any:
     """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
-    optimizer = make_optimizer(config.optimizer, logical_axes(spec), decayed(spec))
+    optimizer = optimizer_of(config.optimizer, spec)
     return jax.eval_shape(lambda key: optimizer.init(init_params(spec, key)), jax.random.key(0))
 
 

@@ -14,8 +14,11 @@ from trainer import init_from, t5x_engine
 from trainer.engine.program import Program
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, decayed, init_params, logical_axes
-from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
+from trainer.model.transformer import (
+    build_model,
+    init_params,
+)
+from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
 from trainer.pretrain import build_config
 from trainer.t5x import read
 from trainer.t5x.tensors import held
@@ -132,7 +135,7 @@ def test_fifty_updates_are_those_of_t5x(case, resumed, monkeypatch):
     theirs, their_update = t5x_state(config)
     spec = model_spec(config.model)
     gradients_of = make_gradients(build_model(spec), config)
-    optimizer = make_optimizer(config.optimizer, logical_axes(spec), decayed(spec))
+    optimizer = optimizer_of(config.optimizer, spec)
 
     @jax.jit
     def our_update(params, state, batch):

@@ -31,6 +31,7 @@ _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
     "no_weight_decay": None,  # those that the model declares: trainer.model.parameters.Use
+    "independent_weight_decay": False,
 }
 
 
@@ -44,12 +45,15 @@ class Optimizer:
       defaults: every field the optimizer reads -> the value it has when unset.
       learning_rate: the learning rate when unset; None: it must be set.
       schedule: the schedule when unset.
+      rate_exponent: "module:function", which maps the path and the number of axes of a tensor,
+        stacks excepted, to the power of muP's rate for Adam that this optimizer needs; None: 1.
     """
 
     code: str
     defaults: Mapping[str, Any]
     learning_rate: float | None = None
     schedule: str = "constant * linear_warmup * rsqrt_normalized_decay"
+    rate_exponent: str | None = None
 
 
 # One entry per optimizer; code outside this repository may add its own.
@@ -82,6 +86,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             "beta1": 0.9,
             "beta2": 0.999,
             "epsilon": 1e-8,
+            "scale_epsilon": False,
             "weight_decay": 1e-4,
             **_DECAY,
             "multiply_by_parameter_scale": False,
@@ -94,6 +99,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             "beta1": 0.9,
             "beta2": 0.999,
             "epsilon": 1e-6,
+            "scale_epsilon": False,
             "weight_decay": 0.0,
             **_DECAY,
             "multiply_by_parameter_scale": True,
@@ -123,6 +129,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             "multiply_by_parameter_scale": True,
             **_SCALE,
         },
+        rate_exponent="trainer.optim.muon:rate_exponent",
     ),
 }
 
@@ -157,7 +164,11 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 # Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
-    "weight_decay": ("weight_decay_rate_exponent", "no_weight_decay"),
+    "weight_decay": (
+        "weight_decay_rate_exponent",
+        "no_weight_decay",
+        "independent_weight_decay",
+    ),
     "multiply_by_parameter_scale": ("minimum_parameter_scale", "maximum_parameter_scale"),
 }
 
@@ -248,6 +259,11 @@ class OptimizerConfig:
         "T5X's weight_decay_rate",
         rule=at_least(0),
     )
+    independent_weight_decay: bool | None = field(
+        None,
+        "decay by the share of the learning rate that the schedule leaves, not by the rate itself, "
+        "and in muP not by that of the tensor either: the two can be tuned apart",
+    )
     no_weight_decay: tuple[str, ...] | None = field(
         None,
         "regular expressions of the paths, as decoder/decoder_norm/scale, of tensors without "
@@ -285,6 +301,9 @@ class OptimizerConfig:
         "term added to Adam's denominator, or adafactor's epsilon1, added to squared gradients; 0 "
         "or more",
         rule=at_least(0),
+    )
+    scale_epsilon: bool | None = field(
+        None, "in muP, multiply Adam's epsilon by the factor of each tensor's learning rate"
     )
     momentum: float | None = field(None, "muon's momentum, in [0, 1)", rule=BELOW_ONE)
     decay_rate: float | None = field(

@@ -27,8 +27,12 @@ from trainer.engine.step import (
     zero_metrics,
 )
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, decayed, init_params, logical_axes
-from trainer.optim.optimizer import make_optimizer
+from trainer.model.transformer import (
+    build_model,
+    init_params,
+    logical_axes,
+)
+from trainer.optim.optimizer import optimizer_of
 from trainer.setup import Run
 
 
@@ -68,7 +72,7 @@ class Program:
         self._spec = model_spec(config.model)
         self._seed, self._rules = config.seed, config.mesh.rules
         axes = logical_axes(self._spec)
-        self._optimizer = make_optimizer(config.optimizer, axes, decayed(self._spec))
+        self._optimizer = optimizer_of(config.optimizer, self._spec)
         self._model = build_model(self._spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
         self.shardings = self._shardings(axes)

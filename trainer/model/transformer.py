@@ -377,9 +377,9 @@ def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
     return jax.tree.map(lambda facts: facts.axes, _facts(spec))
 
 
-def learning_rates(spec: ModelSpec | EncoderSpec) -> Tree:
-    """Returns the tree of `init_params` with the `parametrisation.Rates` of each tensor."""
-    return jax.tree.map(lambda facts: facts.rates, _facts(spec))
+def parameter_tree(spec: ModelSpec | EncoderSpec) -> Tree:
+    """Returns the tree of `init_params` with the `ParameterFacts` of each tensor."""
+    return _facts(spec)
 
 
 def decayed(spec: ModelSpec | EncoderSpec) -> Tree:

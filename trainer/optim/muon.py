@@ -29,6 +29,20 @@ _ORTHOGONALISATION_STEPS = 5
 _LEFT_TO_ADAM = re.compile("embedding$|logits_dense/kernel$")
 
 
+def _is_matrix(path: str, own_axes: int) -> bool:
+    return own_axes == 2 and not _LEFT_TO_ADAM.search(path)
+
+
+def rate_exponent(path: str, own_axes: int) -> float:
+    """Returns the power of muP's rate for Adam that a tensor needs: 1/2 for Muon's matrices.
+
+    The spectral norm of an update must not grow with width. Adam's, whose elements agree, is as
+    large as the width; that of an orthogonalised one of the same size only as its root.
+    Source: Yang, Simon and Bernstein 2023 (arXiv:2310.17813), section 3.
+    """
+    return 0.5 if _is_matrix(path, own_axes) else 1.0
+
+
 def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
     """Returns Muon's direction for matrices and Adam's for all other tensors.
 
@@ -37,7 +51,7 @@ def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.Gradien
 
     def matrix(path: tuple, tensor: jax.Array) -> contrib.MuonDimensionNumbers | None:
         own = [axis for axis in range(tensor.ndim) if axis not in stacked(path)]
-        if len(own) != 2 or _LEFT_TO_ADAM.search(path_name(path)):
+        if not _is_matrix(path_name(path), len(own)):
             return None
         return contrib.MuonDimensionNumbers((own[0],), (own[1],))
 

@@ -11,14 +11,18 @@ import importlib
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
+from trainer.model.parameters import ParameterFacts
+from trainer.model.parametrisation import UNCHANGED
 from trainer.model.paths import path_name
+from trainer.model.spec import EncoderSpec, ModelSpec
+from trainer.model.transformer import decayed, logical_axes, parameter_tree
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
@@ -29,7 +33,10 @@ Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransforma
 
 
 def make_optimizer(
-    config: OptimizerConfig, logical_axes: Tree | None = None, decayed: Tree | None = None
+    config: OptimizerConfig,
+    logical_axes: Tree | None = None,
+    decayed: Tree | None = None,
+    facts: Tree | None = None,
 ) -> optax.GradientTransformation:
     """Returns the optimizer, its schedule included; its state is a plain pytree of arrays.
 
@@ -37,7 +44,9 @@ def make_optimizer(
     `trainer.model.transformer.logical_axes`; only axes named in `stacked.STACK_AXES` matter, so a
     model without such axes needs none. `decayed` is the tree of
     `trainer.model.transformer.decayed`, or a function from parameters to such a tree; weight decay
-    follows it unless the configuration has `no_weight_decay`.
+    follows it unless the configuration has `no_weight_decay`. `facts` is the tree of
+    `trainer.model.transformer.parameter_tree`, for the rates that muP gives to tensors; None: all
+    learn at the same rate.
 
     Raises:
       ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
@@ -51,6 +60,10 @@ def make_optimizer(
     parts = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
     if config.clip_value is not None:
         parts.insert(0, optax.clip(config.clip_value))
+    factors = _factors(config, facts, stacked)
+    if config.value("scale_epsilon") and factors:
+        # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
+        parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
     parts += _direction(config.name)(config, stacked)
     parts.append(optax.scale_by_schedule(schedule))
     if config.value("multiply_by_parameter_scale"):
@@ -59,22 +72,78 @@ def make_optimizer(
         parts.append(scale_by_parameter_rms(minimum, maximum, stacked))
     if config.name == "adafactor" and config.value("beta1"):
         parts.append(optax.ema(config.value("beta1"), debias=False))
+    # Decay follows the rate of a tensor as it follows the learning rate: by its exponent.
+    shared = 0.0
+    if config.value("weight_decay") and not config.value("independent_weight_decay"):
+        shared = config.value("weight_decay_rate_exponent")
+    if factors and shared != 1:
+        own = {path: factor.update ** (1 - shared) for path, factor in factors.items()}
+        parts.append(_scale_tensors(own))
     if config.value("weight_decay"):
         decay, exponent = config.value("weight_decay"), config.value("weight_decay_rate_exponent")
+        peak = config.value("learning_rate") if config.value("independent_weight_decay") else 1.0
         spared, mask = config.value("no_weight_decay"), decayed
         if spared is not None:
             mask = weight_decay_mask(spared)
         elif decayed is None:
             raise ValueError("weight decay needs to know which parameters the model spares")
         parts.append(
-            optax.add_decayed_weights(lambda step: decay * schedule(step) ** exponent, mask)
+            optax.add_decayed_weights(
+                lambda step: decay * (schedule(step) / peak) ** exponent, mask
+            )
         )
+    if factors and shared:
+        parts.append(_scale_tensors({path: f.update**shared for path, f in factors.items()}))
     return optax.chain(*parts, optax.scale(-1.0))
 
 
+def optimizer_of(
+    config: OptimizerConfig, spec: ModelSpec | EncoderSpec
+) -> optax.GradientTransformation:
+    """Returns the optimizer of a model, as `make_optimizer` makes it."""
+    return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
+
+
 def _direction(name: str) -> Direction:
-    module, _, function = OPTIMIZERS[name].code.partition(":")
+    return _load(OPTIMIZERS[name].code)
+
+
+def _load(code: str) -> Any:
+    module, _, function = code.partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+class _Factor(NamedTuple):
+    """The factor of a tensor's learning rate, and of its updates by the run's optimizer."""
+
+    rate: float
+    update: float
+
+
+def _factors(config: OptimizerConfig, facts: Tree | None, stacked: StackAxes) -> dict[str, _Factor]:
+    """Returns the factors of tensors by path; none if all tensors learn at the same rate."""
+    leaves = jax.tree_util.tree_leaves_with_path(facts)
+    if all(leaf.rates == UNCHANGED for _, leaf in leaves):
+        return {}
+    code = OPTIMIZERS[config.name].rate_exponent
+    scaled = config.value("multiply_by_parameter_scale")
+
+    def factor(path: tuple, leaf: ParameterFacts) -> _Factor:
+        own_axes = len(leaf.shape) - len(stacked(path))
+        exponent = 1.0 if code is None else _load(code)(path_name(path), own_axes)
+        rate, size = leaf.rates
+        return _Factor(rate, rate**exponent / (size if scaled else 1.0))
+
+    return {path_name(path): factor(path, leaf) for path, leaf in leaves}
+
+
+def _scale_tensors(factors: dict[str, float]) -> optax.GradientTransformation:
+    """Multiplies the update of each tensor by its factor."""
+
+    def scale(path: tuple, update: jax.Array) -> jax.Array:
+        return update * factors[path_name(path)]
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 
 
 def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
