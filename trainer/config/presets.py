@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
+from trainer.config.mup_presets import mup_presets
 from trainer.config.primer_presets import primer_presets
 from trainer.model.config import ModelConfig
 from trainer.model.facts import DECODER, ENCODER, FAMILIES
@@ -99,6 +100,59 @@ _LLAMA = {
     "1b": _llama(2048, 16, 128, 5504, 24),
     "7b": _llama(4096, 32, 128, 11_008, 32),
 }
+# Source: Grattafiori et al. 2024 (arXiv:2407.21783), table 3, for 8b; the config.json of
+# meta-llama/Llama-3.2-1B and Llama-3.1-8B for the scaling of positions.
+_LLAMA3_POSITION = "rotary:base=500000,scaling=llama3,factor={},original_positions=8192"
+_LLAMA3 = {
+    size: replace(
+        _model("llama", 128_256, *sizes),
+        num_kv_heads=8,
+        norm="rms_norm:epsilon=1e-5",
+        position=_LLAMA3_POSITION.format(factor),
+        tied_logits=tied,
+    )
+    for size, sizes, factor, tied in (
+        ("1b", (2048, 32, 64, 8192, 16), 32, True),
+        ("8b", (4096, 32, 128, 14_336, 32), 8, False),
+    )
+}
+# Source: the Gemma team 2024 (arXiv:2403.08295), table 1; mlp_dim is half of what it counts.
+_GEMMA = {
+    "2b": replace(_model("gemma", 256_000, 2048, 8, 256, 16_384, 18), num_kv_heads=1),
+    "7b": _model("gemma", 256_000, 3072, 16, 256, 24_576, 28),
+}
+# Source: Radford et al. 2019, table 2, with dropout of the released code.
+_GPT2 = {
+    size: replace(_model("gpt2", 50_257, *sizes, 0.1), max_positions=1024)
+    for size, sizes in (
+        ("small", (768, 12, 64, 3072, 12)),
+        ("medium", (1024, 16, 64, 4096, 24)),
+        ("large", (1280, 20, 64, 5120, 36)),
+        ("xl", (1600, 25, 64, 6400, 48)),
+    )
+}
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, then layers of the encoder and the decoder.
+# Source: Xue et al. 2022 (arXiv:2105.13626), table 1; config.json of google/byt5-*.
+_BYT5 = {
+    size: replace(_model("t5_1_1", 384, *sizes, encoder), num_decoder_layers=decoder)
+    for size, sizes, encoder, decoder in (
+        ("small", (1472, 6, 64, 3584), 12, 4),
+        ("base", (1536, 12, 64, 3968), 18, 6),
+        ("large", (1536, 16, 64, 3840), 36, 12),
+        ("xl", (2560, 32, 64, 6720), 36, 12),
+        ("xxl", (4672, 64, 64, 12_352), 36, 12),
+    )
+}
+# Source: Chung et al. 2023 (arXiv:2304.09151); config.json of google/umt5-*.
+_UMT5 = {
+    size: replace(_T5_1_1[size], vocab_size=256_384, position="relative_per_layer")
+    for size in ("small", "base", "xl", "xxl")
+}
+# Source: config.json of EleutherAI/pile-t5-*: umT5's layers and Llama's vocabulary.
+_PILE_T5 = {
+    size: replace(_T5_1_1[size], position="relative_per_layer")
+    for size in ("base", "large", "xl", "xxl")
+}
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers, dropout_rate.
 # Source: Devlin et al. 2019 (arXiv:1810.04805), section 3 and appendix A.2. mini has the sizes of
 # BERT-Tiny of Turc et al. 2019 (arXiv:1908.08962) and, like tiny, is for CPUs and small corpora.
@@ -129,13 +183,22 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("t5_1_1", _T5_1_1),
             ("t5_1_1", _T5_1_1_PRIMER_EZ),
             ("mt5", _MT5),
+            ("umt5", _UMT5),
+            ("byt5", _BYT5),
+            ("pile_t5", _PILE_T5),
             ("lm", _LM),
             ("llama", _LLAMA),
+            ("llama3", _LLAMA3),
+            ("gemma", _GEMMA),
+            ("gpt2", _GPT2),
             ("bert", _BERT),
         )
         for size, config in sizes.items()
     }
     | dict(primer_presets(T5_VOCAB_SIZE))
+    | dict(
+        mup_presets({f"t5_1_1_{size}": _T5_1_1[size] for size in ("mini", "small", "base", "xl")})
+    )
 )
 
 

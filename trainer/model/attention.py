@@ -212,6 +212,7 @@ class _DotProductAttention(nn.Module):
         fits = (
             view.predicate is not None
             and self.spec.learned_logits is None
+            and shared.attention_weights == "softmax"
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not drops)

@@ -24,6 +24,7 @@ from trainer.model.facts import (
     PARAMETRISATIONS,
     POSITIONS,
     SOFTMAX_DTYPES,
+    WEIGHT_NAMES,
     ZERO_NAMES,
     FamilyFacts,
     MixerFacts,
@@ -54,6 +55,7 @@ _CHANGES = {
     "num_kv_heads": None,
     "query_key_norm": False,
     "attention_scale": None,
+    "attention_weights": "softmax",
     "zero_init": (),
     "logits_scale": None,
     "parametrisation": None,
@@ -136,6 +138,13 @@ class ModelConfig:
         None,
         "factor of the logits of attention; the standard parametrisation folds what is left of "
         "head_dim ** -0.5 into the initial queries; None: the parametrisation's (1 in T5)",
+    )
+    attention_weights: str = field(
+        "softmax",
+        "weights of attention from logits: softmax; or elu(x) + 1 (elu) or relu(x)^2 "
+        "(squared_relu), divided by the number of keys that a query sees, or by their sum "
+        "(norm_elu, norm_squared_relu)",
+        choices=WEIGHT_NAMES,
     )
     zero_init: tuple[str, ...] = field(
         (),
@@ -288,8 +297,10 @@ class ModelConfig:
     def _attentions(self) -> tuple[str, ...]:
         """The implementations of attention that can compute this model's."""
         fitting = self.mixer_facts.attentions
-        # Kernels look biases up in a table of buckets.
+        # Kernels look biases up in a table of buckets, and compute a softmax.
         without = {"pallas"} if self.position_scheme == "alibi" else set()
+        if self.attention_weights != "softmax":
+            without = {"dot_product", "cudnn", "pallas"}
         return tuple(name for name in fitting if name not in without)
 
     @property
@@ -305,6 +316,7 @@ class ModelConfig:
             ("attention", ATTENTION_NAMES),
             ("softmax_dtype", SOFTMAX_DTYPES),
             ("parallel_blocks", PARALLEL_NAMES),
+            ("attention_weights", WEIGHT_NAMES),
         ):
             self._require(getattr(self, name) in allowed, name, one_of(allowed))
         self._check_sizes()
@@ -385,6 +397,9 @@ class ModelConfig:
             "zero_init",
             "without logits, which are tied",
         )
+        start = self.part("parametrisation")
+        zero = start.name == "mup" and start.options.readout == "zero"
+        self._require(not (zero and tied), "parametrisation", "another readout: logits are tied")
 
     def _check_position(self) -> None:
         facts, scheme = self.family_facts, self.position_scheme
@@ -411,6 +426,8 @@ class ModelConfig:
         fitting = [name for name, facts in MIXERS.items() if self.attention in facts.attentions]
         rule = f"{one_of(fitting)} with attention {self.attention!r}"
         self._require(self.attention in self.mixer_facts.attentions, "mixer", rule)
+        rule = f"'softmax' with attention {self.attention!r}"
+        self._require(self.attention_weights == "softmax", "attention_weights", rule)
         rule = f"another one with attention {self.attention!r}"
         self._require(self.attention in self._attentions, "position", rule)
         if self.attention == "pallas":

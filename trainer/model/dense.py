@@ -25,8 +25,8 @@ class Shared:
     `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
     products; parameters are always float32. `dense_bias`: projections of attention add a bias.
     `scale_embeddings`: embedded tokens are multiplied by sqrt(emb_dim). `broadcast_dropout`:
-    positions of a row share their draw. `scan_layers`, `remat`, `attention` and `softmax_dtype`
-    are those of `ModelConfig`.
+    positions of a row share their draw. `scan_layers`, `remat`, `attention`, `softmax_dtype` and
+    `attention_weights` are those of `ModelConfig`.
     """
 
     emb_dim: int
@@ -41,6 +41,7 @@ class Shared:
     remat: str = "none"
     attention: str = AUTO
     softmax_dtype: str = AUTO
+    attention_weights: str = "softmax"
 
     def dense(
         self,

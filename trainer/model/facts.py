@@ -50,6 +50,8 @@ PARAMETRISATIONS: Mapping[str, type] = MappingProxyType(
         "standard": options.NoOptions,
     }
 )
+# Functions from logits to the weights of attention.
+WEIGHT_NAMES = ("softmax", "elu", "squared_relu", "norm_elu", "norm_squared_relu")
 # Parts that can start at zero.
 ZERO_NAMES = ("logits", "query", "residual")
 

@@ -6,6 +6,8 @@ R = H / G, K head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import jax
@@ -103,6 +105,55 @@ def _weigh_heads(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
     return mixed_BLGRK.reshape(batch, length, heads, -1)
 
 
+def _softmax(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.where(mask_B1LS, logits_BHLS, _MASKED_LOGIT))
+
+
+def _positive(
+    function: Callable[[jax.Array], jax.Array], normalised: bool
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns weights made by a function with values from 0 on.
+
+    They are divided by the number of keys that a query sees or, if `normalised`, by their sum.
+    """
+
+    def weigh(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
+        weights_BHLS = jnp.where(mask_B1LS, function(logits_BHLS), 0)
+        if normalised:
+            total_BHL1 = jnp.sum(weights_BHLS, axis=-1, keepdims=True)
+            return weights_BHLS / (total_BHL1 + _LEAST_SUM)
+        seen_B1L1 = jnp.sum(mask_B1LS, axis=-1, keepdims=True)
+        return weights_BHLS / jnp.maximum(seen_B1L1, 1).astype(weights_BHLS.dtype)
+
+    return weigh
+
+
+def _elu(x: jax.Array) -> jax.Array:
+    return jax.nn.elu(x) + 1
+
+
+def _squared_relu(x: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.relu(x))
+
+
+# Keeps sums of weights that are all 0 from dividing by 0.
+_LEAST_SUM = 1e-6
+
+# Weights [B, H, L, S] from logits and the mask.
+# Source: Hua et al. 2022 (arXiv:2202.10447) for squared ReLU; Katharopoulos et al. 2020
+# (arXiv:2006.16236) for elu + 1; Lingle 2024 (arXiv:2404.05728), appendix, for both in muP.
+# Differences: he divides by the length of rows, on which packed examples must not depend.
+WEIGHTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = MappingProxyType(
+    {
+        "softmax": _softmax,
+        "elu": _positive(_elu, normalised=False),
+        "squared_relu": _positive(_squared_relu, normalised=False),
+        "norm_elu": _positive(_elu, normalised=True),
+        "norm_squared_relu": _positive(_squared_relu, normalised=True),
+    }
+)
+
+
 def mix_heads(
     shared: Shared,
     logits_BHLS: jax.Array,
@@ -120,8 +171,8 @@ def mix_heads(
     if view.positions.bias_HLS is not None:
         logits_BHLS = add_bias(logits_BHLS, view.positions.bias_HLS)
     logits_BHLS *= shared.parametrisation.attention_scale(v_BSGK.shape[-1])
-    logits_BHLS = jnp.where(view.mask_BLS[:, None], logits_BHLS, _MASKED_LOGIT)
-    weights_BHLS = jax.nn.softmax(logits_BHLS).astype(shared.dtype)
+    weigh = WEIGHTS[shared.attention_weights]
+    weights_BHLS = weigh(logits_BHLS, view.mask_BLS[:, None]).astype(shared.dtype)
     weights_BHLS = shared.dropout()(weights_BHLS, deterministic)
     mixed_BLHK = _weigh_heads(weights_BHLS, v_BSGK)
     return project_out(shared, mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1))

@@ -302,6 +302,7 @@ def _shared(config: ModelConfig) -> Shared:
         remat=config.remat,
         attention=config.attention,
         softmax_dtype=config.softmax_dtype,
+        attention_weights=config.attention_weights,
     )
 
 

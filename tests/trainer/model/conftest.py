@@ -36,7 +36,17 @@ class TinyModel:
     """A model with untied logits, so that embeddings act through the input only."""
 
     def __init__(self, family: str, **changes) -> None:
-        self.config = tiny_config(family, **({"tied_logits": False} | changes))
+        self._build(tiny_config(family, **({"tied_logits": False} | changes)))
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> TinyModel:
+        """Returns a model of a whole configuration."""
+        model = cls.__new__(cls)
+        model._build(config)
+        return model
+
+    def _build(self, config: ModelConfig) -> None:
+        self.config = config
         self.spec = model_spec(self.config)
         self.model = build_model(self.spec)
         self.has_encoder = self.spec.encoder is not None

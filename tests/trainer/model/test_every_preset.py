@@ -1,0 +1,165 @@
+"""What holds for every preset, at sizes for a test: visibility, packing, scans, bfloat16, devices.
+
+Presets that differ only in their sizes are tested once.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.model.conftest import TinyModel
+from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
+from trainer.config.presets import MODEL_PRESETS
+from trainer.engine.program import Program
+from trainer.model.config import ModelConfig
+from trainer.model.layers import stack_layers
+from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model
+from trainer.pretrain import build_config
+
+VOCAB_SIZE, LENGTH = 48, 8
+SIZES = {"vocab_size": VOCAB_SIZE, "emb_dim": 16, "num_heads": 4, "head_dim": 8, "mlp_dim": 24}
+SIZES |= {"max_positions": 16, "dropout_rate": 0.0}
+
+
+def shrunk(config: ModelConfig) -> ModelConfig:
+    """Returns a model with the parts of `config` and two layers in each of its stacks."""
+    kv_heads = config.num_kv_heads
+    return replace(
+        config,
+        **SIZES,
+        num_encoder_layers=2 * bool(config.num_encoder_layers),
+        num_decoder_layers=2 * bool(config.num_decoder_layers),
+        num_kv_heads=kv_heads and (1 if kv_heads == 1 else 2),
+        num_experts=min(config.num_experts, 2),
+        switch_every=1,
+        logits_scale=None,
+    )
+
+
+KINDS = {}
+for _name, _config in MODEL_PRESETS.items():
+    KINDS.setdefault(shrunk(_config), _name)
+NAMES = list(KINDS.values())
+MODELS = {name: config for config, name in KINDS.items()}
+PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder"]
+ALIKE = [name for name in NAMES if MODELS[name].family_facts.alike]
+# A router's choice is no smooth function of tokens, and a full expert takes no more of them.
+PLAIN = [name for name in PREDICTS_NEXT if not MODELS[name].num_experts]
+
+
+def batch_of(config: ModelConfig, rows: int = 4) -> dict[str, np.ndarray]:
+    """Returns rows of two packed examples each."""
+    random = np.random.default_rng(0)
+    segments = np.tile(np.repeat([1, 2], LENGTH // 2), (rows, 1))
+    targets = np.tile(np.arange(3, 3 + LENGTH), (rows, 1)) + random.integers(0, 8, (rows, 1))
+    batch = {}
+    if config.num_encoder_layers:
+        batch["encoder_input_tokens"] = random.integers(3, VOCAB_SIZE, (rows, LENGTH))
+        batch["encoder_segment_ids"] = segments
+    if config.num_decoder_layers:
+        inputs = np.where(np.arange(LENGTH) % (LENGTH // 2), np.roll(targets, 1, axis=1), 0)
+        batch |= {
+            "decoder_input_tokens": inputs,
+            "decoder_target_tokens": targets,
+            "decoder_segment_ids": segments,
+            "decoder_loss_weights": np.ones_like(targets),
+        }
+    else:
+        batch |= {
+            "encoder_target_tokens": targets,
+            "encoder_loss_weights": np.ones_like(targets),
+        }
+    return {name: array.astype(np.int32) for name, array in batch.items()}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_positions_see_what_they_may(name, batch):
+    changes = {} if MODELS[name].num_experts else {"tied_logits": False}
+    model = TinyModel.of(replace(MODELS[name], **changes))
+    batch["encoder_segment_ids"] = jnp.asarray([ENCODER_SEGMENTS])
+    batch["decoder_segment_ids"] = jnp.asarray([DECODER_SEGMENTS])
+    check(model, batch, ENCODER_SEGMENTS, DECODER_SEGMENTS)
+
+
+def logits(config, params, batch):
+    output = jax.jit(build_model(model_spec(config)).apply)({"params": params}, batch)
+    return np.asarray(output[0] if isinstance(output, tuple) else output)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not MODELS[name].num_experts])
+def test_packed_rows_equal_rows_of_their_own(name):
+    config = MODELS[name]
+    model, packed = TinyModel.of(config), batch_of(config, rows=1)
+    half = LENGTH // 2
+    apart = {
+        name: np.concatenate([array[:, :half], array[:, half:]])
+        for name, array in packed.items()
+        if not name.endswith("segment_ids")
+    }
+    together = logits(config, model.params, packed)[0]
+    alone = logits(config, model.params, apart)
+    np.testing.assert_allclose(together, alone.reshape(together.shape), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_scan_equals_a_loop(name):
+    config = MODELS[name]
+    batch, params = batch_of(config), TinyModel.of(config).params
+    loop = logits(config, params, batch)
+    scan = logits(replace(config, scan_layers=True), stack_layers(params), batch)
+    np.testing.assert_allclose(loop, scan, atol=2e-5, rtol=2e-5)
+
+
+def program_of(name: str, *flags: str) -> Program:
+    """Returns the program of a shrunk preset that learns by Adam."""
+    flags = (
+        *("--batch_size=4", "--optimizer.name=adamw", "--optimizer.learning_rate=0.01"),
+        *("--optimizer.schedule=constant", *flags),
+    )
+    config, _ = build_config(name, list(flags))
+    return Program(SimpleNamespace(config=replace(config, model=replace(
+        MODELS[name], dtype=config.model.dtype
+    ))))  # fmt: skip
+
+
+def losses_of(name: str, steps: int, *flags: str) -> list[float]:
+    """Returns the loss of each step."""
+    program, batch = program_of(name, *flags), batch_of(MODELS[name])
+    state, losses = program.initial_state(), []
+    for _ in range(steps):
+        state = program.train_step(state.replace(metrics=program.zero_metrics()), batch)
+        total, weight = state.metrics["loss"]
+        losses.append(float(total / weight))
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_learns(name):
+    losses = losses_of(name, 40, "--model.dtype=bfloat16")
+    assert losses[-1] < 0.8 * losses[0], losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_devices_equal_one(name):
+    code = f"""
+from tests.trainer.model.test_every_preset import losses_of
+one = losses_of({name!r}, 3, "--mesh.data=1")
+many = losses_of({name!r}, 3, "--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2")
+print(max(abs(a - b) / abs(a) for a, b in zip(one, many)))
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert float(run.stdout.split()[-1]) < 1e-5

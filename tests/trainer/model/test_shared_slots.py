@@ -1,0 +1,203 @@
+"""The slots that all families share, each against the formula written out in float64 NumPy."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.model.conftest import TinyModel, tiny_config
+from tests.trainer.model.written_out import Decoder, llama3_frequencies
+from trainer.model.positions import alibi_slopes
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params
+
+HEADS, HEAD_DIM, WIDTH = 4, 8, 12
+SIZES = {"num_heads": HEADS, "head_dim": HEAD_DIM, "emb_dim": WIDTH, "num_decoder_layers": 2}
+PLAIN = {"position": "none"} | SIZES
+TOKENS = np.array([5, 9, 33, 7, 9, 21, 2, 2, 30])
+
+
+def angles(channels, base=10_000.0):
+    return base ** (-np.arange(0, channels, 2) / channels)
+
+
+# Our fields, and the same in the words of `written_out.Decoder`.
+CASES = {
+    "no positions": ({}, {}),
+    "grouped heads": ({"num_kv_heads": 2}, {}),
+    "one head of keys": ({"num_kv_heads": 1}, {}),
+    "normed queries and keys": ({"query_key_norm": True}, {"query_key_norm": True}),
+    "attention scale": ({"attention_scale": 0.3}, {"scale": 0.3}),
+    "epsilon": ({"norm": "rms_norm:epsilon=0.1"}, {"norm": ("rms_norm", 0.1, "vector")}),
+    "no gains": ({"norm": "rms_norm:gain=none"}, {}),
+    "one gain": ({"norm": "rms_norm:gain=scalar"}, {}),
+    "offset gains": ({"norm": "rms_norm:gain=offset"}, {"norm": ("rms_norm", 1e-6, "offset")}),
+    "layer norm": ({"norm": "layer_norm"}, {"norm": ("layer_norm", 1e-6, "vector")}),
+    "no biases of norms": (
+        {"norm": "layer_norm:bias=false"},
+        {"norm": ("layer_norm", 1e-6, "vector")},
+    ),
+    "biases": ({"attention_bias": True, "mlp_bias": True}, {}),
+    "sinusoidal": ({"position": "sinusoidal"}, {"position": "sinusoidal"}),
+    "alibi": ({"position": "alibi", "attention_scale": 0.5}, {"position": "alibi", "scale": 0.5}),
+    "rotary": ({"position": "rotary"}, {"position": "rotary", "frequency": angles(8)}),
+    "partial rotary": (
+        {"position": "rotary:fraction=0.5,base=500"},
+        {"position": "rotary", "frequency": angles(4, 500.0)},
+    ),
+    "linear scaling": (
+        {"position": "rotary:scaling=linear,factor=4"},
+        {"position": "rotary", "frequency": angles(8) / 4},
+    ),
+    "llama3 scaling": (
+        {"position": "rotary:scaling=llama3,factor=8,original_positions=40,base=50"},
+        {"position": "rotary", "frequency": llama3_frequencies(8, 50.0, 8.0, 1.0, 4.0, 40)},
+    ),
+    "parallel": ({"parallel_blocks": "one_norm"}, {"parallel": "one_norm"}),
+    "parallel with two norms": ({"parallel_blocks": "two_norms"}, {"parallel": "two_norms"}),
+    "embedding norm": ({"embedding_norm": True}, {"embedding_norm": True}),
+    "scaled embeddings": ({"scale_embeddings": True}, {"embedding_scale": WIDTH**0.5}),
+    "scaled logits": ({"logits_scale": 0.7}, {"logits_scale": 0.7}),
+    "scaled tied logits": ({"tied_logits": True, "logits_scale": 0.7}, {"logits_scale": 0.7}),
+    "tied logits": ({"tied_logits": True}, {"logits_scale": WIDTH**-0.5}),
+    "one activation": ({"mlp_activations": ("relu",)}, {"activations": ("relu",)}),
+    **{
+        name: ({"attention_weights": name}, {"weights": name})
+        for name in ("elu", "squared_relu", "norm_elu", "norm_squared_relu")
+    },
+    "llama 3": (
+        {"norm": "rms_norm:epsilon=1e-5", "position": "rotary", "num_kv_heads": 2}
+        | {"mlp_activations": ("silu", "linear"), "attention_scale": HEAD_DIM**-0.5},
+        {"norm": ("rms_norm", 1e-5, "vector"), "position": "rotary", "frequency": angles(8)}
+        | {"activations": ("silu", "linear"), "scale": HEAD_DIM**-0.5},
+    ),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    ours, theirs = CASES[request.param]
+    return TinyModel("lm", **{**PLAIN, **ours}), theirs
+
+
+def logits(model, tokens=TOKENS):
+    batch = {"decoder_input_tokens": tokens[None], "decoder_target_tokens": tokens[None] * 0 + 1}
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(model.apply(batch))[0]
+
+
+def test_logits_are_those_of_the_formulas(case):
+    model, options = case
+    expected = Decoder(model.params, HEADS, HEAD_DIM, **options)(TOKENS)
+    found = logits(model)
+    assert np.abs(expected).max() > 0.05
+    np.testing.assert_allclose(found, expected, atol=1e-6 * max(1, np.abs(expected).max()))
+
+
+def test_every_case_differs_from_the_plain_model():
+    """No option is without effect: logits or parameters change."""
+    plain = TinyModel("lm", **PLAIN)
+    shapes, values = jax.tree.map(jnp.shape, plain.params), logits(plain)
+    for name, (ours, _) in CASES.items():
+        model = TinyModel("lm", **{**PLAIN, **ours})
+        same = jax.tree.map(jnp.shape, model.params) == shapes
+        if ours and same:
+            assert np.abs(logits(model) - values).max() > 1e-3, name
+
+
+def test_slopes_of_heads_that_are_no_power_of_two():
+    # Source: Press et al. 2021, code: those of 8 heads, then every second one of 16.
+    expected = [2.0**-power for power in (1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5)]
+    np.testing.assert_allclose(alibi_slopes(12), expected)
+    np.testing.assert_allclose(alibi_slopes(4), [2.0**-power for power in (2, 4, 6, 8)])
+
+
+@pytest.mark.parametrize("position", ["alibi", "sinusoidal", "rotary:fraction=0.5", "none"])
+def test_packed_examples_count_positions_of_their_own(position):
+    model = TinyModel("lm", **SIZES, position=position)
+    both = np.concatenate([TOKENS, TOKENS])[None]
+    batch = {
+        "decoder_input_tokens": both,
+        "decoder_target_tokens": both * 0 + 1,
+        "decoder_segment_ids": np.repeat([1, 2], len(TOKENS))[None],
+    }
+    found = np.asarray(model.apply(batch))[0, len(TOKENS) :]
+    np.testing.assert_allclose(found, logits(model), atol=2e-5)
+
+
+def test_cross_attention_is_rotated_where_asked():
+    """Its weights depend on the distance of a target from a source, and only where asked."""
+    tokens = np.array([[5, 9, 33, 7, 9, 21]])
+    batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": tokens[:, :3]}
+    batch["decoder_target_tokens"] = batch["decoder_input_tokens"]
+
+    def moved(position):
+        model = TinyModel("t5_1_1", **SIZES, position=position)
+        plain = model.apply(batch)
+        later = dict(batch)
+        later["decoder_segment_ids"] = np.ones((1, 3), int)
+        later["encoder_segment_ids"] = np.ones((1, 6), int)
+        later["decoder_positions"] = np.array([[7, 8, 9]])
+        return float(jnp.abs(model.apply(later) - plain).max())
+
+    # All decoder positions move by 7: self-attention does not notice.
+    assert moved("rotary") < 1e-4
+    assert moved("rotary:cross=true") > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("zero", "kernels"),
+    [
+        ("query", ["self_attention/query"]),
+        ("residual", ["self_attention/out", "mlp/wo"]),
+        ("logits", ["logits_dense"]),
+    ],
+)
+def test_kernels_that_start_at_zero(zero, kernels):
+    config = tiny_config("llama", zero_init=(zero,), **SIZES)
+    params = init_params(model_spec(config), jax.random.key(0))["decoder"]
+    flat = {
+        "/".join(str(part.key) for part in path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    zeros = {path for path, leaf in flat.items() if not np.any(np.asarray(leaf))}
+    expected = {path for path in flat if any(f"{kernel}/kernel" in path for kernel in kernels)}
+    assert zeros == expected
+
+
+def test_the_first_logits_do_not_depend_on_the_attention_scale():
+    """The initial queries take up what is left of 1 / sqrt(head_dim)."""
+    for scale in (None, 0.125, 2.0):
+        config = tiny_config("t5_1_1", **SIZES | {"emb_dim": 64, "head_dim": 64})
+        spec = model_spec(replace(config, attention_scale=scale))
+        params = init_params(spec, jax.random.key(0))
+        kernel = params["encoder"]["layers_0"]["attention"]["query"]["kernel"]
+        deviation = float(jnp.std(kernel)) * (scale or 1.0)
+        assert abs(deviation * 64 - 1) < 0.05, scale
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads is 3; .*divisor of num_heads, which is 4"),
+        ({"num_kv_heads": 2, "mixer": "mdha_shared_qk"}, "num_kv_heads is 2; .*mdha_shared_qk"),
+        ({"query_key_norm": True, "mixer": "dense_synthesizer"}, "query_key_norm is True"),
+        ({"attention_scale": 0.0}, "attention_scale is 0.0; .*above 0"),
+        ({"logits_scale": float("nan")}, "logits_scale is nan"),
+        ({"zero_init": ("keys",)}, "zero_init is .*logits, query, residual"),
+        ({"zero_init": ("query", "query")}, "zero_init is .*each once"),
+        ({"zero_init": ("logits",), "tied_logits": True}, "zero_init is .*tied"),
+        ({"position": "rotary:cross=true"}, "without cross=true"),
+        ({"position": "rotary:fraction=0.4"}, "head_dim is 8; .*pairs of channels, not 3"),
+        ({"parallel_blocks": "one_norm", "norm_placement": "post"}, "norm_placement is 'post'"),
+        ({"attention": "pallas", "position": "alibi"}, "position is 'alibi'; .*'pallas'"),
+        ({"attention": "dot_product", "attention_weights": "elu"}, "attention_weights is 'elu'"),
+        ({"family": "evolved_transformer", "num_kv_heads": 1}, "num_kv_heads is 1; .*None in fam"),
+        ({"parametrisation": "mup:readout=zero", "tied_logits": True}, "another readout"),
+    ],
+)
+def test_settings_without_meaning_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**{"family": "lm", "tied_logits": False} | SIZES | changes)

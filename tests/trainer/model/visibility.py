@@ -1,0 +1,52 @@
+"""Compares the positions that a model sees, measured by gradients, with those it should see.
+
+Every input position holds a token of its own, so the gradient of a logit by that token's
+embedding is nonzero exactly where the position is seen.
+"""
+
+import jax
+import numpy as np
+
+# Packed example of each position; 0 is padding.
+ENCODER_SEGMENTS = [1, 1, 1, 2, 2, 2, 0]
+DECODER_SEGMENTS = [1, 1, 1, 2, 2, 0]
+
+
+def influence(tiny, batch) -> np.ndarray:
+    """Returns bool [decoder positions, vocabulary]: True if a token moves the logits."""
+    path = ("token_embedder",) if tiny.has_encoder else ("decoder", "token_embedder")
+
+    def logit_mixes(table_VD):
+        params = jax.tree.map(lambda leaf: leaf, tiny.params)
+        node = params
+        for name in path:
+            node = node[name]
+        node["embedding"] = table_VD
+        logits_LV = tiny.model.apply({"params": params}, batch)[0]
+        # A random mix, since some effects might cancel in the sum of logits.
+        mix_V = jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
+        return logits_LV @ mix_V
+
+    table = tiny.params
+    for name in path:
+        table = table[name]
+    jacobian_LVD = jax.jit(jax.jacrev(logit_mixes))(table["embedding"])
+    return np.any(np.asarray(jacobian_LVD) != 0, axis=-1)
+
+
+def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:
+    """Compares with visibility written out pair by pair; rows of padding are meaningless."""
+    seen = influence(tiny, batch)
+    for query, query_segment in enumerate(decoder_segments):
+        if query_segment == 0:
+            continue
+        for key, key_segment in enumerate(decoder_segments):
+            both_prefix = prefix is not None and prefix[query] and prefix[key]
+            expected = query_segment == key_segment and (key <= query or bool(both_prefix))
+            token = int(batch["decoder_input_tokens"][0, key])
+            assert seen[query, token] == expected, f"decoder {query} of decoder {key}"
+        if tiny.has_encoder:
+            for key, key_segment in enumerate(encoder_segments):
+                token = int(batch["encoder_input_tokens"][0, key])
+                expected = key_segment != 0 and query_segment == key_segment
+                assert seen[query, token] == expected, f"decoder {query} of encoder {key}"
