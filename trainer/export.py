@@ -195,7 +195,7 @@ def _write(
     Raises:
       NotEqual: transformers computes different logits or ids.
     """
-    from trainer.huggingface import configs, names, parity, tokenizer, weights
+    from trainer.huggingface import configs, folding, names, parity, tokenizer, weights
 
     model = run.config.model
     converter = run.converter
@@ -203,7 +203,10 @@ def _write(
     written = configs.to_config(model, positions, mt5=run.config.preset.startswith("mt5"))
     files.write_json(os.path.join(folder, "config.json"), written)
     files.write_json(os.path.join(folder, "generation_config.json"), _generation(written))
-    tensors = names.to_tensors(_plain_tree(params, run), model, written["model_type"])
+    plain, exported = _plain_tree(params, run), configs.exportable(model)[0]
+    if exported != model:
+        plain = folding.fold(plain, model)
+    tensors = names.to_tensors(plain, exported, written["model_type"])
     weights.write(folder, tensors, shard_bytes)
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")

@@ -1,7 +1,11 @@
-"""`python -m trainer.pretrain --help`: every field of a configuration as a flag, by group."""
+"""`python -m trainer.pretrain --help`: every field of a configuration as a flag, by group.
+
+--help=presets lists models, and --help=parts the parts of models with their options.
+"""
 
 import argparse
 import dataclasses
+import textwrap
 import types
 import typing
 from typing import Any
@@ -11,10 +15,11 @@ from tasks.terminal.table import table
 from trainer.config import fields
 from trainer.config.presets import MODEL_PRESETS
 from trainer.config.run import Config
+from trainer.model.config import SLOTS
 
 # The fields of a run that are in no group of their own.
 RUN = "run"
-PRESETS = "presets"
+PRESETS, PARTS = "presets", "parts"
 # The preset whose values are shown as defaults.
 _SHOWN = "t5_1_1_small"
 # Longer lists of choices would not fit beside their flag; their words name them.
@@ -23,7 +28,7 @@ _METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"
 
 
 class HelpAction(argparse.Action):
-    """The flags --help, --help=GROUP and --help=presets."""
+    """The flags --help, --help=GROUP, --help=presets and --help=parts."""
 
     def __call__(
         self,
@@ -34,6 +39,8 @@ class HelpAction(argparse.Action):
     ) -> None:
         if values == PRESETS:
             print(presets())
+        elif values == PARTS:
+            print(parts())
         elif values is None:
             for group in groups():
                 _add_group(parser, group)
@@ -43,7 +50,7 @@ class HelpAction(argparse.Action):
             _add_group(only, values)
             print(only.format_help(), end="")
         else:
-            known = [PRESETS, *groups()]
+            known = [PRESETS, PARTS, *groups()]
             raise UserError(
                 f"--help={values}: no such group{nearest(values, known)}; there are "
                 f"{', '.join(known)}"
@@ -71,6 +78,23 @@ def presets() -> str:
         f"{family}\n{table(header, [_sizes(name) for name in names])}"
         for family, names in families.items()
     )
+
+
+def parts() -> str:
+    """Returns the parts that fields of a model name, with their options, defaults and words."""
+    lines = []
+    for slot, known in SLOTS.items():
+        lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")
+        for name, kind in known().items():
+            lines.append(f"  {name}")
+            for each in dataclasses.fields(kind):
+                default = "" if each.default is None else f" (default: {each.default})"
+                text = f"{each.name}: {each.metadata['words']}{default}"
+                lines += textwrap.wrap(
+                    text, 96, initial_indent="    ", subsequent_indent="        "
+                )
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 def _sizes(name: str) -> tuple[object, ...]:

@@ -66,6 +66,11 @@ _RULES = (
         "it goes with --model.position=absolute or a Synthesizer",
     ),
     _Idle(
+        ("optimizer.scale_epsilon",),
+        lambda config: config.model.part("parametrisation").name != "mup",
+        "it goes with --model.parametrisation=mup",
+    ),
+    _Idle(
         ("model.switch_every",),
         lambda config: not config.model.num_experts,
         "it goes with --model.num_experts",

@@ -16,6 +16,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAD_ID
 from trainer.huggingface.config_readers import from_config
 from trainer.huggingface.config_writers import CUSTOM, WRITERS
+from trainer.huggingface.folding import folded
 from trainer.huggingface.names import logits_are_tied
 from trainer.model.config import ModelConfig
 from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
@@ -67,11 +68,20 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
 
 def model_type(config: ModelConfig) -> str | None:
     """Returns the model_type under which transformers computes this model, or None."""
-    for kind in _KINDS.get(config.family, ()):
-        with contextlib.suppress(KeyError, UserError):
-            if same_model(_there_and_back(config, kind), config):
-                return kind
-    return None
+    return exportable(config)[1]
+
+
+def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
+    """Returns the model as it is written, its multipliers folded away if need be, and model_type.
+
+    The type is None if transformers has no such model.
+    """
+    for each in dict.fromkeys((config, folded(config))):
+        for kind in _KINDS.get(config.family, ()):
+            with contextlib.suppress(KeyError, UserError):
+                if same_model(_there_and_back(each, kind), each):
+                    return each, kind
+    return config, None
 
 
 def _there_and_back(config: ModelConfig, kind: str) -> ModelConfig:
@@ -177,7 +187,7 @@ def to_config(config: ModelConfig, positions: int, mt5: bool = False) -> dict[st
       positions: the longest row of training, for models that record it.
       mt5: call an untied T5 mT5, from which it differs only in its vocabulary.
     """
-    kind = model_type(config)
+    config, kind = exportable(config)
     assert kind is not None, config.family
     written = _written(config, kind, positions)
     if mt5 and kind == "t5" and not logits_are_tied(config):

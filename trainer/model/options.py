@@ -67,9 +67,11 @@ def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Part:
     for setting in filter(None, rest.split(",")):
         option, equals, value = setting.partition("=")
         if option not in declared or not equals:
-            listed = ", ".join(declared)
-            having = f"options {listed}, as {name}:{next(iter(declared))}=…" if listed else "none"
-            raise Rejected(slot, text, f"{name!r} with {having}" if listed else f"{name!r} alone")
+            rule = f"{name!r} alone"
+            if declared:
+                listed = ", ".join(declared)
+                rule = f"{name!r} with options {listed}, as {name}:{next(iter(declared))}=…"
+            raise Rejected(slot, text, rule)
         try:
             values[option] = parse_value(value, declared[option])
         except ValueError as error:
@@ -184,6 +186,19 @@ class Rotary:
     def __post_init__(self) -> None:
         if not self.low_frequency < self.high_frequency:
             raise Rejected("high_frequency", self.high_frequency, "above low_frequency")
+        if self.scaling == "none":
+            _left_out(self, "without scaling", "factor")
+        if self.scaling != "llama3":
+            own = ("low_frequency", "high_frequency", "original_positions")
+            _left_out(self, "without scaling=llama3", *own)
+
+
+def _left_out(options: Any, when: str, *names: str) -> None:
+    """Rejects options that differ from their defaults though nothing reads them."""
+    defaults = {each.name: each.default for each in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise Rejected(name, getattr(options, name), f"left out {when}")
 
 
 # ---- Parametrisations. --------------------------------------------------------------------------
@@ -239,3 +254,7 @@ class MaximalUpdate:
         "(standard), or zero",
         choices=READOUTS,
     )
+
+    def __post_init__(self) -> None:
+        if self.rule == "absolute" and self.readout != "relative":
+            _left_out(self, "with rule=absolute and this readout", "base_width")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trainer.config.presets import model_preset
-from trainer.huggingface import configs, names, parity, weights
+from trainer.huggingface import configs, folding, names, parity, weights
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
@@ -51,6 +51,17 @@ MODELS = {
     "gemma": ModelConfig(family="gemma", num_kv_heads=1, **DECODER),
     "gpt2": ModelConfig(family="gpt2", max_positions=64, **DECODER | {"head_dim": 8}),
     "umt5": ModelConfig(family="t5_1_1", position="relative_per_layer", **T5),
+    "mup_decoder": ModelConfig(
+        family="llama",
+        norm="rms_norm:gain=none",
+        parametrisation="mup:base_width=8",
+        logits_scale=0.5,
+        **DECODER,
+    ),
+    "mup_t5": ModelConfig(family="t5_1_1", parametrisation="mup:base_width=8", **T5),
+    "mup_t5_tied": ModelConfig(
+        family="t5_1_0", parametrisation="mup:readout=relative", norm="rms_norm:gain=scalar", **T5
+    ),
     "t5_unscaled": ModelConfig(family="t5_1_1", tied_logits=True, logits_scale=1.0, **T5),
     "t5_buckets": ModelConfig(
         family="t5_1_0",
@@ -131,7 +142,9 @@ class Exported:
         self.params = random_params(self.config)
         folder.mkdir()
         self.written = configs.to_config(self.config, 64, mt5=name == "mt5")
-        self.tensors = names.to_tensors(self.params, self.config, self.written["model_type"])
+        model, kind = configs.exportable(self.config)
+        params = self.params if model == self.config else folding.fold(self.params, self.config)
+        self.tensors = names.to_tensors(params, model, kind)
         self.write(self.written, self.tensors)
 
     @property

@@ -28,6 +28,9 @@ IN_TRANSFORMERS = (
     "umt5",
     "t5_unscaled",
     "t5_buckets",
+    "mup_decoder",
+    "mup_t5",
+    "mup_t5_tied",
 )
 
 

@@ -1,0 +1,93 @@
+"""Models with multipliers or gains that transformers lacks, as equal models without them.
+
+muP's multipliers and norms without gains are folded into kernels and gains: the function stays the
+same, while initial values and rates, which only training needs, are given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trainer.model.config import ModelConfig
+from trainer.model.facts import ENCODER_DECODER
+from trainer.model.options import Part
+from trainer.model.spec import model_spec
+
+Tree = dict[str, Any]
+
+
+def folded(config: ModelConfig) -> ModelConfig:
+    """Returns the model that `fold` makes parameters for; `config` itself if there is nothing."""
+    norm = config.part("norm")
+    changed: dict[str, Any] = {}
+    if norm.options.gain in ("none", "scalar"):
+        changed["norm"] = str(Part(norm.name, replace(norm.options, gain="vector")))
+    if not config.query_key_norm and _foreign(config):
+        changed |= {"parametrisation": None, "attention_scale": None, "logits_scale": None}
+    return replace(config, **changed) if changed else config
+
+
+def _foreign(config: ModelConfig) -> bool:
+    """Returns whether multipliers are not those that transformers has for the family."""
+    named = config.attention_scale, config.logits_scale
+    return config.part("parametrisation").name == "mup" or named != (None, None)
+
+
+def fold(params: Tree, config: ModelConfig) -> Tree:
+    """Returns parameters of `folded(config)`, from those of `config` in the unscanned tree."""
+    target = folded(config)
+    if target == config:
+        return params
+    before, after = (model_spec(each).shared.parametrisation for each in (config, target))
+    attention = before.attention_scale(config.head_dim) / after.attention_scale(config.head_dim)
+    tied = bool(config.value("tied_logits"))
+    logits = config.logits_scale or 1.0
+    if tied:
+        logits = config.logits_scale or before.tied_logits_multiplier(config.emb_dim)
+        logits /= after.tied_logits_multiplier(config.emb_dim)
+    gains = config.part("norm").options.gain != target.part("norm").options.gain
+    last = "decoder" if config.num_decoder_layers else "encoder"
+
+    def walk(tree: Tree, path: tuple[str, ...]) -> Tree:
+        found: Tree = {}
+        for name, node in tree.items():
+            here = (*path, name)
+            if isinstance(node, dict):
+                node = walk(node, here)
+                if gains and name.endswith("_norm"):
+                    ones = np.ones(config.emb_dim, np.float32)
+                    node = node | {"scale": np.asarray(node.get("scale", 1.0)) * ones}
+                if tied and here == (last, f"{last}_norm"):
+                    node = {part: np.asarray(leaf) * logits for part, leaf in node.items()}
+            elif here[-2] == "query" or name == "rel_embedding":
+                node = np.asarray(node) * attention
+            elif not tied and here[-2:] == ("logits_dense", "kernel"):
+                node = np.asarray(node) * logits
+            found[name] = node
+        return found
+
+    walked = walk(_with_norms(params, config) if gains else params, ())
+    return walked
+
+
+def _with_norms(params: Tree, config: ModelConfig) -> Tree:
+    """Returns parameters with an empty dict for each norm that has none, where gains then go."""
+    norms: dict[str, tuple[str, ...]] = {
+        "encoder": ("pre_attention_layer_norm", "pre_mlp_layer_norm"),
+        "decoder": ("pre_self_attention_layer_norm", "pre_mlp_layer_norm"),
+    }
+    if config.architecture == ENCODER_DECODER:
+        norms["decoder"] += ("pre_cross_attention_layer_norm",)
+    found = dict(params)
+    for stack, names in norms.items():
+        if stack not in params:
+            continue
+        inside: Tree = {f"{stack}_norm": {}, **params[stack]}
+        for layer, node in params[stack].items():
+            if layer.startswith("layers_"):
+                inside[layer] = {**{name: {} for name in names}, **node}
+        found[stack] = inside
+    return found
