@@ -106,12 +106,13 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     )
     standard = "relu" if kind == "t5" else "gated-gelu"
     projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
-    # In T5 "scaled" and "tied" are the same, unless the file tells them apart; the logits of mT5
-    # and umT5 are neither, whatever the file says.
-    word = fields.get("tie_word_embeddings", True)
-    scaled = bool(fields.get("scale_decoder_outputs", word))
-    unscaled = word and "scale_decoder_outputs" in fields and "lm_head.weight" not in fields.tensors
-    tied = kind == "t5" and (scaled or unscaled)
+    # transformers 5 calls the logits of all of them tied, and stores their kernel all the same if
+    # they are not; the logits of mT5 are never scaled. Without `scale_decoder_outputs`, which T5
+    # alone has, tied logits are scaled.
+    tied = bool(fields.get("tie_word_embeddings", kind == "t5"))
+    scaled = bool(fields.get("scale_decoder_outputs", tied)) and kind != "mt5"
+    if kind != "t5" or not scaled:
+        tied = tied and "lm_head.weight" not in fields.tensors
     return ModelConfig(
         family="t5_1_0" if tied else "t5_1_1",
         vocab_size=fields["vocab_size"],

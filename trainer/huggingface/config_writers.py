@@ -75,8 +75,8 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 def _to_umt5(config: ModelConfig, positions: int) -> dict[str, Any]:
-    if logits_are_tied(config):
-        raise KeyError("tied_logits")
+    if logits_are_tied(config) and config.logits_scale is not None:
+        raise KeyError("logits_scale")
     written = _to_t5(config, positions)
     return {**written, "architectures": ["UMT5ForConditionalGeneration"]}
 

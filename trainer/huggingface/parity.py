@@ -116,7 +116,7 @@ def their_model(folder: str, written: Mapping[str, Any]) -> Any:
     for word, names in report.items():
         if names:
             raise UserError(f"{folder}: transformers reports {word}: {', '.join(map(str, names))}")
-    if written["model_type"] == "umt5":
+    if written["model_type"] == "umt5" and not written["tie_word_embeddings"]:
         # transformers 5 calls every umT5 tied, and scales logits that have a kernel of their own;
         # transformers 4 and the authors' code do not.
         model.config.tie_word_embeddings = False

@@ -21,7 +21,8 @@ def assert_equal_trees(actual, expected):
 
 NAMES = (
     "t5_1_0", "t5_1_1", "t5_1_1_tied", "mt5", "bert", "bert_untied", "llama", "llama_tied", "lm",
-    "lm_untied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "t5_unscaled", "t5_buckets",
+    "lm_untied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "umt5_tied", "t5_unscaled",
+    "t5_buckets",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ IN_TRANSFORMERS = (
     "gemma",
     "gpt2",
     "umt5",
+    "umt5_tied",
     "t5_unscaled",
     "t5_buckets",
     "mup_decoder",
