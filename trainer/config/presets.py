@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
+from trainer.config.march_presets import march_presets
 from trainer.config.primer_presets import primer_presets
 from trainer.model.config import ModelConfig
 from trainer.model.facts import DECODER, ENCODER, FAMILIES
@@ -136,6 +137,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         for size, config in sizes.items()
     }
     | dict(primer_presets(T5_VOCAB_SIZE))
+    | dict(march_presets(T5_VOCAB_SIZE))
 )
 
 

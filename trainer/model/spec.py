@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.model import facts
 from trainer.model.attention import DotProductAttention
+from trainer.model.attention_parts import Roles, SummedHeads, ValuesRelu
 from trainer.model.config import ModelConfig
 from trainer.model.convolution import ConvolutionBranch, HeadConvolution
 from trainer.model.dense import Shared
+from trainer.model.dropping import TokenDropping
 from trainer.model.embedding import (
     DenseLogits,
     Embedding,
@@ -27,8 +29,10 @@ from trainer.model.embedding import (
     TransformedLogits,
     TypedEmbedding,
 )
-from trainer.model.feedforward import FeedForward, Mlp
+from trainer.model.feedforward import FeedForward, Mlp, NoFeedForward
+from trainer.model.given_attention import Database, GivenAttention
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
+from trainer.model.mixed_feedforward import MixedMlp
 from trainer.model.mixers import Mixer
 from trainer.model.norms import (
     BranchNorm,
@@ -38,9 +42,11 @@ from trainer.model.norms import (
     NormPlacement,
     PostNorm,
     PreNorm,
+    PreNormWithoutResidual,
     PrimerNorm,
     RMSNorm,
 )
+from trainer.model.options import Halves
 from trainer.model.parametrisation import (
     MaximalUpdateParametrisation,
     NormalParametrisation,
@@ -65,8 +71,11 @@ from trainer.model.synthesizer import DenseSynthesizer, LearnedLogits
 class LayerSpec:
     """The slots of one layer.
 
-    `cross_mixer` is None if there is no encoder to look at. `feed_forward_norm_placement` is None
-    if it is `norm_placement`. `parallel` is one of `facts.PARALLEL_NAMES`.
+    `cross_mixer` is None if there is no encoder to look at, or if the mixer does: if
+    `merges_memory`, its keys and values are the encoder's and then its own. `mixer_norm_placement`
+    and `feed_forward_norm_placement` are None if they are `norm_placement`. `parallel` is one of
+    `facts.PARALLEL_NAMES`. `database_mixer` is set if the stack has a database. `leaves` is what
+    the layer leaves for the decoder's layer of its number, one of `facts.BY_LAYER`.
     """
 
     norm: Norm
@@ -76,13 +85,18 @@ class LayerSpec:
     cross_mixer: Mixer | None = None
     feed_forward_norm_placement: NormPlacement | None = None
     parallel: str = "none"
+    mixer_norm_placement: NormPlacement | None = None
+    database_mixer: GivenAttention | None = None
+    merges_memory: bool = False
+    leaves: str | None = None
+    dropping: TokenDropping | None = None
 
 
 @dataclass(frozen=True)
 class StackSpec:
     """The slots of a stack.
 
-    `cross_mask` is set if layers have a `cross_mixer`; `logits` is None in an encoder.
+    `cross_mask` is set if layers look at an encoder; `logits` is None in an encoder.
     `output_dropout`: units of the last states are dropped too, as in T5. A scan needs equal
     layers.
     """
@@ -95,6 +109,7 @@ class StackSpec:
     logits: Logits | None = None
     embedding: Embedding = field(default_factory=PlainEmbedding)
     output_dropout: bool = True
+    database: Database | None = None
 
 
 @dataclass(frozen=True)
@@ -154,21 +169,35 @@ def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
 
 
 def _encoder_decoder(config: ModelConfig) -> ModelSpec:
+    cross = config.cross_attention
+    layers = _layers(
+        config,
+        config.num_encoder_layers,
+        leaves=cross if cross in facts.BY_LAYER else None,
+        dropping=TokenDropping(config.token_dropping) if config.token_dropping else None,
+    )
     encoder = StackSpec(
-        layers=_layers(config, config.num_encoder_layers),
+        layers=layers,
         position=_position(config, bidirectional=True),
         mask=SameSegment(),
         norm=_last_norm(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
+        database=_database(config),
     )
     decoder = StackSpec(
-        layers=_layers(config, config.num_decoder_layers, cross=True),
+        layers=_layers(
+            config,
+            config.num_decoder_layers,
+            cross_mixer=_CROSS_MIXERS[cross](config),
+            merges_memory=cross == "merged",
+        ),
         position=_position(config, bidirectional=False),
         mask=AllOf((SameSegment(), Causal())),
         norm=_last_norm(config),
         cross_mask=SameSegment(),
         logits=_logits(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
+        database=_database(config),
     )
     return ModelSpec(_shared(config), decoder, encoder)
 
@@ -204,6 +233,7 @@ def _decoder_of(config: ModelConfig, layers: tuple[LayerSpec, ...]) -> ModelSpec
         norm=_last_norm(config),
         logits=_logits(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
+        database=_database(config),
     )
     return ModelSpec(_shared(config), decoder)
 
@@ -216,6 +246,7 @@ def _encoder_only(config: ModelConfig) -> EncoderSpec:
         norm=_last_norm(config),
         embedding=TypedEmbedding(_embedding_norm(config)),
         output_dropout=False,
+        database=_database(config),
     )
     shared = replace(_shared(config), broadcast_dropout=False)
     activation = config.value("mlp_activations")[0]
@@ -237,26 +268,77 @@ _ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] =
 )
 
 
-def _layers(config: ModelConfig, count: int, cross: bool = False) -> tuple[LayerSpec, ...]:
-    """Returns the layers of a stack; the last of every `switch_every` has experts, if any."""
+def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
+    """Returns the layers of a stack; the last of every `switch_every` has experts, if any.
+
+    Args:
+      slots: slots of each layer in which the stack differs from others.
+    """
     mixer, activations = config.part("mixer"), config.value("mlp_activations")
-    placement, last_placement = NORM_PLACEMENTS[config.value("norm_placement")]
-    # Dropout of hidden units is T5's; BERT and its like drop only the outputs of sublayers.
-    dropout = config.architecture != facts.ENCODER
+    placements = NORM_PLACEMENTS[config.value("norm_placement")]
+    feed_forward = config.part("feed_forward")
     layer = LayerSpec(
         norm=_norm(config),
-        norm_placement=placement,
+        norm_placement=placements.sublayers,
         mixer=MIXERS[mixer.name](config, mixer.options),
-        feed_forward=Mlp(config.mlp_dim, activations, dropout, config.value("mlp_bias")),
-        cross_mixer=_attention(config) if cross else None,
-        feed_forward_norm_placement=last_placement,
+        feed_forward=FEED_FORWARDS[feed_forward.name](config, feed_forward.options),
+        feed_forward_norm_placement=placements.feed_forward,
         parallel=config.parallel_blocks,
+        mixer_norm_placement=placements.mixer,
+        database_mixer=_given_attention(config) if config.database_entries else None,
+        **slots,
     )
+    if config.part("head_scaling").name != "none":
+        return halves(layer, count, config.part("head_scaling").options)
     if not config.num_experts:
         return (layer,) * count
     experts = Switch(Mlp(config.mlp_dim, activations, bias=False), config.num_experts)
     routed = replace(layer, feed_forward=experts)
     return tuple(layer if (index + 1) % config.switch_every else routed for index in range(count))
+
+
+def halves(layer: LayerSpec, count: int, options: Halves) -> tuple[LayerSpec, ...]:
+    """Returns layers like `layer` with other numbers of heads in the halves of a stack.
+
+    The first half is the shorter one if `count` is odd.
+
+    Source: "scaling_heads" of MARCH (2023).
+    """
+
+    def scaled(mixer: Any, share: float) -> Any:
+        if mixer is None:
+            return None
+        heads = round(mixer.num_heads * share)
+        width = mixer.num_heads * mixer.head_dim // heads if options.constant else mixer.head_dim
+        return replace(mixer, num_heads=heads, head_dim=width)
+
+    slots = ("mixer", "cross_mixer", "database_mixer")
+    first, second = (
+        replace(layer, **{slot: scaled(getattr(layer, slot), share) for slot in slots})
+        for share in (options.first, options.second)
+    )
+    return (first,) * (count // 2) + (second,) * (count - count // 2)
+
+
+def _mlp(config: ModelConfig, options: Any) -> FeedForward:
+    activations, bias = config.value("mlp_activations"), config.value("mlp_bias")
+    return Mlp(config.mlp_dim, activations, _drops_hidden(config), bias)
+
+
+def _mixed_mlp(config: ModelConfig, options: Any) -> FeedForward:
+    drops, bias = _drops_hidden(config), config.value("mlp_bias")
+    return MixedMlp(config.mlp_dim, options.mean, options.sigmoid_dropout, drops, bias)
+
+
+def _drops_hidden(config: ModelConfig) -> bool:
+    """Dropout of hidden units is T5's; BERT and its like drop only the outputs of sublayers."""
+    return config.architecture != facts.ENCODER
+
+
+# Feed-forward sublayers by configuration and options.
+FEED_FORWARDS: Mapping[str, Callable[[ModelConfig, Any], FeedForward]] = MappingProxyType(
+    {"mixed": _mixed_mlp, "mlp": _mlp, "none": lambda *_: NoFeedForward()}
+)
 
 
 def _norm(config: ModelConfig) -> Norm:
@@ -348,6 +430,29 @@ def _attention(
     )
 
 
+def _given_attention(config: ModelConfig) -> GivenAttention:
+    norm = _norm(config) if config.query_key_norm else None
+    return GivenAttention(config.num_heads, config.head_dim, norm)
+
+
+def _database(config: ModelConfig) -> Database | None:
+    return Database(config.database_entries, config.head_dim) if config.database_entries else None
+
+
+def _with_part(config: ModelConfig, **parts: Any) -> DotProductAttention:
+    return replace(_attention(config), **parts)
+
+
+# Cross mixers by `ModelConfig.cross_attention`.
+_CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxyType(
+    {
+        "attention": lambda config: _attention(config),
+        "encoder_keys": _given_attention,
+        "layerwise": lambda config: _attention(config),
+        "merged": lambda config: None,
+    }
+)
+
 # Mixers by configuration and options.
 _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     "attention": lambda config, _: _attention(config),
@@ -361,6 +466,14 @@ _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     ),
     "dense_synthesizer": lambda config, _: DenseSynthesizer(
         config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
+    ),
+    # MARCH's.
+    "role_attention": lambda config, options: _with_part(config, mixed_part=Roles(options.vectors)),
+    "summed_heads": lambda config, options: _with_part(
+        config, mixed_part=SummedHeads(options.group, config.head_dim)
+    ),
+    "values_relu": lambda config, options: _with_part(
+        config, value_part=ValuesRelu(config.mlp_dim if options.kernels == 2 else None)
     ),
 }
 MIXERS: Mapping[str, Callable[[ModelConfig, Any], Mixer]] = MappingProxyType(_MIXERS)
@@ -395,12 +508,21 @@ NORMS: Mapping[str, Callable[[Any], Norm]] = MappingProxyType(
     }
 )
 
-# Placements before or after mixers, and in feed-forward sublayers if they differ there.
-NORM_PLACEMENTS: Mapping[str, tuple[NormPlacement, NormPlacement | None]] = MappingProxyType(
+
+class Placements(NamedTuple):
+    """Placements of the norms of a layer; None: that of its other sublayers."""
+
+    sublayers: NormPlacement
+    feed_forward: NormPlacement | None = None
+    mixer: NormPlacement | None = None
+
+
+NORM_PLACEMENTS: Mapping[str, Placements] = MappingProxyType(
     {
-        "pre": (PreNorm(), None),
-        "post": (PostNorm(), None),
-        "primer_alternating": (PreNorm(), BranchNorm()),
+        "pre": Placements(PreNorm()),
+        "pre_without_mixer_residual": Placements(PreNorm(), mixer=PreNormWithoutResidual()),
+        "post": Placements(PostNorm()),
+        "primer_alternating": Placements(PreNorm(), feed_forward=BranchNorm()),
     }
 )
 
