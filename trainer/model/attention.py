@@ -144,7 +144,7 @@ class _DotProductAttention(nn.Module):
         def change(mixed_BLJ: jax.Array) -> jax.Array:
             if spec.mixed_part is None:
                 return mixed_BLJ
-            return spec.mixed_part.build(self.shared, "mixed")(mixed_BLJ, x_BLD)
+            return spec.mixed_part.build(self.shared, "mixed", head_dim)(mixed_BLJ, x_BLD)
 
         query = project(
             num_heads * head_dim, initializer=parametrisation.query(head_dim), name="query"

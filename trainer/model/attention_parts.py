@@ -43,7 +43,7 @@ class MixedPart(Protocol):
     @property
     def value_deviation(self) -> float: ...
 
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
+    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Roles:
     options = options.Roles
     value_deviation = 1.0
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
+    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
         return _Roles(self, shared, name=name)
 
 
@@ -134,7 +134,6 @@ class SummedHeads:
     """
 
     group: int
-    head_dim: int
     options = options.SummedHeads
 
     @property
@@ -142,15 +141,16 @@ class SummedHeads:
         """Factor of the standard deviation of the initial kernel of values."""
         return self.group**-0.5
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _SummedHeads(self, name=name)
+    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
+        return _SummedHeads(self, head_dim, name=name)
 
 
 class _SummedHeads(nn.Module):
     spec: SummedHeads
+    head_dim: int
 
     @nn.compact
     def __call__(self, mixed_BLJ: jax.Array, x_BLD: jax.Array) -> jax.Array:
         batch, length, _ = mixed_BLJ.shape
-        shape = (batch, length, -1, self.spec.group, self.spec.head_dim)
+        shape = (batch, length, -1, self.spec.group, self.head_dim)
         return mixed_BLJ.reshape(shape).sum(axis=3).reshape(batch, length, -1)

@@ -79,14 +79,17 @@ def _check_cross_attention(config: Any) -> None:
 
 def _check_heads(config: Any) -> None:
     part = config.part("head_scaling")
+    group = getattr(config.part("mixer").options, "group", 1)
+    rule = f"a multiple of {group}, the group of mixer 'summed_heads'"
+    _require(config, config.num_heads % group == 0, "num_heads", rule)
     if part.name == "none":
         return
     options, field = part.options, "head_scaling"
     _require(config, config.num_kv_heads is None, "num_kv_heads", f"None with {field}")
     for share in (options.first, options.second):
         heads = config.num_heads * share
-        rule = f"such that num_heads, {config.num_heads}, times {share} is whole"
-        _require(config, heads == round(heads), field, rule)
+        rule = f"such that num_heads, {config.num_heads}, times {share:g} is a multiple of {group}"
+        _require(config, heads % group == 0, field, rule)
         width = config.num_heads * config.head_dim
         rule = f"such that num_heads * head_dim, {width}, divides by {heads:g} heads"
         _require(config, not options.constant or width % heads == 0, field, rule)

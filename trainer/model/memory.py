@@ -5,6 +5,7 @@ Dimensions: B batch, L query length, S length of the encoder's rows, D model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +24,8 @@ class Memory(NamedTuple):
     Attributes:
       states_BSD: its last states, normalised.
       rows: facts about their positions.
-      layers: what each layer leaves, if the decoder's layers look at it: states [B, S, D] or
-        `KeysAndValues`.
+      layers: what each layer leaves, if the decoder's layers look at it: states [B, S, D],
+        normalised, or `KeysAndValues`.
     """
 
     states_BSD: jax.Array
@@ -53,6 +54,11 @@ def left_by(leaves: str | None, x_BLD: jax.Array, watched: dict[str, Any]) -> An
     if leaves == "encoder_keys":
         return KeysAndValues(*(watched[name] for name in _OF_KEYS))
     return x_BLD if leaves == "layerwise" else None
+
+
+def normalised(layers: tuple[Any, ...], norm: Callable[[jax.Array], jax.Array]) -> tuple[Any, ...]:
+    """Returns what layers leave, with states normalised as the last ones are."""
+    return tuple(each if isinstance(each, KeysAndValues) else norm(each) for each in layers)
 
 
 def merged_view(own: View, cross: View) -> View:

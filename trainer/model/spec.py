@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainer.model import facts
 from trainer.model.attention import DotProductAttention
@@ -29,24 +29,19 @@ from trainer.model.embedding import (
     TransformedLogits,
     TypedEmbedding,
 )
-from trainer.model.feedforward import FeedForward, Mlp, NoFeedForward
+from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.given_attention import Database, GivenAttention
+from trainer.model.layer_parts import FEED_FORWARDS, NORM_PLACEMENTS, halves
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
-from trainer.model.mixed_feedforward import MixedMlp
 from trainer.model.mixers import Mixer
 from trainer.model.norms import (
-    BranchNorm,
     LayerNorm,
     NoNorm,
     Norm,
     NormPlacement,
-    PostNorm,
-    PreNorm,
-    PreNormWithoutResidual,
     PrimerNorm,
     RMSNorm,
 )
-from trainer.model.options import Halves
 from trainer.model.parametrisation import (
     MaximalUpdateParametrisation,
     NormalParametrisation,
@@ -180,7 +175,8 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         layers=layers,
         position=_position(config, bidirectional=True),
         mask=SameSegment(),
-        norm=_last_norm(config),
+        # Where only keys and values are looked at, nothing reads the last states.
+        norm=NoNorm() if cross == "encoder_keys" else _last_norm(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
         database=_database(config),
     )
@@ -295,50 +291,6 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
     experts = Switch(Mlp(config.mlp_dim, activations, bias=False), config.num_experts)
     routed = replace(layer, feed_forward=experts)
     return tuple(layer if (index + 1) % config.switch_every else routed for index in range(count))
-
-
-def halves(layer: LayerSpec, count: int, options: Halves) -> tuple[LayerSpec, ...]:
-    """Returns layers like `layer` with other numbers of heads in the halves of a stack.
-
-    The first half is the shorter one if `count` is odd.
-
-    Source: "scaling_heads" of MARCH (2023).
-    """
-
-    def scaled(mixer: Any, share: float) -> Any:
-        if mixer is None:
-            return None
-        heads = round(mixer.num_heads * share)
-        width = mixer.num_heads * mixer.head_dim // heads if options.constant else mixer.head_dim
-        return replace(mixer, num_heads=heads, head_dim=width)
-
-    slots = ("mixer", "cross_mixer", "database_mixer")
-    first, second = (
-        replace(layer, **{slot: scaled(getattr(layer, slot), share) for slot in slots})
-        for share in (options.first, options.second)
-    )
-    return (first,) * (count // 2) + (second,) * (count - count // 2)
-
-
-def _mlp(config: ModelConfig, options: Any) -> FeedForward:
-    activations, bias = config.value("mlp_activations"), config.value("mlp_bias")
-    return Mlp(config.mlp_dim, activations, _drops_hidden(config), bias)
-
-
-def _mixed_mlp(config: ModelConfig, options: Any) -> FeedForward:
-    drops, bias = _drops_hidden(config), config.value("mlp_bias")
-    return MixedMlp(config.mlp_dim, options.mean, options.sigmoid_dropout, drops, bias)
-
-
-def _drops_hidden(config: ModelConfig) -> bool:
-    """Dropout of hidden units is T5's; BERT and its like drop only the outputs of sublayers."""
-    return config.architecture != facts.ENCODER
-
-
-# Feed-forward sublayers by configuration and options.
-FEED_FORWARDS: Mapping[str, Callable[[ModelConfig, Any], FeedForward]] = MappingProxyType(
-    {"mixed": _mixed_mlp, "mlp": _mlp, "none": lambda *_: NoFeedForward()}
-)
 
 
 def _norm(config: ModelConfig) -> Norm:
@@ -470,7 +422,7 @@ _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     # MARCH's.
     "role_attention": lambda config, options: _with_part(config, mixed_part=Roles(options.vectors)),
     "summed_heads": lambda config, options: _with_part(
-        config, mixed_part=SummedHeads(options.group, config.head_dim)
+        config, mixed_part=SummedHeads(options.group)
     ),
     "values_relu": lambda config, options: _with_part(
         config, value_part=ValuesRelu(config.mlp_dim if options.kernels == 2 else None)
@@ -505,24 +457,6 @@ NORMS: Mapping[str, Callable[[Any], Norm]] = MappingProxyType(
         "rms_norm": _build_with(RMSNorm),
         "layer_norm": lambda options: LayerNorm(options.epsilon, options.gain, options.bias),
         "primer_norm": _build_with(PrimerNorm),
-    }
-)
-
-
-class Placements(NamedTuple):
-    """Placements of the norms of a layer; None: that of its other sublayers."""
-
-    sublayers: NormPlacement
-    feed_forward: NormPlacement | None = None
-    mixer: NormPlacement | None = None
-
-
-NORM_PLACEMENTS: Mapping[str, Placements] = MappingProxyType(
-    {
-        "pre": Placements(PreNorm()),
-        "pre_without_mixer_residual": Placements(PreNorm(), mixer=PreNormWithoutResidual()),
-        "post": Placements(PostNorm()),
-        "primer_alternating": Placements(PreNorm(), feed_forward=BranchNorm()),
     }
 )
 

@@ -21,7 +21,7 @@ from trainer.model.embedding import RowClassifier, TokenEmbedder
 from trainer.model.given_attention import KeysAndValues, entries_view
 from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows, predicate
-from trainer.model.memory import Memory, left_by, merged_view, watched_names
+from trainer.model.memory import Memory, left_by, merged_view, normalised, watched_names
 from trainer.model.mixers import View
 from trainer.model.norms import NormPlacement, Sublayer
 from trainer.model.parameters import ParameterFacts, described
@@ -254,7 +254,8 @@ class Stack(nn.Module):
                 source = [memory.layers[index]] if memory is not None and memory.layers else []
                 flow, each = run(layer, flow, *source)
                 left += [] if each is None else [each]
-        y_BLD = spec.norm.build(shared, f"{self.role}_norm")(flow.x_BLD)
+        last_norm = spec.norm.build(shared, f"{self.role}_norm")
+        y_BLD = last_norm(flow.x_BLD)
         # T5X draws for every element of an encoder's output, but for whole rows before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
         y_BLD = dropout(y_BLD, deterministic or not spec.output_dropout)
@@ -262,7 +263,7 @@ class Stack(nn.Module):
             return spec.logits(y_BLD, embedder, shared)
         if flow.index_BL is not None:
             rows = take_rows(rows, flow.index_BL)
-        return Memory(y_BLD, rows, tuple(left))
+        return Memory(y_BLD, rows, normalised(tuple(left), last_norm))
 
 
 class Transformer(nn.Module):
