@@ -48,17 +48,9 @@ VARIANTS = {
     "no_residual": {"norm_placement": "pre_without_mixer_residual"},
 }
 # Variants that repeat others with other positions.
-SLOW = (
-    "mixed_sum",
-    "plain",
-    "summed",
-    "merged_rotary",
-    "fcabs_nothing",
-    "fcabs_rotary",
-    "merged_per_layer",
-    "merged_fcabs",
-)
-SLOW += ("encoder_keys_rotary", "halves_constant", "fcabs_per_layer", "tp_weights")
+SLOW = ("plain", "mixed_sum", "summed", "tp_weights", "halves_constant", "merged_fcabs")
+SLOW += ("fcabs_nothing", "fcabs_rotary", "fcabs_per_layer")
+SLOW += ("merged_rotary", "merged_per_layer", "encoder_keys_rotary")
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in VARIANTS]
 SEGMENTS = {
     "encoder": np.array([[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 0, 0]]),
