@@ -39,13 +39,13 @@ def _check_feed_forward(config: Any) -> None:
     unread: dict[str, Any] = {"mlp_activations": None} if config.architecture != ENCODER else {}
     unread |= {"num_experts": 0} | ({"mlp_bias": None} if part.name == "none" else {})
     for name, unset in unread.items():
-        _require(
-            config, getattr(config, name) == unset, name, f"{unset} with feed_forward {part.name!r}"
-        )
+        # Naming the family's own value, as `explicit` does, changes nothing.
+        own = getattr(config.family_facts, name, unset)
+        rule = f"{unset} with feed_forward {part.name!r}"
+        _require(config, getattr(config, name) in (unset, own), name, rule)
     if part.name == "none":
-        _require(
-            config, config.parallel_blocks == "none", "parallel_blocks", "'none' with one sublayer"
-        )
+        rule = "'none' with feed_forward 'none'"
+        _require(config, config.parallel_blocks == "none", "parallel_blocks", rule)
     elif part.options.sigmoid_dropout:
         rule = "above 0 with sigmoid_dropout"
         _require(config, config.dropout_rate > 0, "dropout_rate", rule)

@@ -121,8 +121,8 @@ def test_families_of_the_second_baseline():
         ("t5_1_1_tiny", {"feed_forward": "none", "mlp_bias": True}, "mlp_bias is True"),
         (
             "t5_1_0_tiny",
-            {"feed_forward": "mixed", "mlp_activations": ("relu",)},
-            "mlp_activations is .'relu',.; it must be None with feed_forward 'mixed'",
+            {"feed_forward": "mixed", "mlp_activations": ("silu",)},
+            "mlp_activations is .'silu',.; it must be None with feed_forward 'mixed'",
         ),
         ("t5_1_0_tiny", {"feed_forward": "mixed:sigmoid_dropout=0.5"}, "dropout_rate is 0.0"),
         ("lm_tiny", {"cross_attention": "merged"}, "cross_attention is 'merged'; it must be 'att"),
