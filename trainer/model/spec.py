@@ -184,7 +184,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         layers=_layers(
             config,
             config.num_decoder_layers,
-            cross_mixer=_CROSS_MIXERS[cross](config),
+            cross_mixer=CROSS_MIXERS[cross](config),
             merges_memory=cross == "merged",
         ),
         position=_position(config, bidirectional=False),
@@ -396,7 +396,7 @@ def _with_part(config: ModelConfig, **parts: Any) -> DotProductAttention:
 
 
 # Cross mixers by `ModelConfig.cross_attention`.
-_CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxyType(
+CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxyType(
     {
         "attention": lambda config: _attention(config),
         "encoder_keys": _given_attention,
