@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
+from trainer.config.march_presets import march_presets
 from trainer.config.mup_presets import mup_presets
 from trainer.config.primer_presets import primer_presets
 from trainer.model.config import ModelConfig
@@ -199,6 +200,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     | dict(
         mup_presets({f"t5_1_1_{size}": _T5_1_1[size] for size in ("mini", "small", "base", "xl")})
     )
+    | dict(march_presets(T5_VOCAB_SIZE))
 )
 
 

@@ -6,7 +6,7 @@ import math
 
 from trainer.model.config import ModelConfig
 from trainer.model.parameters import EXPERT_AXIS, ROW, SOURCE, ParameterFacts
-from trainer.model.spec import model_spec
+from trainer.model.spec import StackSpec, model_spec
 from trainer.model.transformer import CROSS_ATTENTION, parameter_facts
 
 
@@ -22,7 +22,8 @@ def flops_per_step(
 
     Counted are 2 operations forward and 4 backward for each kernel element and position, and 4 (12
     with the backward pass) for each query, key and attention channel, whether masked or padded.
-    Only the expert that a token goes through counts, not unused capacity. Embedding look-ups,
+    Only the expert that a token goes through counts, not unused capacity; and only the positions
+    that an encoder with token dropping has left. Embedding look-ups,
     norms, softmax and the optimizer are not counted. The length of a stack that the model lacks is
     ignored. Utilisation is this number divided by step time and the device's peak.
 
@@ -32,6 +33,8 @@ def flops_per_step(
     lengths = {"encoder": encoder_length, "decoder": decoder_length}
     tokens = {stack: batch_size * length for stack, length in lengths.items()}
     last = [*spec.stacks][-1]
+    left = {name: _lengths_left(stack, lengths[name]) for name, stack in spec.stacks.items()}
+    seen = batch_size * left["encoder"][-1] if "encoder" in left else 0
 
     def multiplied(path: str, facts: ParameterFacts) -> int:
         """Returns how often each element is multiplied in a forward pass."""
@@ -42,8 +45,18 @@ def flops_per_step(
         if per == ROW:
             return batch_size
         if per == SOURCE and CROSS_ATTENTION in inner:
-            return tokens["encoder"]
-        return tokens[stack if stack in spec.stacks else last]  # heads read the last stack
+            return seen
+        if stack not in spec.stacks:  # heads read the last stack
+            return tokens[last]
+        _, _, index = inner[0].partition("layers_")
+        if index:
+            # A layer drops positions after its mixer.
+            mixes = inner[1] in ("attention", "self_attention")
+            length = left[stack][int(index) + (not mixes)]
+            merged = spec.stacks[stack].layers[int(index)].merges_memory
+        else:
+            length, merged = lengths[stack], spec.stacks[stack].layers[0].merges_memory
+        return batch_size * length + (seen if per == SOURCE and merged else 0)
 
     products = 0
     for path, facts in parameter_facts(spec).items():
@@ -53,8 +66,22 @@ def flops_per_step(
     if spec.output.tied:
         products += config.vocab_size * config.emb_dim * tokens[last]
     for name, stack in spec.stacks.items():
-        for layer in stack.layers:
-            products += layer.mixer.products_per_pair * tokens[name] * lengths[name]
+        for layer, length, after in zip(stack.layers, left[name][:-1], left[name][1:], strict=True):
+            rows = batch_size * length
+            sources = length + (left["encoder"][-1] if layer.merges_memory else 0)
+            products += layer.mixer.products_per_pair * rows * sources
             if layer.cross_mixer is not None:
-                products += layer.cross_mixer.products_per_pair * tokens[name] * encoder_length
+                products += layer.cross_mixer.products_per_pair * length * seen
+            if layer.database_mixer is not None and stack.database is not None:
+                pairs = batch_size * after * stack.database.entries
+                products += layer.database_mixer.products_per_pair * pairs
     return 6 * products
+
+
+def _lengths_left(stack: StackSpec, length: int) -> list[int]:
+    """Returns the lengths of rows before each layer, and after the last."""
+    lengths = [length]
+    for layer in stack.layers:
+        dropping = layer.dropping
+        lengths.append(dropping.length_after(lengths[-1]) if dropping else lengths[-1])
+    return lengths

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
+from trainer.model.attention_parts import MixedPart, ValuePart
 from trainer.model.convolution import HeadConvolution
 from trainer.model.dense import Shared, device_kind, project_together
 from trainer.model.facts import (
@@ -29,7 +30,9 @@ from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, compare_heads, mix_heads, project_out
 from trainer.model.norms import Norm
+from trainer.model.options import NoOptions
 from trainer.model.parameters import SOURCE_KERNEL
+from trainer.model.parametrisation import narrowed
 from trainer.model.positions import rotate, rotate_joined
 from trainer.model.synthesizer import LearnedLogits
 
@@ -52,6 +55,8 @@ class DotProductAttention:
         2023, arXiv:2305.13245). None: `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
         2023, arXiv:2302.05442). None: not there.
+      value_part: changes projected values. None: not there.
+      mixed_part: changes mixed values before the last projection. None: not there.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; So et al. 2021 (arXiv:2109.08668).
     Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
@@ -64,6 +69,8 @@ class DotProductAttention:
     learned_logits: LearnedLogits | None = None
     num_kv_heads: int | None = None
     query_key_norm: Norm | None = None
+    value_part: ValuePart | None = None
+    mixed_part: MixedPart | None = None
 
     @property
     def products_per_pair(self) -> int:
@@ -75,7 +82,8 @@ class DotProductAttention:
         """Facts for configuration and export."""
         learns, convolves = self.learned_logits is not None, self.convolution is not None
         exports: tuple[str, ...] = ()
-        if not learns:
+        part = self.value_part or self.mixed_part
+        if not learns and part is None:
             exports = (TRANSFORMERS,) if convolves or self.shared_query_key else (TRANSFORMERS, T5X)
         return MixerFacts(
             # Fused kernels compute logits from queries and keys alone.
@@ -85,7 +93,9 @@ class DotProductAttention:
             groups=not learns and not self.shared_query_key,
             convolves=convolves,
             counts_positions=learns,
+            selects=not (learns or convolves or self.shared_query_key),
             exports=exports,
+            options=NoOptions if part is None else part.options,
         )
 
     def build(self, shared: Shared, name: str) -> nn.Module:
@@ -115,6 +125,7 @@ class _DotProductAttention(nn.Module):
         # What fused kernels return as gradients is not yet the gradient of the projections.
         rotates, convolves = angle_BLC is not None, spec.convolution is not None
         changes = drops or rotates or convolves or spec.query_key_norm is not None
+        changes = changes or spec.value_part is not None
 
         def heads(projected: jax.Array) -> jax.Array:
             return projected.reshape(*projected.shape[:2], -1, head_dim)
@@ -130,13 +141,20 @@ class _DotProductAttention(nn.Module):
             norm = spec.query_key_norm.build(self.shared, f"{name}_norm", "kv")
             return norm(heads(projected)).reshape(projected.shape)
 
+        def change(mixed_BLJ: jax.Array) -> jax.Array:
+            if spec.mixed_part is None:
+                return mixed_BLJ
+            return spec.mixed_part.build(self.shared, "mixed", head_dim)(mixed_BLJ, x_BLD)
+
         query = project(
             num_heads * head_dim, initializer=parametrisation.query(head_dim), name="query"
         )
         source = partial(
             project, groups * head_dim, initializer=parametrisation.attention(), use=SOURCE_KERNEL
         )
-        value = source(name="value")
+        deviation = 1.0 if spec.mixed_part is None else spec.mixed_part.value_deviation
+        value_start = narrowed(parametrisation.attention(), deviation)
+        value = source(name="value", initializer=value_start)
         implementation = self._implementation(view, deterministic)
         if spec.shared_query_key:
             k_BSJ = convolve(query(x_BLD), "query", view.rows)
@@ -157,6 +175,9 @@ class _DotProductAttention(nn.Module):
             k_BSJ = convolve(k_BSJ, "key", view.source_rows)
             v_BSJ = convolve(v_BSJ, "value", view.source_rows)
         q_BLJ, k_BSJ = normalise(q_BLJ, "query"), normalise(k_BSJ, "key")
+        if spec.value_part is not None:
+            v_BSJ = spec.value_part.build(self.shared, "values")(v_BSJ, deterministic)
+        view.watch(key_BSJ=k_BSJ, value_BSJ=v_BSJ)
         if implementation == "pallas":
             k_BSJ, v_BSJ = (
                 jnp.repeat(heads(each), num_heads // groups, axis=2).reshape(*each.shape[:2], -1)
@@ -175,7 +196,8 @@ class _DotProductAttention(nn.Module):
                 q_BLJ = rotate_joined(q_BLJ, angle_BLC, head_dim)
                 k_BSJ = rotate_joined(k_BSJ, source_angle_BSC, head_dim)
             scale = parametrisation.attention_scale(head_dim)
-            return project_out(self.shared, _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale))
+            mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale)
+            return project_out(self.shared, change(mixed_BLJ))
         q_BLHK, k_BSGK, v_BSGK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
         if angle_BLC is not None and source_angle_BSC is not None:
             q_BLHK = rotate(q_BLHK, angle_BLC)
@@ -194,12 +216,12 @@ class _DotProductAttention(nn.Module):
                 scale=scale,
                 implementation="cudnn" if implementation == "cudnn" else "xla",
             )
-            return project_out(self.shared, mixed_BLHK.reshape(*q_BLJ.shape))
+            return project_out(self.shared, change(mixed_BLHK.reshape(*q_BLJ.shape)))
         logits_BHLS = compare_heads(q_BLHK, k_BSGK)
         if spec.learned_logits is not None:
             learned = spec.learned_logits.build(self.shared, num_heads, "learned_logits")
             logits_BHLS += learned(view.rows, view.source_rows)
-        return mix_heads(self.shared, logits_BHLS, v_BSGK, view, deterministic)
+        return mix_heads(self.shared, logits_BHLS, v_BSGK, view, deterministic, change)
 
     def _implementation(self, view: View, deterministic: bool) -> str:
         """Returns one of ATTENTION_NAMES, not "auto"."""
@@ -211,6 +233,7 @@ class _DotProductAttention(nn.Module):
         longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
         fits = (
             view.predicate is not None
+            and not view.watches("weights_BHLS")
             and self.spec.learned_logits is None
             and shared.attention_weights == "softmax"
             # Kernels look biases up in a table of buckets.

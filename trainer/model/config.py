@@ -12,11 +12,14 @@ from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
     AUTO,
+    CROSS_ATTENTIONS,
     DECODER,
     ENCODER,
     ENCODER_DECODER,
     FAMILIES,
     FAMILY_NAMES,
+    FEED_FORWARDS,
+    HEAD_SCALINGS,
     MIXERS,
     NORM_PLACEMENT_NAMES,
     NORMS,
@@ -32,11 +35,14 @@ from trainer.model.facts import (
     fills_lanes,
     mixer_options,
 )
+from trainer.model.layer_rules import check_layers
 
 _DTYPES = ("float32", "bfloat16")
 _REMATS = ("none", "dots", "full")
 # The fields that name a part, with the parts' options. A mixer can be added, so it is read late.
 SLOTS = {
+    "feed_forward": lambda: FEED_FORWARDS,
+    "head_scaling": lambda: HEAD_SCALINGS,
     "mixer": mixer_options,
     "norm": lambda: NORMS,
     "parametrisation": lambda: PARAMETRISATIONS,
@@ -60,6 +66,11 @@ _CHANGES = {
     "logits_scale": None,
     "parametrisation": None,
     "num_experts": 0,
+    "feed_forward": "mlp",
+    "cross_attention": "attention",
+    "database_entries": 0,
+    "head_scaling": "none",
+    "token_dropping": 0,
 }
 
 
@@ -158,8 +169,9 @@ class ModelConfig:
     )
     norm_placement: str | None = field(
         None,
-        "norms before every sublayer (pre), after every sum as in BERT (post), or before the mixer "
-        "and after the feed-forward sublayer as in Primer; None: the family's",
+        "norms before every sublayer (pre), also without adding the mixer's input to its output "
+        "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
+        "after the feed-forward sublayer as in Primer (primer_alternating); None: the family's",
         choices=NORM_PLACEMENT_NAMES,
     )
     parallel_blocks: str = field(
@@ -188,6 +200,35 @@ class ModelConfig:
         "learning rate stays the same when emb_dim grows; with options, as mup:base_width=256; "
         "None: the family's",
         choices=PARAMETRISATIONS,
+    )
+    feed_forward: str = field(
+        "mlp",
+        "sublayer that acts on each position by itself: products of mlp_activations (mlp), the "
+        "mean of a sigmoid and a ReLU (mixed), or none; with options, as mixed:mean=false",
+        choices=FEED_FORWARDS,
+    )
+    cross_attention: str = field(
+        "attention",
+        "states that a decoder looks at: the encoder's last ones (attention), those after the "
+        "encoder's layer of the same number (layerwise), the keys and values of that layer, "
+        "without kernels of its own for them (encoder_keys); or the last ones in the softmax of "
+        "self-attention, without a sublayer of their own (merged)",
+        choices=CROSS_ATTENTIONS,
+    )
+    database_entries: int = field(
+        0,
+        "learned keys and values of each stack, at which every layer looks in a sublayer of its "
+        "own; 0: none",
+    )
+    head_scaling: str = field(
+        "none",
+        "other numbers of heads in the halves of a stack, as halves:first=1.5,second=0.5",
+        choices=HEAD_SCALINGS,
+    )
+    token_dropping: int = field(
+        0,
+        "positions of a row that each layer of the encoder drops after attention: those that "
+        "receive the least of it, padding first; no layer drops more than half; 0: none",
     )
     num_experts: int = field(0, "experts of each Switch layer; 0: no Switch layers")
     switch_every: int = field(4, "every layer whose number divides by this is a Switch layer")
@@ -300,7 +341,11 @@ class ModelConfig:
         # Kernels look biases up in a table of buckets, and compute a softmax.
         without = {"pallas"} if self.position_scheme == "alibi" else set()
         if self.attention_weights != "softmax":
-            without = {"dot_product", "cudnn", "pallas"}
+            without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
+        if self.cross_attention == "merged":  # no predicate says what is seen
+            without |= {"pallas"}
+        if self.token_dropping:  # its weights are read
+            without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
         return tuple(name for name in fitting if name not in without)
 
     @property
@@ -323,6 +368,7 @@ class ModelConfig:
         self._check_pieces()
         self._check_heads()
         self._check_position()
+        check_layers(self)
         self._check_attention()
         self._check_scan()
 
@@ -438,5 +484,6 @@ class ModelConfig:
 
     def _check_scan(self) -> None:
         alike = self.family_facts.alike and (not self.num_experts or self.switch_every == 1)
+        alike = alike and self.head_scaling == "none"
         rule = "False where layers differ: a scan runs equal ones"
         self._require(alike or not self.scan_layers, "scan_layers", rule)

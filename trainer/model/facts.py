@@ -26,7 +26,17 @@ NORMS: Mapping[str, type] = MappingProxyType(
         "rms_norm": options.NormOptions,
     }
 )
-NORM_PLACEMENT_NAMES = ("post", "pre", "primer_alternating")
+FEED_FORWARDS: Mapping[str, type] = MappingProxyType(
+    {"mixed": options.Mixed, "mlp": options.NoOptions, "none": options.NoOptions}
+)
+# What a decoder looks at: states of the encoder's last layer, or of the layer of its own number,
+# or that layer's keys and values; merged: in the softmax of self-attention.
+CROSS_ATTENTIONS = ("attention", "encoder_keys", "layerwise", "merged")
+BY_LAYER = ("encoder_keys", "layerwise")
+HEAD_SCALINGS: Mapping[str, type] = MappingProxyType(
+    {"halves": options.Halves, "none": options.NoOptions}
+)
+NORM_PLACEMENT_NAMES = ("post", "pre", "pre_without_mixer_residual", "primer_alternating")
 PARALLEL_NAMES = ("none", "one_norm", "two_norms")
 PER_LAYER = "relative_per_layer"
 POSITIONS: Mapping[str, type] = MappingProxyType(
@@ -140,6 +150,7 @@ class MixerFacts:
       options: the class of its options.
       convolves: it convolves over positions.
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
+      selects: its softmax can be over some positions of a row, or over those of several rows.
       exports: the formats it can be exported to.
     """
 
@@ -149,6 +160,7 @@ class MixerFacts:
     positions: tuple[str, ...] = POSITION_NAMES
     convolves: bool = False
     counts_positions: bool = False
+    selects: bool = False
     exports: tuple[str, ...] = ()
     options: type = options.NoOptions
 
@@ -239,14 +251,22 @@ FAMILY_NAMES = tuple(FAMILIES)
 _MDHA = MixerFacts(
     attentions=ATTENTION_NAMES, queries=True, groups=True, convolves=True, exports=(TRANSFORMERS,)
 )
+_ATTENTION = MixerFacts(
+    attentions=ATTENTION_NAMES,
+    queries=True,
+    groups=True,
+    selects=True,
+    exports=(TRANSFORMERS, T5X),
+)
 _MIXERS: dict[str, MixerFacts] = {
-    "attention": MixerFacts(
-        attentions=ATTENTION_NAMES, queries=True, groups=True, exports=(TRANSFORMERS, T5X)
-    ),
+    "attention": _ATTENTION,
     "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True),
     "mdha": _MDHA,
     "mdha_shared_qk": replace(_MDHA, groups=False),
     "random_synthesizer": MixerFacts(queries=True, counts_positions=True),
+    "role_attention": replace(_ATTENTION, exports=(), options=options.Roles),
+    "summed_heads": replace(_ATTENTION, exports=(), options=options.SummedHeads),
+    "values_relu": replace(_ATTENTION, exports=(), options=options.ValuesRelu),
 }
 MIXERS: Mapping[str, MixerFacts] = MappingProxyType(_MIXERS)
 MIXER_NAMES = tuple(MIXERS)

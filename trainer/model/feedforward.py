@@ -45,6 +45,8 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 class FeedForward(Protocol):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
+    `build` returns None if layers have no such sublayer, nor a norm for it.
+
     Attributes:
       activations: names of its activations, keys of ACTIVATIONS; () for other kinds.
       bias: its projections add biases; None: as in the rest of the model.
@@ -61,7 +63,20 @@ class FeedForward(Protocol):
     @property
     def exports(self) -> tuple[str, ...]: ...
 
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
+    def build(self, shared: Shared, name: str) -> nn.Module | None: ...
+
+
+@dataclass(frozen=True)
+class NoFeedForward:
+    """No feed-forward sublayer: layers consist of their mixers."""
+
+    activations = ()
+    bias = None
+    routes = False
+    exports = ()
+
+    def build(self, shared: Shared, name: str) -> None:
+        return None
 
 
 @dataclass(frozen=True)

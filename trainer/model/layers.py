@@ -23,8 +23,8 @@ from trainer.model.fused_attention import SAVED
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]
-# Maps a layer's module and [B, L, D] to [B, L, D].
-_RunLayer = Callable[[Any, jax.Array], jax.Array]
+# Maps a layer's module and the states before it to those after it and what it leaves beside them.
+_RunLayer = Callable[..., tuple[Any, Any]]
 
 # The axis of a stacked parameter that counts layers, and its logical name. Source: T5X,
 # `scalable_t5`, `param_scan_axis`.
@@ -54,18 +54,18 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
     return nn.remat(run, policy=_REMAT_POLICIES[remat], prevent_cse=not scanned)
 
 
-def scan(run: _RunLayer, layer: nn.Module, x_BLD: jax.Array, length: int) -> jax.Array:
-    """Runs `run(layer, x)` `length` times, each with the parameters of the next layer.
+def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
+    """Returns states after `run(layer, states)` `length` times, each with the next parameters.
 
     Each layer draws its own dropout, which differs from that of an unscanned stack.
     """
     run_all = nn.scan(
-        lambda layer, x_BLD: (run(layer, x_BLD), None),
+        run,
         variable_axes={"params": LAYERS_AXIS, ROUTING: 0},
         split_rngs={"params": True, "dropout": True},
         length=length,
     )
-    return run_all(layer, x_BLD)[0]
+    return run_all(layer, states)[0]
 
 
 def stack_layers(tree: Tree) -> Tree:

@@ -50,6 +50,8 @@ class View(NamedTuple):
       rows: facts about the positions that look.
       source_rows: facts about the positions that are looked at.
       predicate: the mask, as kernels compute it; None if they do not know it.
+      watched: a dict in which attention leaves, for other parts, those of these of which it has
+        the names: `weights_BHLS` before dropout, `key_BSJ` before rotation, `value_BSJ`.
     """
 
     mask_BLS: jax.Array
@@ -57,6 +59,17 @@ class View(NamedTuple):
     rows: Rows
     source_rows: Rows
     predicate: Predicate | None = None
+    watched: dict[str, jax.Array | None] | None = None
+
+    def watches(self, name: str) -> bool:
+        """Returns whether another part reads `name`."""
+        return self.watched is not None and name in self.watched
+
+    def watch(self, **arrays: jax.Array) -> None:
+        """Leaves the arrays that other parts read."""
+        for name in filter(self.watches, arrays):
+            assert self.watched is not None
+            self.watched[name] = arrays[name]
 
 
 class Mixer(Protocol):
@@ -160,8 +173,9 @@ def mix_heads(
     v_BSGK: jax.Array,
     view: View,
     deterministic: bool,
+    change: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
-    """Returns values [B, S, G, K] weighted by logits and projected: [B, L, D].
+    """Returns values [B, S, G, K] weighted by logits, changed, and projected: [B, L, D].
 
     The last step of every attention, called inside its module. Adds the bias of relative positions
     and masks the logits. All this has the type that `Shared.softmax_dtype` says.
@@ -170,12 +184,16 @@ def mix_heads(
     logits_BHLS = logits_BHLS.astype(dtype)
     if view.positions.bias_HLS is not None:
         logits_BHLS = add_bias(logits_BHLS, view.positions.bias_HLS)
+    if view.positions.bias_BHLS is not None:
+        logits_BHLS += view.positions.bias_BHLS.astype(dtype)
     logits_BHLS *= shared.parametrisation.attention_scale(v_BSGK.shape[-1])
     weigh = WEIGHTS[shared.attention_weights]
     weights_BHLS = weigh(logits_BHLS, view.mask_BLS[:, None]).astype(shared.dtype)
+    view.watch(weights_BHLS=weights_BHLS)
     weights_BHLS = shared.dropout()(weights_BHLS, deterministic)
     mixed_BLHK = _weigh_heads(weights_BHLS, v_BSGK)
-    return project_out(shared, mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1))
+    mixed_BLJ = mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1)
+    return project_out(shared, mixed_BLJ if change is None else change(mixed_BLJ))
 
 
 def project_out(shared: Shared, mixed_BLJ: jax.Array) -> jax.Array:

@@ -186,6 +186,21 @@ class PreNorm:
 
 
 @dataclass(frozen=True)
+class PreNormWithoutResidual:
+    """`sublayer(norm(x))`: what the sublayer does not pass on is lost.
+
+    Source: "sparse_seqlen" of MARCH (2023).
+    """
+
+    prefix = "pre"
+
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array:
+        return dropout(sublayer(norm(x_BLD)))
+
+
+@dataclass(frozen=True)
 class PostNorm:
     """`norm(x + sublayer(x))`: every sublayer reads normalised states, as in BERT."""
 

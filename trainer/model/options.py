@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tasks.terminal.fields import (
+    BELOW_ONE,
     Rejected,
     Rule,
     above,
@@ -258,3 +259,60 @@ class MaximalUpdate:
     def __post_init__(self) -> None:
         if self.rule == "absolute" and self.readout != "relative":
             _left_out(self, "with rule=absolute and this readout", "base_width")
+
+
+# ---- Feed-forward sublayers. --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """The options of a feed-forward sublayer that adds two activations."""
+
+    mean: bool = field(True, "halve the sum of the two activations")
+    sigmoid_dropout: float = field(
+        0.0, "share of sigmoids dropped in training, before the sum", rule=BELOW_ONE
+    )
+
+
+# ---- Mixers. ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ValuesRelu:
+    """The options of attention whose values go through a feed-forward first."""
+
+    kernels: int = field(
+        2,
+        "2: a feed-forward of mlp_dim hidden units with ReLU; 1: ReLU of one square product",
+        rule=Rule("1 or 2", lambda value: value in (1, 2)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The options of attention whose mixed values are multiplied by roles."""
+
+    vectors: int = field(
+        0,
+        "role vectors, of which each position takes a weighted mean; 0: its own state, projected",
+        rule=at_least(0),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SummedHeads:
+    """The options of attention whose heads are summed in groups."""
+
+    group: int = field(2, "heads that are summed", rule=at_least(2))
+
+
+# ---- Heads. -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves:
+    """The options of stacks whose halves have different numbers of heads."""
+
+    first: float = field(1.5, "heads in the first half, for each of num_heads", rule=above(0))
+    second: float = field(0.5, "heads in the second half, for each of num_heads", rule=above(0))
+    constant: bool = field(False, "change head_dim so that heads times head_dim stays the same")

@@ -46,6 +46,14 @@ class Start:
         return self.initializer(key, shape, dtype)
 
 
+def narrowed(initializer: Initializer, factor: float) -> Initializer:
+    """Returns an initializer whose values are those of another one times `factor`."""
+    if factor == 1:
+        return initializer
+    rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
+    return Start(lambda key, shape, dtype=None: factor * initializer(key, shape, dtype), rates)
+
+
 class Parametrisation(Protocol):
     """The parametrisation slot: the source of every initializer, multiplier and learning rate.
 

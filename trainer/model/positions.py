@@ -31,6 +31,7 @@ class Positions(NamedTuple):
     Attributes:
       embedding_BLD: added to the embeddings.
       bias_HLS: float32, added to the logits of every attention.
+      bias_BHLS: likewise, where rows have biases of their own.
       relative: the same bias as a table, for kernels that need no [H, L, S].
       angle_BLC: float32, by which channels of queries are rotated, and of keys if they have no
         angles of their own.
@@ -42,6 +43,7 @@ class Positions(NamedTuple):
     relative: RelativeBias | None = None
     angle_BLC: jax.Array | None = None
     source_angle_BSC: jax.Array | None = None
+    bias_BHLS: jax.Array | None = None
 
 
 class Position(Protocol):

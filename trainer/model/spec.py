@@ -15,9 +15,11 @@ from typing import Any
 
 from trainer.model import facts
 from trainer.model.attention import DotProductAttention
+from trainer.model.attention_parts import Roles, SummedHeads, ValuesRelu
 from trainer.model.config import ModelConfig
 from trainer.model.convolution import ConvolutionBranch, HeadConvolution
 from trainer.model.dense import Shared
+from trainer.model.dropping import TokenDropping
 from trainer.model.embedding import (
     DenseLogits,
     Embedding,
@@ -28,16 +30,15 @@ from trainer.model.embedding import (
     TypedEmbedding,
 )
 from trainer.model.feedforward import FeedForward, Mlp
+from trainer.model.given_attention import Database, GivenAttention
+from trainer.model.layer_parts import FEED_FORWARDS, NORM_PLACEMENTS, halves
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
 from trainer.model.mixers import Mixer
 from trainer.model.norms import (
-    BranchNorm,
     LayerNorm,
     NoNorm,
     Norm,
     NormPlacement,
-    PostNorm,
-    PreNorm,
     PrimerNorm,
     RMSNorm,
 )
@@ -65,8 +66,11 @@ from trainer.model.synthesizer import DenseSynthesizer, LearnedLogits
 class LayerSpec:
     """The slots of one layer.
 
-    `cross_mixer` is None if there is no encoder to look at. `feed_forward_norm_placement` is None
-    if it is `norm_placement`. `parallel` is one of `facts.PARALLEL_NAMES`.
+    `cross_mixer` is None if there is no encoder to look at, or if the mixer does: if
+    `merges_memory`, its keys and values are the encoder's and then its own. `mixer_norm_placement`
+    and `feed_forward_norm_placement` are None if they are `norm_placement`. `parallel` is one of
+    `facts.PARALLEL_NAMES`. `database_mixer` is set if the stack has a database. `leaves` is what
+    the layer leaves for the decoder's layer of its number, one of `facts.BY_LAYER`.
     """
 
     norm: Norm
@@ -76,13 +80,18 @@ class LayerSpec:
     cross_mixer: Mixer | None = None
     feed_forward_norm_placement: NormPlacement | None = None
     parallel: str = "none"
+    mixer_norm_placement: NormPlacement | None = None
+    database_mixer: GivenAttention | None = None
+    merges_memory: bool = False
+    leaves: str | None = None
+    dropping: TokenDropping | None = None
 
 
 @dataclass(frozen=True)
 class StackSpec:
     """The slots of a stack.
 
-    `cross_mask` is set if layers have a `cross_mixer`; `logits` is None in an encoder.
+    `cross_mask` is set if layers look at an encoder; `logits` is None in an encoder.
     `output_dropout`: units of the last states are dropped too, as in T5. A scan needs equal
     layers.
     """
@@ -95,6 +104,7 @@ class StackSpec:
     logits: Logits | None = None
     embedding: Embedding = field(default_factory=PlainEmbedding)
     output_dropout: bool = True
+    database: Database | None = None
 
 
 @dataclass(frozen=True)
@@ -154,21 +164,36 @@ def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
 
 
 def _encoder_decoder(config: ModelConfig) -> ModelSpec:
+    cross = config.cross_attention
+    layers = _layers(
+        config,
+        config.num_encoder_layers,
+        leaves=cross if cross in facts.BY_LAYER else None,
+        dropping=TokenDropping(config.token_dropping) if config.token_dropping else None,
+    )
     encoder = StackSpec(
-        layers=_layers(config, config.num_encoder_layers),
+        layers=layers,
         position=_position(config, bidirectional=True),
         mask=SameSegment(),
-        norm=_last_norm(config),
+        # Where only keys and values are looked at, nothing reads the last states.
+        norm=NoNorm() if cross == "encoder_keys" else _last_norm(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
+        database=_database(config),
     )
     decoder = StackSpec(
-        layers=_layers(config, config.num_decoder_layers, cross=True),
+        layers=_layers(
+            config,
+            config.num_decoder_layers,
+            cross_mixer=CROSS_MIXERS[cross](config),
+            merges_memory=cross == "merged",
+        ),
         position=_position(config, bidirectional=False),
         mask=AllOf((SameSegment(), Causal())),
         norm=_last_norm(config),
         cross_mask=SameSegment(),
         logits=_logits(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
+        database=_database(config),
     )
     return ModelSpec(_shared(config), decoder, encoder)
 
@@ -204,6 +229,7 @@ def _decoder_of(config: ModelConfig, layers: tuple[LayerSpec, ...]) -> ModelSpec
         norm=_last_norm(config),
         logits=_logits(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
+        database=_database(config),
     )
     return ModelSpec(_shared(config), decoder)
 
@@ -216,6 +242,7 @@ def _encoder_only(config: ModelConfig) -> EncoderSpec:
         norm=_last_norm(config),
         embedding=TypedEmbedding(_embedding_norm(config)),
         output_dropout=False,
+        database=_database(config),
     )
     shared = replace(_shared(config), broadcast_dropout=False)
     activation = config.value("mlp_activations")[0]
@@ -237,21 +264,28 @@ _ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] =
 )
 
 
-def _layers(config: ModelConfig, count: int, cross: bool = False) -> tuple[LayerSpec, ...]:
-    """Returns the layers of a stack; the last of every `switch_every` has experts, if any."""
+def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
+    """Returns the layers of a stack; the last of every `switch_every` has experts, if any.
+
+    Args:
+      slots: slots of each layer in which the stack differs from others.
+    """
     mixer, activations = config.part("mixer"), config.value("mlp_activations")
-    placement, last_placement = NORM_PLACEMENTS[config.value("norm_placement")]
-    # Dropout of hidden units is T5's; BERT and its like drop only the outputs of sublayers.
-    dropout = config.architecture != facts.ENCODER
+    placements = NORM_PLACEMENTS[config.value("norm_placement")]
+    feed_forward = config.part("feed_forward")
     layer = LayerSpec(
         norm=_norm(config),
-        norm_placement=placement,
+        norm_placement=placements.sublayers,
         mixer=MIXERS[mixer.name](config, mixer.options),
-        feed_forward=Mlp(config.mlp_dim, activations, dropout, config.value("mlp_bias")),
-        cross_mixer=_attention(config) if cross else None,
-        feed_forward_norm_placement=last_placement,
+        feed_forward=FEED_FORWARDS[feed_forward.name](config, feed_forward.options),
+        feed_forward_norm_placement=placements.feed_forward,
         parallel=config.parallel_blocks,
+        mixer_norm_placement=placements.mixer,
+        database_mixer=_given_attention(config) if config.database_entries else None,
+        **slots,
     )
+    if config.part("head_scaling").name != "none":
+        return halves(layer, count, config.part("head_scaling").options)
     if not config.num_experts:
         return (layer,) * count
     experts = Switch(Mlp(config.mlp_dim, activations, bias=False), config.num_experts)
@@ -349,6 +383,29 @@ def _attention(
     )
 
 
+def _given_attention(config: ModelConfig) -> GivenAttention:
+    norm = _norm(config) if config.query_key_norm else None
+    return GivenAttention(config.num_heads, config.head_dim, norm)
+
+
+def _database(config: ModelConfig) -> Database | None:
+    return Database(config.database_entries, config.head_dim) if config.database_entries else None
+
+
+def _with_part(config: ModelConfig, **parts: Any) -> DotProductAttention:
+    return replace(_attention(config), **parts)
+
+
+# Cross mixers by `ModelConfig.cross_attention`.
+CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxyType(
+    {
+        "attention": lambda config: _attention(config),
+        "encoder_keys": _given_attention,
+        "layerwise": lambda config: _attention(config),
+        "merged": lambda config: None,
+    }
+)
+
 # Mixers by configuration and options.
 _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     "attention": lambda config, _: _attention(config),
@@ -362,6 +419,14 @@ _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     ),
     "dense_synthesizer": lambda config, _: DenseSynthesizer(
         config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
+    ),
+    # MARCH's.
+    "role_attention": lambda config, options: _with_part(config, mixed_part=Roles(options.vectors)),
+    "summed_heads": lambda config, options: _with_part(
+        config, mixed_part=SummedHeads(options.group)
+    ),
+    "values_relu": lambda config, options: _with_part(
+        config, value_part=ValuesRelu(config.mlp_dim if options.kernels == 2 else None)
     ),
 }
 MIXERS: Mapping[str, Callable[[ModelConfig, Any], Mixer]] = MappingProxyType(_MIXERS)
@@ -393,15 +458,6 @@ NORMS: Mapping[str, Callable[[Any], Norm]] = MappingProxyType(
         "rms_norm": _build_with(RMSNorm),
         "layer_norm": lambda options: LayerNorm(options.epsilon, options.gain, options.bias),
         "primer_norm": _build_with(PrimerNorm),
-    }
-)
-
-# Placements before or after mixers, and in feed-forward sublayers if they differ there.
-NORM_PLACEMENTS: Mapping[str, tuple[NormPlacement, NormPlacement | None]] = MappingProxyType(
-    {
-        "pre": (PreNorm(), None),
-        "post": (PostNorm(), None),
-        "primer_alternating": (PreNorm(), BranchNorm()),
     }
 )
 

@@ -16,9 +16,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared
+from trainer.model.dropping import take, take_rows, take_view
 from trainer.model.embedding import RowClassifier, TokenEmbedder
+from trainer.model.given_attention import KeysAndValues, entries_view
 from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows, predicate
+from trainer.model.memory import Memory, left_by, merged_view, normalised, watched_names
 from trainer.model.mixers import View
 from trainer.model.norms import NormPlacement, Sublayer
 from trainer.model.parameters import ParameterFacts, described
@@ -66,8 +69,18 @@ def rows_divided(x_BLD: jax.Array) -> jax.Array:
     return nn.with_logical_constraint(x_BLD, ("batch", None, None))
 
 
+class Flow(NamedTuple):
+    """The states of a stack between two layers.
+
+    `index_BL` are the positions that are left of the stack's rows; None: all of them.
+    """
+
+    x_BLD: jax.Array
+    index_BL: jax.Array | None = None
+
+
 class Layer(nn.Module):
-    """One layer: mixer, cross mixer if the spec has one, feed-forward.
+    """One layer: mixer, then those of its spec: cross mixer, look at a database, feed-forward.
 
     `position` is the layer's own position scheme; None if the layers of a stack share one.
     """
@@ -80,17 +93,31 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x_BLD: jax.Array,
-        memory_BSD: jax.Array | None,
+        flow: Flow,
+        source: Any,
         view: View,
         cross_view: View | None,
+        database: KeysAndValues | None,
         deterministic: bool,
-    ) -> jax.Array:
-        spec, shared = self.spec, self.shared
+    ) -> tuple[Flow, Any]:
+        """Returns the states, and what the layer leaves for a decoder.
+
+        Args:
+          source: what the cross mixer looks at.
+          view: that of all positions of the stack's rows.
+        """
+        spec, shared, (x_BLD, index_BL) = self.spec, self.shared, flow
         if self.position is not None:
             own = self.position.build(shared, spec.mixer.num_heads or 1, self.position.name)
-            length = x_BLD.shape[1]
+            length = view.rows.segment_BL.shape[1]
             view = view._replace(positions=own(length, length, view.rows.position_BL))
+        if index_BL is not None:
+            view = take_view(view, index_BL)
+        if spec.merges_memory:
+            assert cross_view is not None
+            view = merged_view(view, cross_view)
+        watched: dict[str, Any] = dict.fromkeys(watched_names(spec.leaves, spec.dropping))
+        view, rows = view._replace(watched=watched), view.rows
 
         def dropout(y_BLD: jax.Array) -> jax.Array:
             return shared.dropout()(y_BLD, deterministic)
@@ -99,23 +126,42 @@ class Layer(nn.Module):
             return spec.norm.build(shared, f"{placement.prefix}_{name}")
 
         mixer = spec.mixer.build(shared, self.names.mixer)
+
+        def mix(y_BLD: jax.Array) -> jax.Array:
+            both = jnp.concatenate([source, y_BLD], axis=1) if spec.merges_memory else y_BLD
+            return mixer(y_BLD, both, view, deterministic)
+
         first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
-        sublayers = [
-            (self.names.mixer_norm, first, lambda y_BLD: mixer(y_BLD, y_BLD, view, deterministic))
-        ]
+        sublayers = [(self.names.mixer_norm, spec.mixer_norm_placement or first, mix)]
         if spec.cross_mixer is not None:
             cross = spec.cross_mixer.build(shared, CROSS_ATTENTION)
-            look = partial(cross, source_BSD=memory_BSD, view=cross_view)
+            look = partial(cross, source_BSD=source, view=cross_view)
             name = "cross_attention_layer_norm"
             sublayers.append((name, first, partial(look, deterministic=deterministic)))
+        if spec.database_mixer is not None:
+            assert database is not None
+            read = spec.database_mixer.build(shared, "database_attention")
+            entries = entries_view(database, rows)
+            look = partial(read, source_BSD=database, view=entries)
+            name = "database_layer_norm"
+            sublayers.append((name, first, partial(look, deterministic=deterministic)))
         feed_forward = spec.feed_forward.build(shared, "mlp")
-        run = partial(feed_forward, rows=view.rows, deterministic=deterministic)
-        sublayers.append(("mlp_layer_norm", last, run))
+        if feed_forward is not None:
+            run = feed_forward
+
+            def feed(y_BLD: jax.Array) -> jax.Array:
+                return run(y_BLD, rows=rows, deterministic=deterministic)  # rows that are left
+
+            sublayers.append(("mlp_layer_norm", last, feed))
         if spec.parallel == "none":
             for name, placement, sublayer in sublayers:
                 x_BLD = placement(x_BLD, norm(name, placement), sublayer, dropout)
-            return x_BLD
-        outputs = []
+                if spec.dropping is not None and sublayer is mix:
+                    kept_BM = spec.dropping.kept(watched["weights_BHLS"], rows.segment_BL > 0)
+                    if kept_BM.shape != rows.segment_BL.shape:
+                        x_BLD, rows = take(x_BLD, kept_BM), take_rows(rows, kept_BM)
+                        index_BL = kept_BM if index_BL is None else take(index_BL, kept_BM)
+            return Flow(x_BLD, index_BL), left_by(spec.leaves, x_BLD, watched)
         if spec.parallel == "one_norm":
             y_BLD = norm(self.names.mixer_norm, first)(x_BLD)
             outputs = [dropout(sublayer(y_BLD)) for _, _, sublayer in sublayers]
@@ -124,11 +170,12 @@ class Layer(nn.Module):
                 dropout(sublayer(norm(name, placement)(x_BLD)))
                 for name, placement, sublayer in sublayers
             ]
-        return sum(outputs, start=x_BLD)
+        x_BLD = sum(outputs, start=x_BLD)
+        return Flow(x_BLD), left_by(spec.leaves, x_BLD, watched)
 
 
 class Stack(nn.Module):
-    """Maps tokens to normalised states, or to logits if the spec has a logits slot."""
+    """Maps tokens to a `Memory`, or to logits if the spec has a logits slot."""
 
     spec: StackSpec
     shared: Shared
@@ -140,11 +187,10 @@ class Stack(nn.Module):
         tokens_BL: jax.Array,
         rows: Rows,
         embedder: TokenEmbedder | None,
-        memory_BSD: jax.Array | None,
-        memory_rows: Rows | None,
+        memory: Memory | None,
         deterministic: bool,
         embedded_BLD: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> Any:
         spec, shared = self.spec, self.shared
         if embedder is None:  # a model of one stack keeps the table inside it
             embedder = TokenEmbedder(shared, name="token_embedder")
@@ -166,7 +212,8 @@ class Stack(nn.Module):
             for other in heads[1:]:
                 positions_of[other] = positions_for(other, f"{spec.position.name}_{other}")
 
-        if spec.cross_mask is not None and memory_rows is not None:
+        if spec.cross_mask is not None and memory is not None:
+            memory_rows = memory.rows
             cross_mask_BLS = spec.cross_mask(rows, memory_rows)
             angles = Positions()
             if spec.position.cross:
@@ -182,26 +229,41 @@ class Stack(nn.Module):
         x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
         x_BLD = rows_divided(x_BLD)
 
-        def run_layer(layer: Layer, x_BLD: jax.Array) -> jax.Array:
+        database = None
+        if spec.database is not None:
+            database = spec.database.build(shared, "database")(len(tokens_BL))
+
+        def run_layer(layer: Layer, flow: Flow, source: Any = None) -> tuple[Flow, Any]:
+            if source is None and memory is not None:
+                source = memory.states_BSD
             positions = positions_of[layer.spec.mixer.num_heads]
             view = View(mask_BLL, positions, rows, rows, predicate(spec.mask))
-            return rows_divided(layer(x_BLD, memory_BSD, view, cross_view, deterministic))
+            flow, left = layer(flow, source, view, cross_view, database, deterministic)
+            return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
 
         run = rematerialised(run_layer, shared.remat, shared.scan_layers)
+        flow, left = Flow(x_BLD), []
         if shared.scan_layers:
             if len(set(spec.layers)) > 1:
                 raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
             layer = Layer(spec.layers[0], shared, _NAMES[self.role], own, name=self.role)
-            x_BLD = scan(run, layer, x_BLD, len(spec.layers))
+            flow = scan(run, layer, flow, len(spec.layers))
         else:
             for index, layer_spec in enumerate(spec.layers):
                 layer = Layer(layer_spec, shared, _NAMES[self.role], own, name=f"layers_{index}")
-                x_BLD = run(layer, x_BLD)
-        y_BLD = spec.norm.build(shared, f"{self.role}_norm")(x_BLD)
+                source = [memory.layers[index]] if memory is not None and memory.layers else []
+                flow, each = run(layer, flow, *source)
+                left += [] if each is None else [each]
+        last_norm = spec.norm.build(shared, f"{self.role}_norm")
+        y_BLD = last_norm(flow.x_BLD)
         # T5X draws for every element of an encoder's output, but for whole rows before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
         y_BLD = dropout(y_BLD, deterministic or not spec.output_dropout)
-        return y_BLD if spec.logits is None else spec.logits(y_BLD, embedder, shared)
+        if spec.logits is not None:
+            return spec.logits(y_BLD, embedder, shared)
+        if flow.index_BL is not None:
+            rows = take_rows(rows, flow.index_BL)
+        return Memory(y_BLD, rows, normalised(tuple(left), last_norm))
 
 
 class Transformer(nn.Module):
@@ -226,7 +288,7 @@ class Transformer(nn.Module):
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-        embedder = memory_BSD = memory_rows = embedded_BLD = None
+        embedder = memory = embedded_BLD = None
         tokens_BL = batch["decoder_input_tokens"]
         if self.spec.encoder is not None:
             embedder = self.token_embedder
@@ -234,35 +296,27 @@ class Transformer(nn.Module):
             source_BS = batch["encoder_input_tokens"]
             both_BSLD = embedder(jnp.concatenate([source_BS, tokens_BL], axis=1))
             embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
-            memory_BSD = self.encode(batch, deterministic, embedded_BSD)
-            memory_rows = encoder_rows(batch)
-        return self.decoder(
-            tokens_BL,
-            decoder_rows(batch),
-            embedder,
-            memory_BSD,
-            memory_rows,
-            deterministic,
-            embedded_BLD,
-        )
+            memory = self._memory(batch, deterministic, embedded_BSD)
+        rows = decoder_rows(batch)
+        logits_BLV = self.decoder(tokens_BL, rows, embedder, memory, deterministic, embedded_BLD)
+        return cast(jax.Array, logits_BLV)
 
-    def encode(
-        self, batch: Batch, deterministic: bool = True, embedded_BSD: jax.Array | None = None
-    ) -> jax.Array:
-        """Returns the states that the decoder looks at: [B, S, D] in the model's dtype.
+    def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+        """Returns the encoder's last states, [B, S, D] in the model's dtype.
 
-        Call it as `model.apply({"params": params}, batch, method="encode")`. `embedded_BSD` are
-        the embedded tokens if they have been looked up already.
+        Call it as `model.apply({"params": params}, batch, method="encode")`. Tokens that the
+        encoder drops have no states.
         """
-        return self.encoder(
-            batch["encoder_input_tokens"],
-            encoder_rows(batch),
-            self.token_embedder,
-            None,
-            None,
-            deterministic,
-            embedded_BSD,
-        )
+        return self._memory(batch, deterministic).states_BSD
+
+    def _memory(
+        self, batch: Batch, deterministic: bool, embedded_BSD: jax.Array | None = None
+    ) -> Memory:
+        """Returns the encoder's output; `embedded_BSD` are embedded tokens if looked up already."""
+        tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
+        embedder = self.token_embedder
+        memory = self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
+        return cast(Memory, memory)
 
 
 class Predictions(NamedTuple):
@@ -298,14 +352,9 @@ class Encoder(nn.Module):
 
     def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
         """Returns the last states, [B, L, D] in the model's dtype."""
-        return self.encoder(
-            batch["encoder_input_tokens"],
-            encoder_rows(batch),
-            self.token_embedder,
-            None,
-            None,
-            deterministic,
-        )
+        tokens_BL, rows = batch["encoder_input_tokens"], encoder_rows(batch)
+        memory = self.encoder(tokens_BL, rows, self.token_embedder, None, deterministic)
+        return cast(Memory, memory).states_BSD
 
 
 class RoutedLogits(NamedTuple):

@@ -25,6 +25,8 @@ from trainer.model.positions import (
     rotate_joined,
 )
 from trainer.model.spec import (
+    CROSS_MIXERS,
+    FEED_FORWARDS,
     MIXERS,
     NORM_PLACEMENTS,
     NORMS,
@@ -175,6 +177,8 @@ def test_a_configuration_names_a_field_that_does_not_fit_its_family(make_config,
     ("names", "table"),
     [
         (facts.ACTIVATION_NAMES, ACTIVATIONS),
+        (facts.FEED_FORWARDS, FEED_FORWARDS),
+        (facts.CROSS_ATTENTIONS, CROSS_MIXERS),
         (facts.MIXERS, MIXERS),
         (facts.MIXER_NAMES, MIXERS),
         (facts.NORMS, NORMS),
@@ -184,6 +188,8 @@ def test_a_configuration_names_a_field_that_does_not_fit_its_family(make_config,
     ],
     ids=[
         "activations",
+        "feed-forwards",
+        "cross attentions",
         "mixers",
         "mixer names",
         "norms",

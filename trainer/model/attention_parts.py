@@ -1,0 +1,156 @@
+"""Parts that an attention can have beside its projections: MARCH's changes of values and heads.
+
+Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, F mlp,
+N roles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model import options
+from trainer.model.dense import Shared
+from trainer.model.parameters import KERNEL, SOURCE_KERNEL, parameter
+
+
+class ValuePart(Protocol):
+    """A change of joined values; its module maps (v_BSJ, deterministic) to [B, S, J].
+
+    `options` is the class of the options of the mixer that has it.
+    """
+
+    @property
+    def options(self) -> type: ...
+
+    def build(self, shared: Shared, name: str) -> nn.Module: ...
+
+
+class MixedPart(Protocol):
+    """A change of mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
+
+    `x_BLD` are the states that look. `options` is as in `ValuePart`; `value_deviation` is a factor
+    of the standard deviation of the initial kernel of values.
+    """
+
+    @property
+    def options(self) -> type: ...
+
+    @property
+    def value_deviation(self) -> float: ...
+
+    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class ValuesRelu:
+    """A feed-forward with ReLU of `mlp_dim` hidden units, for values; None: one square product.
+
+    The product of one kernel is activated itself, and its operand loses units in training instead
+    of hidden ones.
+
+    Source: "values_relu" and its "FirstFF" of MARCH (2023).
+    """
+
+    mlp_dim: int | None
+    options = options.ValuesRelu
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _ValuesRelu(self, shared, name=name)
+
+
+class _ValuesRelu(nn.Module):
+    spec: ValuesRelu
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, v_BSJ: jax.Array, deterministic: bool) -> jax.Array:
+        shared, mlp_dim, joined = self.shared, self.spec.mlp_dim, v_BSJ.shape[-1]
+        initializer, dropout = shared.parametrisation.feed_forward(), shared.dropout()
+
+        def project(features: int, axes: tuple[str, str], name: str) -> nn.Module:
+            return shared.dense(features, axes, initializer, name, bias=False, use=SOURCE_KERNEL)
+
+        if mlp_dim is None:
+            # A kernel cannot have one axis twice.
+            product = project(joined, ("unmodeled", "joined_kv"), "wi")
+            return nn.relu(product(dropout(v_BSJ, deterministic)))
+        hidden_BSF = nn.relu(project(mlp_dim, ("unmodeled", "mlp"), "wi")(v_BSJ))
+        hidden_BSF = dropout(hidden_BSF, deterministic)
+        return project(joined, ("mlp", "unmodeled"), "wo")(hidden_BSF)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The product of mixed values and roles of the position that looks, element by element.
+
+    A role is its state projected; with `vectors` it is the mean of so many learned vectors of
+    length 1, weighed by a softmax of the mixed values projected.
+
+    Source: "TPWeights" and "TPEmbeddings" of MARCH (2023), after Schlag et al. 2019
+    (arXiv:1910.06611), section 3.2, for the product.
+    """
+
+    vectors: int = 0
+    options = options.Roles
+    value_deviation = 1.0
+
+    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
+        return _Roles(self, shared, name=name)
+
+
+class _Roles(nn.Module):
+    spec: Roles
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, mixed_BLJ: jax.Array, x_BLD: jax.Array) -> jax.Array:
+        shared, vectors, joined = self.shared, self.spec.vectors, mixed_BLJ.shape[-1]
+        initializer = shared.parametrisation.attention()
+        if not vectors:
+            axes = ("embed", "joined_kv")
+            return mixed_BLJ * shared.dense(joined, axes, initializer, "role")(x_BLD)
+        axes = ("joined_kv", "unmodeled")
+        logits = shared.dense(vectors, axes, initializer, "role", float32_output=True)
+        weights_BLN = jax.nn.softmax(logits(mixed_BLJ)).astype(shared.dtype)
+        normal, shape = nn.initializers.normal(1.0), (vectors, joined)
+        vector_NJ = parameter(self, KERNEL, "vectors", normal, ("unmodeled", "joined_kv"), shape)
+        vector_NJ = vector_NJ.astype(jnp.float32)
+        vector_NJ /= jnp.linalg.norm(vector_NJ, axis=-1, keepdims=True)
+        return mixed_BLJ * jnp.einsum("bln,nj->blj", weights_BLN, vector_NJ.astype(shared.dtype))
+
+
+@dataclass(frozen=True)
+class SummedHeads:
+    """The sums of `group` heads each, one after the other: [B, L, H * K / group].
+
+    Values start narrower, so that sums are as wide as heads are in other attentions.
+
+    Source: "big_heads_summed" of MARCH (2023).
+    """
+
+    group: int
+    options = options.SummedHeads
+
+    @property
+    def value_deviation(self) -> float:
+        """Factor of the standard deviation of the initial kernel of values."""
+        return self.group**-0.5
+
+    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
+        return _SummedHeads(self, head_dim, name=name)
+
+
+class _SummedHeads(nn.Module):
+    spec: SummedHeads
+    head_dim: int
+
+    @nn.compact
+    def __call__(self, mixed_BLJ: jax.Array, x_BLD: jax.Array) -> jax.Array:
+        batch, length, _ = mixed_BLJ.shape
+        shape = (batch, length, -1, self.spec.group, self.head_dim)
+        return mixed_BLJ.reshape(shape).sum(axis=3).reshape(batch, length, -1)

@@ -1,0 +1,119 @@
+"""Attention to keys and values that it is given: an encoder layer's own, or a learned database.
+
+Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, N
+entries of a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.dense import Shared
+from trainer.model.facts import MixerFacts
+from trainer.model.masks import Rows
+from trainer.model.mixers import View, compare_heads, mix_heads
+from trainer.model.norms import Norm
+from trainer.model.parameters import Use, parameter
+from trainer.model.positions import Positions, rotate
+
+# Entries are multiplied for each query, which `GivenAttention.products_per_pair` counts.
+_ENTRIES = Use(None, decays=True)
+
+
+class KeysAndValues(NamedTuple):
+    """Keys before rotation and values, [B, S, H * K]; or [B, N, K], which all heads share."""
+
+    key_BSJ: jax.Array
+    value_BSJ: jax.Array
+
+
+@dataclass(frozen=True)
+class GivenAttention:
+    """Softmax attention that projects queries and outputs only. Its source is `KeysAndValues`.
+
+    Source: "no_key_value_weights_cross_attn" and "database" of MARCH (2023).
+    """
+
+    num_heads: int
+    head_dim: int
+    query_norm: Norm | None = None
+    facts = MixerFacts(queries=True, selects=True)
+
+    @property
+    def products_per_pair(self) -> int:
+        """Channels multiplied for each query and key, in the logits and in the mix."""
+        return 2 * self.num_heads * self.head_dim
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _GivenAttention(self, shared, name=name)
+
+
+class _GivenAttention(nn.Module):
+    spec: GivenAttention
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self, x_BLD: jax.Array, source_BSD: KeysAndValues, view: View, deterministic: bool
+    ) -> jax.Array:
+        spec, shared, positions = self.spec, self.shared, view.positions
+
+        def heads(joined: jax.Array) -> jax.Array:
+            return joined.reshape(*joined.shape[:2], -1, spec.head_dim)
+
+        initializer = shared.parametrisation.query(spec.head_dim)
+        width, axes = spec.num_heads * spec.head_dim, ("embed", "joined_kv")
+        q_BLHK = heads(shared.dense(width, axes, initializer, "query")(x_BLD))
+        if spec.query_norm is not None:
+            q_BLHK = spec.query_norm.build(shared, "query_norm", "kv")(q_BLHK)
+        k_BSGK, v_BSGK = map(heads, source_BSD)
+        if positions.angle_BLC is not None and positions.source_angle_BSC is not None:
+            q_BLHK = rotate(q_BLHK, positions.angle_BLC)
+            k_BSGK = rotate(k_BSGK, positions.source_angle_BSC)
+        logits_BHLS = compare_heads(q_BLHK, k_BSGK)
+        return mix_heads(shared, logits_BHLS, v_BSGK, view, deterministic)
+
+
+@dataclass(frozen=True)
+class Database:
+    """Learned keys and values [N, K] of a stack, at which each of its layers looks.
+
+    All rows, positions and heads share them. Every entry is seen; none has a position.
+
+    Source: "database" of MARCH (2023).
+    """
+
+    entries: int
+    head_dim: int
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _Database(self, shared, name=name)
+
+
+def entries_view(entries: KeysAndValues, rows: Rows) -> View:
+    """Returns the view of all entries of a database by `rows`."""
+    ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
+    return View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
+
+
+class _Database(nn.Module):
+    spec: Database
+    shared: Shared
+
+    @nn.compact
+    def __call__(self, batch: int) -> KeysAndValues:
+        """Returns keys and values for a number of rows."""
+        spec, shared = self.spec, self.shared
+        initializer, axes = shared.parametrisation.attention(), ("unmodeled", "kv")
+
+        def entries(name: str) -> jax.Array:
+            shape = (spec.entries, spec.head_dim)
+            entry_NK = parameter(self, _ENTRIES, name, initializer, axes, shape)
+            return jnp.broadcast_to(entry_NK.astype(shared.dtype), (batch, *shape))
+
+        return KeysAndValues(entries("key"), entries("value"))
