@@ -24,13 +24,16 @@ from trainer.model.facts import (
     TRANSFORMERS,
     MixerFacts,
     attention_on,
+    softmax_dtype_on,
 )
 from trainer.model.fused_attention import fits_memory, fused_attention
+from trainer.model.layouts import Pattern
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, compare_heads, mix_heads, project_out
 from trainer.model.norms import Norm
 from trainer.model.parameters import SOURCE_KERNEL
 from trainer.model.positions import rotate, rotate_joined
+from trainer.model.sparse_attention import Dropping, block_sparse_attention
 from trainer.model.synthesizer import LearnedLogits
 
 
@@ -52,6 +55,7 @@ class DotProductAttention:
         2023, arXiv:2305.13245). None: `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
         2023, arXiv:2302.05442). None: not there.
+      pattern: the blocks of keys that a block of queries looks at, in self-attention. None: all.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; So et al. 2021 (arXiv:2109.08668).
     Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
@@ -64,6 +68,7 @@ class DotProductAttention:
     learned_logits: LearnedLogits | None = None
     num_kv_heads: int | None = None
     query_key_norm: Norm | None = None
+    pattern: Pattern | None = None
 
     @property
     def products_per_pair(self) -> int:
@@ -83,6 +88,7 @@ class DotProductAttention:
             queries=True,
             # Where queries are projected from keys, there are as many.
             groups=not learns and not self.shared_query_key,
+            sparse=not learns,
             convolves=convolves,
             counts_positions=learns,
             exports=exports,
@@ -165,21 +171,22 @@ class _DotProductAttention(nn.Module):
                 for each in (k_BSJ, v_BSJ)
             )
             if drops:
-                # All queries share a draw: keys dropped from the weights are values dropped.
-                ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
-                kept_BSH = self.shared.dropout()(ones_BH1S, deterministic)[:, :, 0].swapaxes(1, 2)
-                # Divided as weights are, not multiplied by a rounded inverse.
-                scaled_BSJ = v_BSJ / (1.0 - self.shared.dropout_rate)
-                v_BSJ = jnp.where(jnp.repeat(kept_BSH > 0, head_dim, axis=2), scaled_BSJ, 0)
+                v_BSJ = self._drop_values(v_BSJ)
             if angle_BLC is not None and source_angle_BSC is not None:
                 q_BLJ = rotate_joined(q_BLJ, angle_BLC, head_dim)
                 k_BSJ = rotate_joined(k_BSJ, source_angle_BSC, head_dim)
             scale = parametrisation.attention_scale(head_dim)
             return project_out(self.shared, _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale))
+        if spec.pattern is not None and drops and self.shared.broadcast_dropout:
+            v_BSJ = jnp.repeat(heads(v_BSJ), num_heads // groups, axis=2).reshape(q_BLJ.shape)
+            v_BSJ = self._drop_values(v_BSJ)
         q_BLHK, k_BSGK, v_BSGK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
         if angle_BLC is not None and source_angle_BSC is not None:
             q_BLHK = rotate(q_BLHK, angle_BLC)
             k_BSGK = rotate(k_BSGK, source_angle_BSC)
+        if spec.pattern is not None:
+            mixed_BLHK = self._visit(spec.pattern, q_BLHK, k_BSGK, v_BSGK, view, drops)
+            return project_out(self.shared, mixed_BLHK.reshape(*q_BLJ.shape))
         if implementation != "einsum":
             # JAX adds the bias after scaling the logits.
             scale, bias_BHLS = parametrisation.attention_scale(head_dim), None
@@ -201,6 +208,47 @@ class _DotProductAttention(nn.Module):
             logits_BHLS += learned(view.rows, view.source_rows)
         return mix_heads(self.shared, logits_BHLS, v_BSGK, view, deterministic)
 
+    def _drop_values(self, v_BSJ: jax.Array) -> jax.Array:
+        """Returns values [B, S, H * K] of which each head drops some in training.
+
+        All queries share a draw: keys dropped from the weights are values dropped.
+        """
+        num_heads, rate = self.spec.num_heads, self.shared.dropout_rate
+        ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
+        kept_BSH = self.shared.dropout()(ones_BH1S, False)[:, :, 0].swapaxes(1, 2)
+        # Divided as weights are, not multiplied by a rounded inverse.
+        scaled_BSJ = v_BSJ / (1.0 - rate)
+        return jnp.where(jnp.repeat(kept_BSH > 0, self.spec.head_dim, axis=2), scaled_BSJ, 0)
+
+    def _visit(
+        self,
+        pattern: Pattern,
+        q_BLHK: jax.Array,
+        k_BLGK: jax.Array,
+        v_BLGK: jax.Array,
+        view: View,
+        drops: bool,
+    ) -> jax.Array:
+        """Returns `block_sparse_attention`, with weights that each query drops itself if any do."""
+        shared = self.shared
+        if view.predicate is None or view.rows is not view.source_rows:
+            raise ValueError("a pattern needs self-attention with a mask that kernels know")
+        dropping = None
+        if drops and not shared.broadcast_dropout:
+            dropping = Dropping(shared.dropout_rate, self.make_rng("dropout"))
+        return block_sparse_attention(
+            q_BLHK,
+            k_BLGK,
+            v_BLGK,
+            view.rows,
+            view.predicate,
+            pattern,
+            view.positions.bias_HN,
+            shared.parametrisation.attention_scale(self.spec.head_dim),
+            softmax_dtype_on(device_kind(), shared.softmax_dtype, shared.dtype),
+            dropping,
+        )
+
     def _implementation(self, view: View, deterministic: bool) -> str:
         """Returns one of ATTENTION_NAMES, not "auto"."""
         shared = self.shared
@@ -212,6 +260,7 @@ class _DotProductAttention(nn.Module):
         fits = (
             view.predicate is not None
             and self.spec.learned_logits is None
+            and self.spec.pattern is None
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not drops)

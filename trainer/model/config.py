@@ -11,12 +11,14 @@ from trainer.model import options
 from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
+    ATTENTION_PATTERNS,
     AUTO,
     DECODER,
     ENCODER,
     ENCODER_DECODER,
     FAMILIES,
     FAMILY_NAMES,
+    FULL_PATTERN,
     MIXERS,
     NORM_PLACEMENT_NAMES,
     NORMS,
@@ -29,6 +31,7 @@ from trainer.model.facts import (
     MixerFacts,
     attention_on,
     fills_lanes,
+    fills_tiles,
     mixer_options,
 )
 
@@ -36,6 +39,7 @@ _DTYPES = ("float32", "bfloat16")
 _REMATS = ("none", "dots", "full")
 # The fields that name a part, with the parts' options. A mixer can be added, so it is read late.
 SLOTS = {
+    "attention_pattern": lambda: ATTENTION_PATTERNS,
     "mixer": mixer_options,
     "norm": lambda: NORMS,
     "parametrisation": lambda: PARAMETRISATIONS,
@@ -44,6 +48,7 @@ SLOTS = {
 # The fields that change the parts of a family, with the values that do not.
 _CHANGES = {
     "mixer": None,
+    "attention_pattern": FULL_PATTERN,
     "norm": None,
     "norm_placement": None,
     "parallel_blocks": "none",
@@ -123,6 +128,14 @@ class ModelConfig:
         "sublayer through which positions exchange information, cross attention excepted; "
         "None: attention",
         choices=MIXERS,
+    )
+    attention_pattern: str = field(
+        FULL_PATTERN,
+        "blocks of keys that self-attention computes, cross-attention excepted: all (full), a "
+        "window of neighbours (local) or one with gaps (dilated), a window with global and random "
+        "blocks (bigbird), or windows side by side with global blocks (fixed, variable); with "
+        "options, as bigbird:block=16,window=1,per_head=true",
+        choices=ATTENTION_PATTERNS,
     )
     num_kv_heads: int | None = field(
         None,
@@ -290,6 +303,9 @@ class ModelConfig:
         fitting = self.mixer_facts.attentions
         # Kernels look biases up in a table of buckets.
         without = {"pallas"} if self.position_scheme == "alibi" else set()
+        name, pattern = self.part("attention_pattern")
+        if name != FULL_PATTERN and not fills_tiles(pattern.block):
+            without.add("pallas")
         return tuple(name for name in fitting if name not in without)
 
     @property
@@ -311,6 +327,7 @@ class ModelConfig:
         self._check_pieces()
         self._check_heads()
         self._check_position()
+        self._check_pattern()
         self._check_attention()
         self._check_scan()
 
@@ -400,6 +417,19 @@ class ModelConfig:
             cross = self.part("position").options.cross
             rule = "without cross=true in a model without cross-attention"
             self._require(not cross or self.architecture == ENCODER_DECODER, "position", rule)
+
+    def _check_pattern(self) -> None:
+        name, pattern = self.part("attention_pattern")
+        if name == FULL_PATTERN:
+            return
+        rule = f"'full' with mixer {self.part('mixer').name!r}"
+        self._require(self.mixer_facts.sparse, "attention_pattern", rule)
+        rule = f"'full' with attention {self.attention!r}, which computes all blocks"
+        fits = self.attention in (AUTO, "einsum", "pallas")
+        self._require(fits, "attention_pattern", rule)
+        fits = self.attention != "pallas" or fills_tiles(pattern.block)
+        rule = "of blocks of 8, 16, 32, 64 or a multiple of 128 with attention 'pallas'"
+        self._require(fits, "attention_pattern", rule)
 
     def _check_attention(self) -> None:
         if self.attention in (AUTO, "einsum"):

@@ -1,0 +1,182 @@
+"""Block-sparse attention equals attention over all keys with the layout as a mask."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.model import layouts
+from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
+from trainer.model.positions import T5RelativePosition, alibi_slopes
+from trainer.model.sparse_attention import block_sparse_attention
+from trainer.model.transformer import build_model
+
+ENCODER = SameSegment()
+DECODER = AllOf((SameSegment(), Causal()))
+PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
+MASKS = {"bidirectional": ENCODER, "unidirectional": DECODER, "prefix": PREFIX}
+PATTERNS = {
+    "local": layouts.Local(4),
+    "longformer": layouts.Local(4, global_blocks="0+2"),
+    "dilated": layouts.Dilated(4, 5),
+    "bigbird": layouts.BigBird(4, 1, per_head=True),
+    "fixed": layouts.Fixed(4, 2, horizontal=True, head_patterns=2),
+    "variable": layouts.Variable(4, "1+2", "1", random_blocks=1),
+}
+B, L, H, K = 2, 26, 4, 8
+
+
+def bias_by_distance(kind: str) -> jax.Array | None:
+    distance = np.arange(1 - L, L)
+    if kind == "relative":
+        table = np.random.default_rng(1).normal(size=(H, 32))
+        return jnp.asarray(table[:, T5RelativePosition(True).bucket(distance)], jnp.float32)
+    if kind == "alibi":
+        return jnp.asarray(-alibi_slopes(H)[:, None] * np.abs(distance), jnp.float32)
+    return None
+
+
+def rows_of(mask, seed: int = 0) -> Rows:
+    """Returns two rows of packed examples, one with padding in front, too."""
+    segment = np.array([[1] * 9 + [2] * 13 + [0] * 4, [0] * 2 + [1] * 11 + [3] * 13])
+    prefix = np.random.default_rng(seed).integers(0, 2, (B, L)) if mask == PREFIX else None
+    return Rows(jnp.asarray(segment), None if prefix is None else jnp.asarray(prefix))
+
+
+def dense(pattern, mask, rows, bias_HC, scale, q, k, v):
+    """Writes all logits out; queries that see nothing get zeros."""
+    k, v = (jnp.repeat(x, H // x.shape[2], 2) for x in (k, v))
+    layout = pattern.layout(H, -(-L // pattern.block), mask != ENCODER)
+    spread = np.kron(layout, np.ones((pattern.block, pattern.block), bool))[:, :L, :L]
+    visible = mask(rows, rows)[:, None] & spread[None]
+    logits = jnp.einsum("blhk,bshk->bhls", q, k, precision="highest")
+    if bias_HC is not None:
+        logits += bias_HC[:, np.arange(L)[None] - np.arange(L)[:, None] + L - 1]
+    weights = jax.nn.softmax(jnp.where(visible, logits * scale, -1e30)) * visible
+    return jnp.einsum("bhls,bshk->blhk", weights, v, precision="highest")
+
+
+def sparse(pattern, mask, rows, bias_HC, scale, q, k, v):
+    with jax.default_matmul_precision("highest"):
+        return block_sparse_attention(q, k, v, rows, predicate(mask), pattern, bias_HC, scale)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_sparse_equals_dense_masked(name, mask):
+    kinds = {"bidirectional": "relative", "unidirectional": "alibi", "prefix": "none"}
+    groups = {"bidirectional": H, "unidirectional": 2, "prefix": 1}[mask]
+    bias_HC = bias_by_distance(kinds[mask])
+    random = np.random.default_rng(0)
+    shapes = (B, L, H, K), (B, L, groups, K), (B, L, groups, K), (B, L, H, K)
+    q, k, v, gradient = (jnp.asarray(random.normal(size=s), jnp.float32) for s in shapes)
+
+    def run(function, operands, bias_HC):
+        attend = partial(function, PATTERNS[name], MASKS[mask], rows_of(MASKS[mask]))
+        out, pull = jax.vjp(lambda bias, *each: attend(bias, 0.4, *each), bias_HC, *operands)
+        return out, pull(gradient)
+
+    actual, expected = (jax.jit(partial(run, each))((q, k, v), bias_HC) for each in (sparse, dense))
+    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+    # Padding sees nothing: zeros, and zero gradients.
+    padding = np.asarray(rows_of(MASKS[mask]).segment_BL) == 0
+    for each in (actual[0], *actual[1][-3:]):
+        assert not np.asarray(each)[padding].any()
+
+
+@dataclass(frozen=True)
+class LayoutMask:
+    """A layout as a mask of all keys."""
+
+    pattern: layouts.Pattern
+    causal: bool
+
+    def __call__(self, query: Rows, key: Rows) -> jax.Array:
+        length = query.segment_BL.shape[1]
+        (layout,) = self.pattern.layout(1, -(-length // self.pattern.block), self.causal)
+        size = self.pattern.block
+        return jnp.asarray(np.kron(layout, np.ones((size, size), bool))[None, :length, :length])
+
+
+class Model(NamedTuple):
+    """A family, its changes and whether its rows are packed."""
+
+    family: str
+    changes: dict
+    prefix: bool = False
+
+
+MODELS = {
+    "T5, relative": Model("t5_1_1", {}),
+    "T5, relative per layer, scan": Model(
+        "t5_1_1", {"position": "relative_per_layer", "scan_layers": True}
+    ),
+    "BERT": Model("bert", {}),
+    "BERT, rotary": Model("bert", {"position": "rotary", "head_dim": 8}),
+    "LM, ALiBi, prefix": Model("lm", {"position": "alibi"}, prefix=True),
+    "Llama, grouped heads, norms of queries, remat": Model(
+        "llama", {"num_kv_heads": 1, "query_key_norm": True, "remat": "full"}
+    ),
+    "Primer": Model("primer", {"mixer": "mdha"}),
+    "T5, dropout": Model("t5_1_1", {"dropout_rate": 0.2}),
+    "T5, bfloat16": Model("t5_1_1", {"dtype": "bfloat16"}),
+}
+
+
+def packed_batch(prefix: bool) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    segment = np.array([[1] * 6 + [2] * 7 + [0] * 2])
+    tokens = np.where(segment > 0, random.integers(1, 40, segment.shape), 0)
+    batch = {
+        "encoder_input_tokens": tokens,
+        "encoder_segment_ids": segment,
+        "decoder_input_tokens": tokens,
+        "decoder_target_tokens": tokens,
+        "decoder_segment_ids": segment,
+    }
+    marks = np.array([[1, 1, 1, 0, 0, 0] + [1, 1, 0, 0, 0, 0, 0] + [0] * 2])
+    return batch | ({"decoder_causal_attention": marks} if prefix else {})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
+    family, changes, prefix = MODELS[name]
+    pattern = layouts.BigBird(2, 1, random_blocks=1)
+    text = "bigbird:block=2,window=1"
+    tiny = make_tiny(family, attention_pattern=text, **changes)
+    full = make_tiny(family, **changes)
+
+    def masked(stack, causal):
+        return replace(stack, mask=AllOf((stack.mask, LayoutMask(pattern, causal))))
+
+    stacks = {
+        role: masked(stack, causal=role == "decoder") for role, stack in full.spec.stacks.items()
+    }
+    other = build_model(replace(full.spec, **stacks))
+    batch = packed_batch(prefix)
+    drops = {"deterministic": False, "rngs": {"dropout": jax.random.PRNGKey(0)}}
+    arguments = drops if "dropout_rate" in changes else {}
+
+    def loss(model, params):
+        out = model.apply({"params": params}, batch, **arguments)
+        logits = out if isinstance(out, jax.Array) else out.logits_BLV
+        weights = batch["decoder_target_tokens"] > 0
+        logits = jnp.where(weights[..., None], logits, 0)
+        return (logits * jnp.sin(jnp.arange(logits.size).reshape(logits.shape))).mean(), logits
+
+    with jax.default_matmul_precision("highest"):
+        results = [
+            jax.jit(jax.value_and_grad(partial(loss, model), has_aux=True))(tiny.params)
+            for model in (tiny.model, other)
+        ]
+    unlike = jax.jit(partial(loss, full.model))(tiny.params)[1] - results[0][0][1]
+    assert np.abs(unlike).max() > 1e-2
+    tolerance = 0.05 if "dtype" in changes else 1e-5
+    for mine, theirs in zip(*map(jax.tree.leaves, results), strict=True):
+        most = max(np.abs(theirs).max(), 1e-3)
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance * most)
