@@ -59,14 +59,14 @@ def flops_per_step(
         products += config.vocab_size * config.emb_dim * tokens[last]
     for name, stack in spec.stacks.items():
         for layer in stack.layers:
-            pairs = _self_pairs(layer.mixer, stack.mask, lengths[name])
+            pairs = self_pairs(layer.mixer, stack.mask, lengths[name])
             products += round(layer.mixer.products_per_pair * batch_size * pairs)
             if layer.cross_mixer is not None:
                 products += layer.cross_mixer.products_per_pair * tokens[name] * encoder_length
     return 6 * products
 
 
-def _self_pairs(mixer: Mixer, mask: Mask, length: int) -> float:
+def self_pairs(mixer: Mixer, mask: Mask, length: int) -> float:
     """Returns the pairs of query and key that self-attention computes in a row, a mean of heads."""
     pattern = getattr(mixer, "pattern", None)
     if pattern is None:

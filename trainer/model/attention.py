@@ -20,13 +20,17 @@ from trainer.model.dense import Shared, device_kind, project_together
 from trainer.model.facts import (
     ATTENTION_NAMES,
     AUTO,
+    LANES,
     T5X,
     TRANSFORMERS,
     MixerFacts,
     attention_on,
+    fills_tiles,
     softmax_dtype_on,
 )
 from trainer.model.fused_attention import fits_memory, fused_attention
+from trainer.model.fused_layouts import tables_of
+from trainer.model.fused_tiles import bias_fits
 from trainer.model.layouts import Pattern
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, compare_heads, mix_heads, project_out
@@ -176,7 +180,8 @@ class _DotProductAttention(nn.Module):
                 q_BLJ = rotate_joined(q_BLJ, angle_BLC, head_dim)
                 k_BSJ = rotate_joined(k_BSJ, source_angle_BSC, head_dim)
             scale = parametrisation.attention_scale(head_dim)
-            return project_out(self.shared, _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale))
+            mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale, spec.pattern)
+            return project_out(self.shared, mixed_BLJ)
         if spec.pattern is not None and drops and self.shared.broadcast_dropout:
             v_BSJ = jnp.repeat(heads(v_BSJ), num_heads // groups, axis=2).reshape(q_BLJ.shape)
             v_BSJ = self._drop_values(v_BSJ)
@@ -260,7 +265,7 @@ class _DotProductAttention(nn.Module):
         fits = (
             view.predicate is not None
             and self.spec.learned_logits is None
-            and self.spec.pattern is None
+            and (self.spec.pattern is None or _tiles(self.spec, self.spec.pattern))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not drops)
@@ -278,10 +283,20 @@ def _fused(
     view: View,
     head_dim: int,
     scale: float,
+    pattern: Pattern | None,
 ) -> jax.Array:
     """Returns `fused_attention`, by each device for its own rows and heads."""
     kind = device_kind()
     assert view.predicate is not None
+    relative = view.positions.relative
+    visits, tables = None, None
+    if pattern is not None:
+        length, prefix = q_BLJ.shape[1], view.rows.prefix_BL is not None
+        known = view.predicate._replace(prefix=view.predicate.prefix and prefix)
+        skips, biased_dim = known.causal and not known.prefix, head_dim if relative else None
+        fits = partial(bias_fits, length, skips, biased_dim, kernel_memory(kind))
+        num_heads = q_BLJ.shape[2] // head_dim
+        visits, tables = tables_of(pattern, num_heads, head_dim, length, known, fits)
     run = partial(
         fused_attention,
         head_dim=head_dim,
@@ -291,27 +306,38 @@ def _fused(
         interpret=not kind.startswith("TPU"),
     )
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (view.rows, view.source_rows)]
-    relative = view.positions.relative
-    tables = () if relative is None else (relative.table_HR,)
+    table_HR = None if relative is None else relative.table_HR
 
     def attend(*operands: Any) -> jax.Array:
-        *others, last = operands
-        if relative is None:
-            return run(*operands)
-        return run(*others, relative=relative._replace(table_HR=last))
+        *others, table_HR, tables = operands
+        own = None if relative is None else relative._replace(table_HR=table_HR)
+        return run(*others, relative=own, layout=None if visits is None else (visits, tables))
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         batch, heads = nn.logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
         joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
+        of_tables = PartitionSpec(heads if visits is not None and visits.by_group else None)
         attend = jax.shard_map(
             attend,
-            in_specs=(joined, joined, joined, rows, rows, *(PartitionSpec(heads),) * len(tables)),
+            in_specs=(joined, joined, joined, rows, rows, PartitionSpec(heads), of_tables),
             out_specs=joined,
             # Kernels do not say over which axes their results vary.
             check_vma=False,
         )
-    return attend(q_BLJ, k_BSJ, v_BSJ, *sides, *tables)
+    return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
+
+
+def _tiles(spec: DotProductAttention, pattern: Pattern) -> bool:
+    """Returns whether kernels can compute a pattern: each device has whole groups of its heads."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not fills_tiles(pattern.block):
+        return False
+    if mesh.empty or mesh.size == 1:
+        return True
+    (axis,) = nn.logical_to_mesh_axes(("joined_kv",)) or (None,)
+    devices = mesh.shape[axis] if isinstance(axis, str) else 1
+    return devices == 1 or spec.num_heads * spec.head_dim % (devices * LANES) == 0
 
 
 def kernel_memory(kind: str) -> int:

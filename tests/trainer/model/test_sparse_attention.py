@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from trainer.model import layouts
+from trainer.model.fused_attention import fused_attention
+from trainer.model.fused_layouts import tables_of
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
-from trainer.model.positions import T5RelativePosition, alibi_slopes
+from trainer.model.positions import RelativeBias, T5RelativePosition, alibi_slopes
 from trainer.model.sparse_attention import block_sparse_attention
 from trainer.model.transformer import build_model
 
@@ -180,3 +182,58 @@ def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     for mine, theirs in zip(*map(jax.tree.leaves, results), strict=True):
         most = max(np.abs(theirs).max(), 1e-3)
         np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance * most)
+
+
+KERNELS = {
+    "bidirectional": (layouts.BigBird(8, 1, per_head=True), 64, 4, "relative", 16),
+    "unidirectional": (layouts.Local(32, global_blocks="1"), 128, 2, "relative", 16),
+    "prefix": (layouts.Fixed(16, 4, head_patterns=2), 64, 3, "none", 16),
+}
+
+
+@pytest.mark.parametrize("mask", KERNELS)
+def test_kernels_visit_the_tiles_of_a_layout(mask):
+    pattern, head_dim, heads, bias, tile = KERNELS[mask]
+    length, random = 104, np.random.default_rng(0)
+    index = np.arange(length)
+    rows = Rows(
+        jnp.asarray(np.stack([1 + (index >= 70), np.where(index < 90, 1 + (index >= 20), 0)])),
+        jnp.asarray(random.integers(0, 2, (2, length))) if mask == "prefix" else None,
+    )
+    known = predicate(MASKS[mask])
+    table_HR = jnp.asarray(random.normal(size=(heads, 32)), jnp.float32)
+    relative = T5RelativePosition(mask == "bidirectional", max_distance=20)
+    distances = relative.bucket(np.arange(1 - length, length))
+    layout = tables_of(pattern, heads, head_dim, length, known, tile=tile)
+    assert layout[0].tiles < 0.8 * (-(-length // tile)) ** 2
+
+    def by_kernels(q, k, v, table):
+        return fused_attention(
+            *(q, k, v, rows, rows, head_dim, known),
+            relative=RelativeBias(table, relative) if bias == "relative" else None,
+            scale=0.3,
+            interpret=True,
+            layout=layout,
+        )
+
+    def by_blocks(q, k, v, table):
+        heads_of = [x.reshape(2, length, heads, head_dim) for x in (q, k, v)]
+        bias_HC = table[:, distances] if bias == "relative" else None
+        mixed = block_sparse_attention(*heads_of, rows, known, pattern, bias_HC, 0.3)
+        return mixed.reshape(q.shape)
+
+    operands = [
+        jnp.asarray(random.normal(size=(2, length, heads * head_dim)), jnp.float32)
+        for _ in range(4)
+    ]
+
+    def run(function, *operands):
+        out, pull = jax.vjp(function, *operands[:3], table_HR)
+        return out, pull(operands[3])
+
+    with jax.default_matmul_precision("highest"):
+        actual, expected = (
+            jax.jit(partial(run, each))(*operands) for each in (by_kernels, by_blocks)
+        )
+    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
