@@ -147,7 +147,7 @@ def kernels(jaxpr: Any) -> list[Kernel]:
         name = equation.params["name"] or str(equation.params["name_and_src_info"].name)
         shapes = tuple(aval.shape for aval in avals)
         moved = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
-        visited = float((equation.params.get("metadata") or {}).get(VISITED, 1.0))
+        visited = float(dict(equation.params.get("metadata") or {}).get(VISITED, 1.0))
         key = name, grid, shapes, moved, visited
         known = found.get(key, Kernel(name, grid, 0, shapes, moved, visited))
         found[key] = known._replace(runs=known.runs + runs)
