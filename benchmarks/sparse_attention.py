@@ -1,7 +1,7 @@
 """Measures how time and memory of block-sparse self-attention fall with its density.
 
     python -m benchmarks.sparse_attention [--length=4096] [--heads=2] [--head_dim=64] [--batch=1] \\
-        [--mask=encoder] [--patterns=full,local:window=9 …] [--rounds=5] [--json]
+        [--mask=encoder] [--attention=auto] [--patterns=full,local:window=9 …] [--rounds=5] [--json]
     python -m benchmarks.sparse_attention --topology=v5e:2x2 --heads=8 [--bias]
 
 Patterns are values of `--model.attention_pattern`, separated by blanks. Each is a sublayer of
@@ -55,6 +55,8 @@ def main(argv: list[str]) -> None:
     add("--length", type=positive, default=4096, help="tokens of a row")
     add("--mask", choices=("encoder", "decoder"), default="encoder", help="what a query may see")
     add("--bias", action="store_true", help="T5's relative bias")
+    add("--attention", choices=("auto", "einsum", "pallas"), default="auto",
+        help="the implementation, as --model.attention")  # fmt: skip
     add("--patterns", default=_PATTERNS, help="patterns, separated by blanks")
     add("--rounds", type=positive, default=5, help="runs of each")
     add("--json", action="store_true", help="print one line of JSON")
@@ -71,7 +73,7 @@ def main(argv: list[str]) -> None:
             f"{each['ms']:,.2f}",
             f"{each['time']:.3f}",
             f"{each['temporary'] / 2**20:,.1f}",
-            f"{each['temporary'] / results['rows'][0]['temporary']:.3f}",
+            f"{each['temporary'] / max(results['rows'][0]['temporary'], 1):.3f}",
         )
         for each in results["rows"]
     ]
@@ -105,6 +107,7 @@ def _sublayers(arguments: argparse.Namespace, sharding: Any, dtype: str) -> list
             dtype=dtype,
             position="relative" if arguments.bias else "none",
             attention_pattern=name,
+            attention=arguments.attention,
         )
         spec = model_spec(config)
         stack = spec.stacks["decoder" if decoder else "encoder"]

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.facts import LANES
-from trainer.model.fused_tiles import MASKED, Plan
+from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
 
 # The least maximum of a row: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros,
 # with zero gradients.
@@ -321,11 +321,19 @@ def _logits(
         visible_kq |= key_ids[1] == at.query_BIL[row, 1:2, columns]
     if bits is not None and plan.visits is not None:
         own = head if plan.visits.by_group else 0
-        bits_1q = bits[pl.ds(own * plan.key_blocks + j, 1), columns]
+        bits_1q = _row_of(bits, own * plan.key_blocks + j, columns)
         part_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0) // plan.visits.part
         seen_kq = lax.shift_right_logical(*jnp.broadcast_arrays(bits_1q, part_k1))
         visible_kq &= (seen_kq & 1) > 0
     return jnp.where(visible_kq, logits_kq, MASKED)
+
+
+def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
+    """Returns some columns of a row of an int32 array, [1, columns]; only whole registers load."""
+    first = pl.multiple_of(row // SUBLANES * SUBLANES, SUBLANES)
+    rows = ref[pl.ds(first, SUBLANES), columns]
+    number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
+    return jnp.sum(jnp.where(number == row - first, rows, 0), 0, keepdims=True)
 
 
 def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.model.facts import LANES
-from trainer.model.fused_tiles import COST_OF_BLOCK, Visits
+from trainer.model.fused_tiles import COST_OF_BLOCK, SUBLANES, Visits
 from trainer.model.layouts import Pattern, visited
 from trainer.model.masks import Predicate
 
@@ -32,7 +32,8 @@ class Tables(NamedTuple):
       key_counts: how many of them count.
       queries: blocks of queries that visit each block of keys, `Visits.most_queries` each, flat.
       query_counts: how many of them count.
-      bits: [N, heads * key blocks, U]; None if visited tiles are seen whole.
+      bits: [N, heads * key blocks, U], with rows up to a multiple of SUBLANES; None if visited
+        tiles are seen whole.
     """
 
     keys: Any
@@ -98,6 +99,7 @@ def tables_of(
     if part < tile or heads > 1:
         bits = _bits(_parts(layout_PNN, pattern.block, tile, length, skips), tile // part, part)
         bits = bits.reshape(-1, heads * tiles.shape[1], bits.shape[2])
+        bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % SUBLANES), (0, 0)))
     flat = (table.reshape(-1) for table in (keys, key_counts, queries, query_counts))
     return visits, Tables(*flat, bits)
 

@@ -20,6 +20,8 @@ from trainer.model.facts import LANES
 from trainer.model.masks import Predicate
 from trainer.model.positions import T5RelativePosition
 
+# Height of a TPU's registers.
+SUBLANES = 8
 # A masked logit.
 MASKED = -1e30
 # Block lengths, and the cost of an element of their tiles: smaller blocks leave the matrix unit

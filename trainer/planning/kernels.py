@@ -104,6 +104,8 @@ def parse_schedule(text: str) -> Schedule:
         # Inside another loop it is the test whether an inner loop runs at all.
         inside = all(loop[0] in pipelined for loop in outside)
         part = _CONDITIONAL < after - begin < _WHOLE * (end - start)
+        # Loops over tiles are the work of every grid step, however few bundles they are.
+        part = part and not any(unknown[begin : after + 1])
         if part and inside and start <= begin and after <= end:
             once += sum(runs[begin : after + 1])
             runs[begin : after + 1] = [0.0] * (after + 1 - begin)
