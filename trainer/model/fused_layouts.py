@@ -76,7 +76,7 @@ def tables_of(
         per = tile // min(pattern.block, tile)
         blocks = parts_PUU.shape[1] // per
         split = parts_PUU.reshape(-1, heads, blocks, per, blocks, per)
-        return split.any(axis=(1, 3, 5))
+        return np.asarray(split.any(axis=(1, 3, 5)))
 
     def cost(tile: int) -> float:
         return tiles_of(tile).sum() * tile**2 * COST_OF_BLOCK[tile]
@@ -100,8 +100,13 @@ def tables_of(
         bits = _bits(_parts(layout_PNN, pattern.block, tile, length, skips), tile // part, part)
         bits = bits.reshape(-1, heads * tiles.shape[1], bits.shape[2])
         bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % SUBLANES), (0, 0)))
-    flat = (table.reshape(-1) for table in (keys, key_counts, queries, query_counts))
-    return visits, Tables(*flat, bits)
+    return visits, Tables(
+        keys.reshape(-1),
+        key_counts.reshape(-1),
+        queries.reshape(-1),
+        query_counts.reshape(-1),
+        bits,
+    )
 
 
 def _parts(layout_PNN: np.ndarray, block: int, tile: int, length: int, skips: bool) -> np.ndarray:
