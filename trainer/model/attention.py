@@ -183,7 +183,11 @@ class _DotProductAttention(nn.Module):
             mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale, spec.pattern)
             return project_out(self.shared, mixed_BLJ)
         if spec.pattern is not None and drops and self.shared.broadcast_dropout:
-            v_BSJ = jnp.repeat(heads(v_BSJ), num_heads // groups, axis=2).reshape(q_BLJ.shape)
+            # Heads that share values drop others of them.
+            k_BSJ, v_BSJ = (
+                jnp.repeat(heads(each), num_heads // groups, axis=2).reshape(q_BLJ.shape)
+                for each in (k_BSJ, v_BSJ)
+            )
             v_BSJ = self._drop_values(v_BSJ)
         q_BLHK, k_BSGK, v_BSGK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
         if angle_BLC is not None and source_angle_BSC is not None:

@@ -150,6 +150,7 @@ MODELS = {
     "Llama, grouped heads, norms of queries, remat": Model(
         "llama", {"num_kv_heads": 1, "query_key_norm": True, "remat": "full"}
     ),
+    "Llama, grouped heads, dropout": Model("llama", {"num_kv_heads": 1, "dropout_rate": 0.2}),
     "Primer": Model("primer", {"mixer": "mdha"}),
     "T5, dropout": Model("t5_1_1", {"dropout_rate": 0.2}),
     "T5, bfloat16": Model("t5_1_1", {"dtype": "bfloat16"}),
