@@ -164,6 +164,13 @@ _BERT = {
     "large": _bert(1024, 16, 64, 4096, 24, 0.1),
 }
 
+# Source: t5-experiments' example of DeepSpeed's sparse attention: a window of one block, one global
+# and one random block of 16 tokens, drawn for each head.
+_BERT["base_bigbird"] = replace(
+    _BERT["base"],
+    attention_pattern="bigbird:block=16,window=1,global_blocks=1,random_blocks=1,per_head=true",
+)
+
 # T5 1.1 with Primer-EZ's two changes. The one kernel into the mlp is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(

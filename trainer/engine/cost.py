@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 from trainer.model.config import ModelConfig
+from trainer.model.layouts import visited_pairs
+from trainer.model.masks import Mask, predicate
+from trainer.model.mixers import Mixer
 from trainer.model.parameters import EXPERT_AXIS, ROW, SOURCE, ParameterFacts
 from trainer.model.spec import StackSpec, model_spec
 from trainer.model.transformer import CROSS_ATTENTION, parameter_facts
@@ -22,9 +25,10 @@ def flops_per_step(
 
     Counted are 2 operations forward and 4 backward for each kernel element and position, and 4 (12
     with the backward pass) for each query, key and attention channel, whether masked or padded.
-    Only the expert that a token goes through counts, not unused capacity; and only the positions
-    that an encoder with token dropping has left. Embedding look-ups,
-    norms, softmax and the optimizer are not counted. The length of a stack that the model lacks is
+    Attention with a pattern counts the pairs in visited blocks; with a causal mask not the blocks
+    after the query's. Only the expert that a token goes through counts, not unused capacity; and
+    only the positions that an encoder with token dropping has left. Embedding look-ups, norms,
+    softmax and the optimizer are not counted. The length of a stack that the model lacks is
     ignored. Utilisation is this number divided by step time and the device's peak.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
@@ -67,9 +71,10 @@ def flops_per_step(
         products += config.vocab_size * config.emb_dim * tokens[last]
     for name, stack in spec.stacks.items():
         for layer, length, after in zip(stack.layers, left[name][:-1], left[name][1:], strict=True):
-            rows = batch_size * length
-            sources = length + (left["encoder"][-1] if layer.merges_memory else 0)
-            products += layer.mixer.products_per_pair * rows * sources
+            pairs = self_pairs(layer.mixer, stack.mask, length)
+            if layer.merges_memory:
+                pairs += length * left["encoder"][-1]
+            products += round(layer.mixer.products_per_pair * batch_size * pairs)
             if layer.cross_mixer is not None:
                 products += layer.cross_mixer.products_per_pair * length * seen
             if layer.database_mixer is not None and stack.database is not None:
@@ -85,3 +90,12 @@ def _lengths_left(stack: StackSpec, length: int) -> list[int]:
         dropping = layer.dropping
         lengths.append(dropping.length_after(lengths[-1]) if dropping else lengths[-1])
     return lengths
+
+
+def self_pairs(mixer: Mixer, mask: Mask, length: int) -> float:
+    """Returns the pairs of query and key that self-attention computes in a row, a mean of heads."""
+    pattern = getattr(mixer, "pattern", None)
+    if pattern is None:
+        return length**2
+    known = predicate(mask)
+    return visited_pairs(pattern, mixer.num_heads, length, known is not None and known.causal)

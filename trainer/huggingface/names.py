@@ -19,7 +19,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError, nearest
 from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
-from trainer.model.facts import PER_LAYER, TRANSFORMERS
+from trainer.model.facts import FULL_PATTERN, PER_LAYER, TRANSFORMERS
 from trainer.model.paths import named
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
 from trainer.model.transformer import parameter_facts
@@ -44,6 +44,8 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
 def _unsupported(config: ModelConfig) -> list[str]:
     """Returns what transformers, and our modelling file for it, have no counterpart for."""
     parts = [f"mixer {config.mixer}"] * (TRANSFORMERS not in config.mixer_facts.exports)
+    if config.part("attention_pattern").name != FULL_PATTERN:
+        parts.append(f"attention_pattern {config.attention_pattern}")
     for stack in model_spec(config).stacks.values():
         for layer in stack.layers:
             parts += [

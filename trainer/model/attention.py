@@ -21,12 +21,18 @@ from trainer.model.dense import Shared, device_kind, project_together
 from trainer.model.facts import (
     ATTENTION_NAMES,
     AUTO,
+    LANES,
     T5X,
     TRANSFORMERS,
     MixerFacts,
     attention_on,
+    fills_tiles,
+    softmax_dtype_on,
 )
 from trainer.model.fused_attention import fits_memory, fused_attention
+from trainer.model.fused_layouts import tables_of
+from trainer.model.fused_tiles import bias_fits
+from trainer.model.layouts import Pattern
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, compare_heads, mix_heads, project_out
 from trainer.model.norms import Norm
@@ -34,6 +40,7 @@ from trainer.model.options import NoOptions
 from trainer.model.parameters import SOURCE_KERNEL
 from trainer.model.parametrisation import narrowed
 from trainer.model.positions import rotate, rotate_joined
+from trainer.model.sparse_attention import Dropping, block_sparse_attention
 from trainer.model.synthesizer import LearnedLogits
 
 
@@ -57,6 +64,7 @@ class DotProductAttention:
         2023, arXiv:2302.05442). None: not there.
       value_part: changes projected values. None: not there.
       mixed_part: changes mixed values before the last projection. None: not there.
+      pattern: the blocks of keys that a block of queries looks at, in self-attention. None: all.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; So et al. 2021 (arXiv:2109.08668).
     Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
@@ -71,6 +79,7 @@ class DotProductAttention:
     query_key_norm: Norm | None = None
     value_part: ValuePart | None = None
     mixed_part: MixedPart | None = None
+    pattern: Pattern | None = None
 
     @property
     def products_per_pair(self) -> int:
@@ -91,6 +100,7 @@ class DotProductAttention:
             queries=True,
             # Where queries are projected from keys, there are as many.
             groups=not learns and not self.shared_query_key,
+            sparse=not learns,
             convolves=convolves,
             counts_positions=learns,
             selects=not (learns or convolves or self.shared_query_key),
@@ -186,22 +196,27 @@ class _DotProductAttention(nn.Module):
                 for each in (k_BSJ, v_BSJ)
             )
             if drops:
-                # All queries share a draw: keys dropped from the weights are values dropped.
-                ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
-                kept_BSH = self.shared.dropout()(ones_BH1S, deterministic)[:, :, 0].swapaxes(1, 2)
-                # Divided as weights are, not multiplied by a rounded inverse.
-                scaled_BSJ = v_BSJ / (1.0 - self.shared.dropout_rate)
-                v_BSJ = jnp.where(jnp.repeat(kept_BSH > 0, head_dim, axis=2), scaled_BSJ, 0)
+                v_BSJ = self._drop_values(v_BSJ)
             if angle_BLC is not None and source_angle_BSC is not None:
                 q_BLJ = rotate_joined(q_BLJ, angle_BLC, head_dim)
                 k_BSJ = rotate_joined(k_BSJ, source_angle_BSC, head_dim)
             scale = parametrisation.attention_scale(head_dim)
-            mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale)
+            mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale, spec.pattern)
             return project_out(self.shared, change(mixed_BLJ))
+        if spec.pattern is not None and drops and self.shared.broadcast_dropout:
+            # Heads that share values drop others of them.
+            k_BSJ, v_BSJ = (
+                jnp.repeat(heads(each), num_heads // groups, axis=2).reshape(q_BLJ.shape)
+                for each in (k_BSJ, v_BSJ)
+            )
+            v_BSJ = self._drop_values(v_BSJ)
         q_BLHK, k_BSGK, v_BSGK = heads(q_BLJ), heads(k_BSJ), heads(v_BSJ)
         if angle_BLC is not None and source_angle_BSC is not None:
             q_BLHK = rotate(q_BLHK, angle_BLC)
             k_BSGK = rotate(k_BSGK, source_angle_BSC)
+        if spec.pattern is not None:
+            mixed_BLHK = self._visit(spec.pattern, q_BLHK, k_BSGK, v_BSGK, view, drops)
+            return project_out(self.shared, change(mixed_BLHK.reshape(*q_BLJ.shape)))
         if implementation != "einsum":
             # JAX adds the bias after scaling the logits.
             scale, bias_BHLS = parametrisation.attention_scale(head_dim), None
@@ -223,6 +238,47 @@ class _DotProductAttention(nn.Module):
             logits_BHLS += learned(view.rows, view.source_rows)
         return mix_heads(self.shared, logits_BHLS, v_BSGK, view, deterministic, change)
 
+    def _drop_values(self, v_BSJ: jax.Array) -> jax.Array:
+        """Returns values [B, S, H * K] of which each head drops some in training.
+
+        All queries share a draw: keys dropped from the weights are values dropped.
+        """
+        num_heads, rate = self.spec.num_heads, self.shared.dropout_rate
+        ones_BH1S = jnp.ones((len(v_BSJ), num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
+        kept_BSH = self.shared.dropout()(ones_BH1S, False)[:, :, 0].swapaxes(1, 2)
+        # Divided as weights are, not multiplied by a rounded inverse.
+        scaled_BSJ = v_BSJ / (1.0 - rate)
+        return jnp.where(jnp.repeat(kept_BSH > 0, self.spec.head_dim, axis=2), scaled_BSJ, 0)
+
+    def _visit(
+        self,
+        pattern: Pattern,
+        q_BLHK: jax.Array,
+        k_BLGK: jax.Array,
+        v_BLGK: jax.Array,
+        view: View,
+        drops: bool,
+    ) -> jax.Array:
+        """Returns `block_sparse_attention`, with weights that each query drops itself if any do."""
+        shared = self.shared
+        if view.predicate is None or view.rows is not view.source_rows:
+            raise ValueError("a pattern needs self-attention with a mask that kernels know")
+        dropping = None
+        if drops and not shared.broadcast_dropout:
+            dropping = Dropping(shared.dropout_rate, self.make_rng("dropout"))
+        return block_sparse_attention(
+            q_BLHK,
+            k_BLGK,
+            v_BLGK,
+            view.rows,
+            view.predicate,
+            pattern,
+            view.positions.bias_HN,
+            shared.parametrisation.attention_scale(self.spec.head_dim),
+            softmax_dtype_on(device_kind(), shared.softmax_dtype, shared.dtype),
+            dropping,
+        )
+
     def _implementation(self, view: View, deterministic: bool) -> str:
         """Returns one of ATTENTION_NAMES, not "auto"."""
         shared = self.shared
@@ -236,6 +292,7 @@ class _DotProductAttention(nn.Module):
             and not view.watches("weights_BHLS")
             and self.spec.learned_logits is None
             and shared.attention_weights == "softmax"
+            and (self.spec.pattern is None or _tiles(self.spec, self.spec.pattern))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not drops)
@@ -253,10 +310,20 @@ def _fused(
     view: View,
     head_dim: int,
     scale: float,
+    pattern: Pattern | None,
 ) -> jax.Array:
     """Returns `fused_attention`, by each device for its own rows and heads."""
     kind = device_kind()
     assert view.predicate is not None
+    relative = view.positions.relative
+    visits, tables = None, None
+    if pattern is not None:
+        length, prefix = q_BLJ.shape[1], view.rows.prefix_BL is not None
+        known = view.predicate._replace(prefix=view.predicate.prefix and prefix)
+        skips, biased_dim = known.causal and not known.prefix, head_dim if relative else None
+        fits = partial(bias_fits, length, skips, biased_dim, kernel_memory(kind))
+        num_heads = q_BLJ.shape[2] // head_dim
+        visits, tables = tables_of(pattern, num_heads, head_dim, length, known, fits)
     run = partial(
         fused_attention,
         head_dim=head_dim,
@@ -266,27 +333,38 @@ def _fused(
         interpret=not kind.startswith("TPU"),
     )
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (view.rows, view.source_rows)]
-    relative = view.positions.relative
-    tables = () if relative is None else (relative.table_HR,)
+    table_HR = None if relative is None else relative.table_HR
 
     def attend(*operands: Any) -> jax.Array:
-        *others, last = operands
-        if relative is None:
-            return run(*operands)
-        return run(*others, relative=relative._replace(table_HR=last))
+        *others, table_HR, tables = operands
+        own = None if relative is None else relative._replace(table_HR=table_HR)
+        return run(*others, relative=own, layout=None if visits is None else (visits, tables))
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         batch, heads = nn.logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
         joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
+        of_tables = PartitionSpec(heads if visits is not None and visits.by_group else None)
         attend = jax.shard_map(
             attend,
-            in_specs=(joined, joined, joined, rows, rows, *(PartitionSpec(heads),) * len(tables)),
+            in_specs=(joined, joined, joined, rows, rows, PartitionSpec(heads), of_tables),
             out_specs=joined,
             # Kernels do not say over which axes their results vary.
             check_vma=False,
         )
-    return attend(q_BLJ, k_BSJ, v_BSJ, *sides, *tables)
+    return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
+
+
+def _tiles(spec: DotProductAttention, pattern: Pattern) -> bool:
+    """Returns whether kernels can compute a pattern: each device has whole groups of its heads."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not fills_tiles(pattern.block):
+        return False
+    if mesh.empty or mesh.size == 1:
+        return True
+    (axis,) = nn.logical_to_mesh_axes(("joined_kv",)) or (None,)
+    devices = mesh.shape[axis] if isinstance(axis, str) else 1
+    return devices == 1 or spec.num_heads * spec.head_dim % (devices * LANES) == 0
 
 
 def kernel_memory(kind: str) -> int:

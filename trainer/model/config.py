@@ -11,6 +11,7 @@ from trainer.model import options
 from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
+    ATTENTION_PATTERNS,
     AUTO,
     CROSS_ATTENTIONS,
     DECODER,
@@ -19,6 +20,7 @@ from trainer.model.facts import (
     FAMILIES,
     FAMILY_NAMES,
     FEED_FORWARDS,
+    FULL_PATTERN,
     HEAD_SCALINGS,
     MIXERS,
     NORM_PLACEMENT_NAMES,
@@ -33,6 +35,7 @@ from trainer.model.facts import (
     MixerFacts,
     attention_on,
     fills_lanes,
+    fills_tiles,
     mixer_options,
 )
 from trainer.model.layer_rules import check_layers
@@ -43,6 +46,7 @@ _REMATS = ("none", "dots", "full")
 SLOTS = {
     "feed_forward": lambda: FEED_FORWARDS,
     "head_scaling": lambda: HEAD_SCALINGS,
+    "attention_pattern": lambda: ATTENTION_PATTERNS,
     "mixer": mixer_options,
     "norm": lambda: NORMS,
     "parametrisation": lambda: PARAMETRISATIONS,
@@ -51,6 +55,7 @@ SLOTS = {
 # The fields that change the parts of a family, with the values that do not.
 _CHANGES = {
     "mixer": None,
+    "attention_pattern": FULL_PATTERN,
     "norm": None,
     "norm_placement": None,
     "parallel_blocks": "none",
@@ -136,6 +141,14 @@ class ModelConfig:
         "sublayer through which positions exchange information, cross attention excepted; "
         "None: attention",
         choices=MIXERS,
+    )
+    attention_pattern: str = field(
+        FULL_PATTERN,
+        "blocks of keys that self-attention computes, cross-attention excepted: all (full), a "
+        "window of neighbours (local) or one with gaps (dilated), a window with global and random "
+        "blocks (bigbird), or windows side by side with global blocks (fixed, variable); with "
+        "options, as bigbird:block=16,window=1,per_head=true",
+        choices=ATTENTION_PATTERNS,
     )
     num_kv_heads: int | None = field(
         None,
@@ -346,6 +359,9 @@ class ModelConfig:
             without |= {"pallas"}
         if self.token_dropping:  # its weights are read
             without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
+        name, pattern = self.part("attention_pattern")
+        if name != FULL_PATTERN and not fills_tiles(pattern.block):
+            without.add("pallas")
         return tuple(name for name in fitting if name not in without)
 
     @property
@@ -369,6 +385,7 @@ class ModelConfig:
         self._check_heads()
         self._check_position()
         check_layers(self)
+        self._check_pattern()
         self._check_attention()
         self._check_scan()
 
@@ -461,6 +478,27 @@ class ModelConfig:
             cross = self.part("position").options.cross
             rule = "without cross=true in a model without cross-attention"
             self._require(not cross or self.architecture == ENCODER_DECODER, "position", rule)
+
+    def _check_pattern(self) -> None:
+        name, pattern = self.part("attention_pattern")
+        if name == FULL_PATTERN:
+            return
+        rule = f"'full' with mixer {self.part('mixer').name!r}"
+        self._require(self.mixer_facts.sparse, "attention_pattern", rule)
+        rule = f"'full' with attention {self.attention!r}, which computes all blocks"
+        fits = self.attention in (AUTO, "einsum", "pallas")
+        self._require(fits, "attention_pattern", rule)
+        for other, plain in (
+            ("attention_weights", "softmax"),
+            ("cross_attention", ("attention", "encoder_keys", "layerwise")),
+            ("token_dropping", 0),
+        ):
+            value = getattr(self, other)
+            fits = value in plain if isinstance(plain, tuple) else value == plain
+            self._require(fits, "attention_pattern", f"'full' with {other} {value!r}")
+        fits = self.attention != "pallas" or fills_tiles(pattern.block)
+        rule = "of blocks of 8, 16, 32, 64 or a multiple of 128 with attention 'pallas'"
+        self._require(fits, "attention_pattern", rule)
 
     def _check_attention(self) -> None:
         if self.attention in (AUTO, "einsum"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from trainer.model import options
+from trainer.model import layouts, options
 
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
 
@@ -51,6 +51,7 @@ POSITIONS: Mapping[str, type] = MappingProxyType(
     }
 )
 POSITION_NAMES = tuple(POSITIONS)
+ATTENTION_PATTERNS, FULL_PATTERN = layouts.PATTERNS, layouts.FULL
 WITHOUT_ANGLES = tuple(name for name in POSITIONS if name != "rotary")
 PARAMETRISATIONS: Mapping[str, type] = MappingProxyType(
     {
@@ -76,6 +77,11 @@ LANES = 128
 def fills_lanes(head_dim: int) -> bool:
     """Returns whether whole heads of this size fill the registers of a TPU."""
     return head_dim % LANES == 0 or LANES % head_dim == 0
+
+
+def fills_tiles(block: int) -> bool:
+    """Returns whether the tiles of kernels can be made of blocks of this size, or parts of them."""
+    return block % LANES == 0 or (block >= 8 and LANES % block == 0)
 
 
 def attention_on(device_kind: str, attention: str, dtype: str, head_dim: int) -> str:
@@ -146,6 +152,7 @@ class MixerFacts:
       attentions: the implementations of attention that can compute it.
       queries: it has queries and keys, which can be normalised and scaled.
       groups: several heads of queries can share one of keys and values.
+      sparse: it can leave out blocks of keys (`layouts`).
       positions: the position schemes it reads; some are only added to the embeddings.
       options: the class of its options.
       convolves: it convolves over positions.
@@ -157,6 +164,7 @@ class MixerFacts:
     attentions: tuple[str, ...] = (AUTO, "einsum")
     queries: bool = False
     groups: bool = False
+    sparse: bool = False
     positions: tuple[str, ...] = POSITION_NAMES
     convolves: bool = False
     counts_positions: bool = False
@@ -249,12 +257,18 @@ FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
 FAMILY_NAMES = tuple(FAMILIES)
 
 _MDHA = MixerFacts(
-    attentions=ATTENTION_NAMES, queries=True, groups=True, convolves=True, exports=(TRANSFORMERS,)
+    attentions=ATTENTION_NAMES,
+    queries=True,
+    groups=True,
+    sparse=True,
+    convolves=True,
+    exports=(TRANSFORMERS,),
 )
 _ATTENTION = MixerFacts(
     attentions=ATTENTION_NAMES,
     queries=True,
     groups=True,
+    sparse=True,
     selects=True,
     exports=(TRANSFORMERS, T5X),
 )

@@ -28,7 +28,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.facts import LANES, fills_lanes
 from trainer.model.fused_kernels import Operands, backward_kernel, forward_kernel
-from trainer.model.fused_tiles import Plan, blocks_of
+from trainer.model.fused_layouts import Tables
+from trainer.model.fused_tiles import Plan, Visits, blocks_of
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import RelativeBias
 
@@ -61,6 +62,7 @@ def fused_attention(
     block: int | None = None,
     vmem_bytes: int = 14 << 20,
     interpret: bool = False,
+    layout: tuple[Visits, Tables] | None = None,
 ) -> jax.Array:
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
@@ -74,6 +76,7 @@ def fused_attention(
       block: queries and keys of a tile, a power of two; None: as lengths and memory suggest.
       vmem_bytes: memory of the core that a kernel may use.
       interpret: run the kernels without a TPU, for tests.
+      layout: `tables_of` a block-sparse layout; its tiles are the blocks. None: all pairs.
 
     Raises:
       ValueError: heads of this size do not fill registers.
@@ -82,6 +85,8 @@ def fused_attention(
         raise ValueError(f"head_dim {head_dim} neither divides {LANES} nor is a multiple of it")
     length, source_length = q_BLJ.shape[1], k_BSJ.shape[1]
     biased_dim = head_dim if relative else None
+    visits, tables = layout or (None, None)
+    block = visits.tile if visits else block
     blocks = blocks_of(length, source_length, predicate, biased_dim, vmem_bytes, block)
     plan = Plan(
         length,
@@ -93,6 +98,7 @@ def fused_attention(
         *blocks,
         vmem_bytes,
         interpret,
+        visits,
     )
     table_HR = relative.table_HR if relative else None
     width = q_BLJ.shape[2]
@@ -104,7 +110,7 @@ def fused_attention(
             table_HR = jnp.pad(table_HR, ((0, missing // head_dim), (0, 0)))
     query_BIL = _ids(query, plan.predicate, plan.query_blocks * plan.block_q, _NO_QUERY)
     key_BIS = _ids(key, plan.predicate, plan.key_blocks * plan.block_k, _NO_KEY)
-    out_BLJ = _attention(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS)
+    out_BLJ = _attention(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)
     return out_BLJ[..., :width] if missing else out_BLJ
 
 
@@ -123,13 +129,13 @@ def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS) -> jax.Array:
-    return _forward(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS)[0]
+def _attention(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables) -> jax.Array:
+    return _forward(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)[0]
 
 
-def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS):
+def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables):
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
-    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW)
+    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
     batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
     statistic = (groups, batch, plan.heads, plan.query_blocks * plan.block_q)
     out_BLJ, normaliser = _call(
@@ -147,16 +153,16 @@ def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS):
     out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
     # With one block of keys the backward pass makes its sums from the weights themselves.
     read_out = out_BLJ if plan.key_blocks > 1 else None
-    saved = table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, read_out, normaliser
+    saved = table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, read_out, normaliser
     return out_BLJ, saved
 
 
 def _backward(plan: Plan, saved, gradient_BLJ):
-    table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, out_BLJ, normaliser = saved
+    table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, out_BLJ, normaliser = saved
     vector_NTW, to_table = None, None
     if table_HR is not None:
         vector_NTW, to_table = jax.vjp(plan.vectors, table_HR)
-    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW)
+    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
     batch, dtype = q_BLJ.shape[0], q_BLJ.dtype
     scratch = _tiles_scratch(plan, 2)
     if plan.loops:
@@ -203,7 +209,7 @@ def _backward(plan: Plan, saved, gradient_BLJ):
         of_operands = [gradients[0][n] for n in range(3)]
     else:
         of_operands = [gradients[0], gradients[1][0], gradients[1][1]]
-    return table_gradient, *of_operands, None, None
+    return table_gradient, *of_operands, None, None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -238,7 +244,10 @@ def _call(
         "statistic": statistic,
         "vector": vector,
     }
-    in_specs: Any = Operands(query, key, key, query_ids, key_ids, vector)
+    given = operands if isinstance(operands, Operands) else operands[0]
+    in_specs: Any = Operands(
+        query, key, key, query_ids, key_ids, vector, _specs_of_tables(plan, given.tables)
+    )
     if not isinstance(operands, Operands):
         out = None if operands[1] is None else query
         in_specs = (in_specs, out, statistic, query)
@@ -258,10 +267,23 @@ def _call(
         scratch_shapes=scratch,
         interpret=plan.interpret,
         name=name,
+        metadata=plan.metadata,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_bytes
         ),
     )(*flat)
+
+
+def _specs_of_tables(plan: Plan, tables: Tables | None) -> Tables | None:
+    if tables is None or plan.visits is None:
+        return None
+    scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
+    bits = None
+    if tables.bits is not None:
+        by_group = plan.visits.by_group
+        shape = (None, *tables.bits.shape[1:])
+        bits = pl.BlockSpec(shape, lambda group, row: (group if by_group else 0, 0, 0))
+    return Tables(scalars, scalars, scalars, scalars, bits)
 
 
 def _tiles_scratch(plan: Plan, copies: int) -> list[Any]:

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.facts import LANES
-from trainer.model.fused_tiles import MASKED, Plan
+from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
 
 # The least maximum of a row: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros,
 # with zero gradients.
@@ -32,12 +32,13 @@ class Operands(NamedTuple):
     query_BIL: Any
     key_BIS: Any
     vector_NTW: Any
+    tables: Any = None
 
 
 def forward_kernel(plan: Plan, rows: int, at: Operands, out_ref, normaliser_ref, tiles_ref=None):
     if tiles_ref is not None:
         pl.when(pl.program_id(1) == 0)(partial(_spread, plan, at.vector_NTW, tiles_ref))
-    heads = range(plan.heads)
+    heads, group = range(plan.heads), pl.program_id(0)
 
     def values(row: Any, j: Any) -> list[jax.Array]:
         """Returns the values of the heads, transposed: [K, k]."""
@@ -56,7 +57,10 @@ def forward_kernel(plan: Plan, rows: int, at: Operands, out_ref, normaliser_ref,
     if plan.loops:
 
         def query_block(i: jax.Array, _: None) -> None:
-            def key_block(j: jax.Array, states: tuple[_Softmax, ...]) -> tuple[_Softmax, ...]:
+            which, first, last = _visited_keys(plan, at, group, i)
+
+            def key_block(m: jax.Array, states: tuple[_Softmax, ...]) -> tuple[_Softmax, ...]:
+                j = which(m)
                 key_ids, of_heads = _key_ids(at, 0, j, plan), values(0, j)
                 tiles = [_logits(plan, at, tiles_ref, key_ids, 0, i, j, head) for head in heads]
                 each = zip(states, tiles, of_heads, strict=True)
@@ -65,8 +69,7 @@ def forward_kernel(plan: Plan, rows: int, at: Operands, out_ref, normaliser_ref,
             row_1q = jnp.zeros((1, plan.block_q), jnp.float32)
             nothing = jnp.zeros((plan.head_dim, plan.block_q), jnp.float32)
             start = _Softmax(row_1q + _LEAST, row_1q, nothing)
-            last = i + 1 if plan.skips else plan.key_blocks
-            states = lax.fori_loop(0, last, key_block, (start,) * plan.heads)
+            states = lax.fori_loop(first, last, key_block, (start,) * plan.heads)
             store(0, i, states)
 
         lax.fori_loop(0, plan.query_blocks, query_block, None)
@@ -116,7 +119,7 @@ def backward_kernel(plan: Plan, rows: int, at: Any, dq_ref, dk_ref, dv_ref, *ref
             _spread(plan, operands.vector_NTW, tiles_ref)
             tiles_gradient_ref[...] = jnp.zeros_like(tiles_gradient_ref)
 
-    heads = range(plan.heads)
+    heads, group = range(plan.heads), pl.program_id(0)
 
     def query_side(row: Any, i: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """Returns transposed queries and gradients [P, q], and gradients times outputs [G, q]."""
@@ -181,7 +184,10 @@ def backward_kernel(plan: Plan, rows: int, at: Any, dq_ref, dk_ref, dv_ref, *ref
         def key_block(j: jax.Array, _: None) -> None:
             key_ids, k_Pk = _key_ids(operands, 0, j, plan), keys(0, j)
 
-            def query_block(i: jax.Array, sums: tuple) -> tuple:
+            which, begin, end = _visiting_queries(plan, operands, group, j)
+
+            def query_block(m: jax.Array, sums: tuple) -> tuple:
+                i = which(m)
                 inner_Gq = None if out_ref is None else inner_ref[i]
                 side = q_ref[i], gradients_ref[i], inner_Gq
                 tiles = [products(key_ids, 0, i, j, head) for head in heads]
@@ -191,8 +197,7 @@ def backward_kernel(plan: Plan, rows: int, at: Any, dq_ref, dk_ref, dv_ref, *ref
                 return sums[0] + dk, sums[1] + dv
 
             nothing = jnp.zeros((plan.lanes, plan.block_k), jnp.float32)
-            first = j if plan.skips else 0
-            dk, dv = lax.fori_loop(first, plan.query_blocks, query_block, (nothing, nothing))
+            dk, dv = lax.fori_loop(begin, end, query_block, (nothing, nothing))
             store(dk_ref, 0, j, plan.block_k, dk, plan.scale)
             store(dv_ref, 0, j, plan.block_k, dv, 1.0)
 
@@ -251,6 +256,28 @@ def backward_kernel(plan: Plan, rows: int, at: Any, dq_ref, dk_ref, dv_ref, *ref
                 vector_gradient_ref[tile : tile + 1, :] = _fold(tiles_gradient_ref[tile])
 
 
+# The block of a number in a loop, and the first and last numbers of the loop, which is left out.
+_Loop = tuple[Callable[[Any], Any], Any, Any]
+
+
+def _visited_keys(plan: Plan, at: Operands, group: Any, i: Any) -> _Loop:
+    """Returns the blocks of keys that a block of queries visits."""
+    if plan.visits is None:
+        return lambda j: j, 0, i + 1 if plan.skips else plan.key_blocks
+    own = i + group * plan.query_blocks if plan.visits.by_group else i
+    first = own * plan.visits.most_keys
+    return lambda m: at.tables.keys[first + m], 0, at.tables.key_counts[own]
+
+
+def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
+    """Returns the blocks of queries that visit a block of keys."""
+    if plan.visits is None:
+        return lambda i: i, j if plan.skips else 0, plan.query_blocks
+    own = j + group * plan.key_blocks if plan.visits.by_group else j
+    first = own * plan.visits.most_queries
+    return lambda m: at.tables.queries[first + m], 0, at.tables.query_counts[own]
+
+
 class _Softmax(NamedTuple):
     """The state of a softmax over keys: maxima and sums [1, q], sums of weighted values [K, q]."""
 
@@ -284,6 +311,7 @@ def _logits(
         logits_kq *= plan.scale
     if tiles_ref is not None:
         logits_kq += tiles_ref[plan.tile(head, i, j)]
+    bits = None if at.tables is None else at.tables.bits
     visible_kq = key_ids[0] == at.query_BIL[row, 0:1, columns]
     if plan.predicate.causal and not plan.causal_bias:
         key_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0) + j * plan.block_k
@@ -291,7 +319,21 @@ def _logits(
         visible_kq &= key_k1 <= query_1q
     if plan.predicate.prefix:
         visible_kq |= key_ids[1] == at.query_BIL[row, 1:2, columns]
+    if bits is not None and plan.visits is not None:
+        own = head if plan.visits.by_group else 0
+        bits_1q = _row_of(bits, own * plan.key_blocks + j, columns)
+        part_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0) // plan.visits.part
+        seen_kq = lax.shift_right_logical(*jnp.broadcast_arrays(bits_1q, part_k1))
+        visible_kq &= (seen_kq & 1) > 0
     return jnp.where(visible_kq, logits_kq, MASKED)
+
+
+def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
+    """Returns some columns of a row of an int32 array, [1, columns]; only whole registers load."""
+    first = pl.multiple_of(row // SUBLANES * SUBLANES, SUBLANES)
+    rows = ref[pl.ds(first, SUBLANES), columns]
+    number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
+    return jnp.sum(jnp.where(number == row - first, rows, 0), 0, keepdims=True)
 
 
 def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,17 +20,43 @@ from trainer.model.facts import LANES
 from trainer.model.masks import Predicate
 from trainer.model.positions import T5RelativePosition
 
+# Height of a TPU's registers.
+SUBLANES = 8
 # A masked logit.
 MASKED = -1e30
 # Block lengths, and the cost of an element of their tiles: smaller blocks leave the matrix unit
 # waiting. Powers of two, as folding the gradients of the bias needs.
-_BLOCKS = {512: 1.0, 256: 1.1, 128: 1.4}
+COST_OF_BLOCK = {512: 1.0, 256: 1.1, 128: 1.4}
 # Elements of tiles, of one head each, that a kernel works through without a loop. More overlap
 # better and take longer to compile: twice as many gain 4 % and take twice as long.
 _UNROLLED_FORWARD, _UNROLLED_BACKWARD = 4 * 512 * 512, 2 * 512 * 512
+# The name under which a kernel's metadata keep the tiles that a layout visits, as a share of those
+# that a causal mask leaves: how often its inner loops run is in no schedule.
+VISITED = "visited_tiles"
 # Bytes of the blocks of a grid step, which takes 0.35 us besides its work. The pipeline holds them
 # twice.
 _BLOCK_BYTES = 3 << 20
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The tiles that a layout visits: the static part of `fused_layouts.Tables`.
+
+    Attributes:
+      tile: queries and keys of a tile.
+      part: tokens of a tile's parts that bits tell apart.
+      most_keys: blocks of keys that a block of queries visits at most.
+      most_queries: blocks of queries that visit a block of keys at most.
+      by_group: groups of heads have tables of their own.
+      tiles: tiles that a group visits, a mean.
+    """
+
+    tile: int
+    part: int
+    most_keys: int
+    most_queries: int
+    by_group: bool
+    tiles: float
 
 
 @dataclass(frozen=True)
@@ -47,6 +74,7 @@ class Plan:
       block_k: keys of a tile.
       vmem_bytes: memory of the core that a kernel may use.
       interpret: run without a TPU.
+      visits: the tiles that are visited, by tables; None: all.
     """
 
     length: int
@@ -59,6 +87,7 @@ class Plan:
     block_k: int
     vmem_bytes: int
     interpret: bool
+    visits: Visits | None = None
 
     @property
     def heads(self) -> int:
@@ -79,6 +108,14 @@ class Plan:
     def key_blocks(self) -> int:
         """Number of blocks of keys."""
         return pl.cdiv(self.source_length, self.block_k)
+
+    @property
+    def metadata(self) -> dict[str, str] | None:
+        """What the text of a program does not tell about a kernel: `VISITED`."""
+        if self.visits is None:
+            return None
+        causal = self.query_blocks * (self.query_blocks + 1) / 2
+        return {VISITED: f"{self.visits.tiles / causal:.6f}"}
 
     @property
     def alike(self) -> bool:
@@ -112,7 +149,7 @@ class Plan:
     @property
     def loops(self) -> bool:
         """A row has so many tiles that kernels loop over them."""
-        return self.area > _UNROLLED_FORWARD
+        return self.visits is not None or self.area > _UNROLLED_FORWARD
 
     def rows(self, batch: int, arrays: int, itemsize: int) -> int:
         """Returns the rows of a grid step with `arrays` blocks of queries or keys."""
@@ -193,23 +230,26 @@ def blocks_of(
     if head_dim is None and not predicate.causal:
         return _block(length, False, lambda _: True), _block(source_length, False, lambda _: True)
     longest, skips = max(length, source_length), predicate.causal and not predicate.prefix
-
-    def fits(block: int) -> bool:
-        """Returns whether tiles of a bias and their gradients leave room for the rest."""
-        if head_dim is None:
-            return True
-        distances = min(pl.cdiv(longest, block) - 1, 2)
-        tiles = max(1, LANES // head_dim) * (distances + 1 if skips else 2 * distances + 1)
-        return 2 * tiles * 4 * block**2 <= 0.4 * vmem_bytes
-
-    same = _block(longest, skips, fits)
+    same = _block(longest, skips, partial(bias_fits, longest, skips, head_dim, vmem_bytes))
     return same, same
+
+
+def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, block: int) -> bool:
+    """Returns whether tiles of a bias and their gradients leave room for the rest.
+
+    `head_dim` is None without a bias; `skips` as `Plan.skips`.
+    """
+    if head_dim is None:
+        return True
+    distances = min(pl.cdiv(length, block) - 1, 2)
+    tiles = max(1, LANES // head_dim) * (distances + 1 if skips else 2 * distances + 1)
+    return 2 * tiles * 4 * block**2 <= 0.4 * vmem_bytes
 
 
 def _block(length: int, skips: bool, fits: Callable[[int], bool]) -> int:
     def cost(block: int) -> float:
         blocks = pl.cdiv(length, block)
         tiles = blocks * (blocks + 1) / 2 if skips else blocks**2
-        return tiles * block**2 * _BLOCKS[block]
+        return tiles * block**2 * COST_OF_BLOCK[block]
 
-    return min(filter(fits, _BLOCKS), key=cost, default=min(_BLOCKS))
+    return min(filter(fits, COST_OF_BLOCK), key=cost, default=min(COST_OF_BLOCK))

@@ -85,7 +85,7 @@ def merged_view(own: View, cross: View) -> View:
             for each in (source_angle_BSC, angle_BLC)
         ]
         source_angle_BSC = jnp.concatenate(angles, axis=1)
-    positions = Positions(None, bias_HLS, None, angle_BLC, source_angle_BSC)
+    positions = Positions(bias_HLS=bias_HLS, angle_BLC=angle_BLC, source_angle_BSC=source_angle_BSC)
     segments = [cross.source_rows.segment_BL, own.rows.segment_BL]
     source_rows = Rows(jnp.concatenate(segments, axis=1))
     return View(mask_BLS, positions, own.rows, source_rows, watched=own.watched)

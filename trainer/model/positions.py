@@ -32,6 +32,7 @@ class Positions(NamedTuple):
       embedding_BLD: added to the embeddings.
       bias_HLS: float32, added to the logits of every attention.
       bias_BHLS: likewise, where rows have biases of their own.
+      bias_HN: the same bias by distance, which is `s - l + L - 1`, for block-sparse attention.
       relative: the same bias as a table, for kernels that need no [H, L, S].
       angle_BLC: float32, by which channels of queries are rotated, and of keys if they have no
         angles of their own.
@@ -40,6 +41,7 @@ class Positions(NamedTuple):
 
     embedding_BLD: jax.Array | None = None
     bias_HLS: jax.Array | None = None
+    bias_HN: jax.Array | None = None
     relative: RelativeBias | None = None
     angle_BLC: jax.Array | None = None
     source_angle_BSC: jax.Array | None = None
@@ -127,14 +129,15 @@ class _T5RelativePosition(nn.Module):
             ("heads", "relpos_buckets"),
             (self.num_heads, self.spec.num_buckets),
         )
-        bucket_N = self.spec.bucket(np.arange(1 - query_length, key_length))
+        bias_HN = table_HR[:, self.spec.bucket(np.arange(1 - query_length, key_length))]
         return Positions(
-            bias_HLS=_spread_diagonals(table_HR[:, bucket_N], query_length),
+            bias_HLS=spread_diagonals(bias_HN, query_length),
+            bias_HN=bias_HN,
             relative=RelativeBias(table_HR, self.spec),
         )
 
 
-def _spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
+def spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
     """Maps [H, N] by distance to [H, L, S] with `out[h, l, s] = x[h, s - l + L - 1]`.
 
     Rows of length N cut from a sequence of period N + 1 each start one element earlier. So neither
@@ -292,7 +295,7 @@ class _AlibiPosition(nn.Module):
         slope_H = (alibi_slopes(self.num_heads) / scale).astype(np.float32)
         distance_N = np.abs(np.arange(1 - query_length, key_length, dtype=np.float32))
         bias_HN = jnp.asarray(-slope_H[:, None] * distance_N)
-        return Positions(bias_HLS=_spread_diagonals(bias_HN, query_length))
+        return Positions(bias_HLS=spread_diagonals(bias_HN, query_length), bias_HN=bias_HN)
 
 
 @dataclass(frozen=True)

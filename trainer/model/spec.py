@@ -366,6 +366,14 @@ PARAMETRISATIONS: Mapping[str, Callable[[ModelConfig, Any], StandardParametrisat
 )
 
 
+def _self_attention(
+    config: ModelConfig, *changes: Any, **named_changes: Any
+) -> DotProductAttention:
+    name, pattern = config.part("attention_pattern")
+    pattern = None if name == facts.FULL_PATTERN else pattern
+    return replace(_attention(config, *changes, **named_changes), pattern=pattern)
+
+
 def _attention(
     config: ModelConfig,
     convolution: HeadConvolution | None = None,
@@ -408,10 +416,12 @@ CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxy
 
 # Mixers by configuration and options.
 _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
-    "attention": lambda config, _: _attention(config),
+    "attention": lambda config, _: _self_attention(config),
     # Primer's multi-dconv-head attention.
-    "mdha": lambda config, _: _attention(config, HeadConvolution(reset=not config.upstream_compat)),
-    "mdha_shared_qk": lambda config, _: _attention(
+    "mdha": lambda config, _: _self_attention(
+        config, HeadConvolution(reset=not config.upstream_compat)
+    ),
+    "mdha_shared_qk": lambda config, _: _self_attention(
         config, HeadConvolution(reset=not config.upstream_compat), shared_query_key=True
     ),
     "random_synthesizer": lambda config, _: _attention(

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from trainer.model.fused_tiles import VISITED
 from trainer.planning.hlo import Instruction, Module, arrays
 
 # The target of a kernel's custom call.
@@ -35,14 +36,21 @@ class Schedule(NamedTuple):
     Attributes:
       step: bundles of each grid step.
       once: bundles of the parts that the first or last step of a group runs.
+      inner: those bundles of a step that are in loops of unknown length, which are taken to run
+        half as often as the loop around them: a causal mask leaves out half of the tiles.
     """
 
     step: float
     once: float
+    inner: float = 0.0
 
-    def cycles(self, groups: int, steps: int) -> float:
-        """Returns the cycles of `groups` times `steps` grid steps."""
-        return groups * (steps * self.step + self.once)
+    def cycles(self, groups: int, steps: int, visited: float = 1.0) -> float:
+        """Returns the cycles of `groups` times `steps` grid steps.
+
+        Loops of unknown length run `visited` times as often as `inner` says.
+        """
+        step = self.step + (visited - 1.0) * self.inner
+        return groups * (steps * step + self.once)
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -76,6 +84,7 @@ def parse_schedule(text: str) -> Schedule:
     # The grid is the outermost loop, if there is more than one step; its body counts once.
     runs = [1.0] * total
     trips: dict[tuple[int, int], float] = {}
+    unknown = [False] * total
     for start, end in loops:
         around = [trips[loop] for loop in trips if loop[0] <= start and end <= loop[1]]
         limit = limits.get(conditions[end])
@@ -83,6 +92,7 @@ def parse_schedule(text: str) -> Schedule:
             trips[start, end] = 1.0
         else:
             trips[start, end] = float(limit) if limit else (around[-1] + 1) / 2
+            unknown[start : end + 1] = [each or not limit for each in unknown[start : end + 1]]
         for at in range(start, end + 1):
             runs[at] *= trips[start, end]
 
@@ -94,10 +104,13 @@ def parse_schedule(text: str) -> Schedule:
         # Inside another loop it is the test whether an inner loop runs at all.
         inside = all(loop[0] in pipelined for loop in outside)
         part = _CONDITIONAL < after - begin < _WHOLE * (end - start)
+        # Loops over tiles are the work of every grid step, however few bundles they are.
+        part = part and not any(unknown[begin : after + 1])
         if part and inside and start <= begin and after <= end:
             once += sum(runs[begin : after + 1])
             runs[begin : after + 1] = [0.0] * (after + 1 - begin)
-    return Schedule(sum(runs[start : end + 1]), once)
+    inner = sum(runs[at] for at in range(start, end + 1) if unknown[at])
+    return Schedule(sum(runs[start : end + 1]), once, inner)
 
 
 class Kernel(NamedTuple):
@@ -109,6 +122,8 @@ class Kernel(NamedTuple):
       runs: how often the program runs it.
       shapes: shapes of operands, then of results, on one device.
       bytes: bytes of operands and results, as if each were moved once.
+      visited: the tiles that it visits, as a share of those of a causal mask, where a layout
+        leaves tiles out; or else 1.
     """
 
     name: str
@@ -116,11 +131,13 @@ class Kernel(NamedTuple):
     runs: int
     shapes: tuple[tuple[int, ...], ...]
     bytes: int
+    visited: float = 1.0
 
     def cycles(self, schedule: Schedule, cores: int = 1) -> int:
         """Returns the cycles of one run on a device whose cores share the groups."""
         groups, *steps = self.grid if len(self.grid) > 1 else (1, *self.grid)
-        return round(schedule.cycles(-(-groups // cores), math.prod(steps)))
+        every = -(-groups // cores), math.prod(steps)
+        return round(schedule.cycles(*every, self.visited))
 
 
 def kernels(jaxpr: Any) -> list[Kernel]:
@@ -132,8 +149,10 @@ def kernels(jaxpr: Any) -> list[Kernel]:
         name = equation.params["name"] or str(equation.params["name_and_src_info"].name)
         shapes = tuple(aval.shape for aval in avals)
         moved = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
-        known = found.get((name, grid, shapes, moved), Kernel(name, grid, 0, shapes, moved))
-        found[name, grid, shapes, moved] = known._replace(runs=known.runs + runs)
+        visited = float(dict(equation.params.get("metadata") or {}).get(VISITED, 1.0))
+        key = name, grid, shapes, moved, visited
+        known = found.get(key, Kernel(name, grid, 0, shapes, moved, visited))
+        found[key] = known._replace(runs=known.runs + runs)
     return list(found.values())
 
 

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
+from trainer.model.fused_layouts import tables_of
+from trainer.model.layouts import BigBird
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition
 
@@ -42,6 +44,7 @@ class Case(NamedTuple):
     block: int | None = 16
     scale: float = 1.0
     unrolled: int = 1 << 12
+    pattern: object = None
 
 
 CASES = {
@@ -161,6 +164,9 @@ COMPILED = {
     "cross": Case(ENCODER, 114, 512, False, num_heads=6, dtype="bfloat16", block=None),
     "prefix": Case(PREFIX, 2048, 2048, True, dtype="bfloat16", block=None),
     "rotary": Case(DECODER, 2048, 2048, False, 128, dtype="bfloat16", block=None, scale=0.0884),
+    "sparse": Case(
+        *(ENCODER, 2048, 2048, True), dtype="bfloat16", pattern=BigBird(32, per_head=True)
+    ),
 }
 
 
@@ -200,7 +206,12 @@ def compile_for(topology):
         length, source_length = case.length, case.source_length
         logits = B * case.num_heads * length * source_length * 2
 
-        def run(operands, rows, gradient, case=case):
+        layout = None
+        if case.pattern:
+            known = predicate(case.mask)
+            layout = tables_of(case.pattern, case.num_heads, case.head_dim, length, known)
+
+        def run(operands, rows, gradient, case=case, layout=layout):
             query, key = rows
             _, pull = jax.vjp(
                 lambda q, k, v, table: fused.fused_attention(
@@ -210,6 +221,7 @@ def compile_for(topology):
                     else None,
                     scale=case.scale,
                     vmem_bytes=memory_of_core,
+                    layout=layout,
                 ),
                 *operands,
             )

@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from trainer.model.fused_attention import fused_attention
+from trainer.model.fused_layouts import tables_of
+from trainer.model.layouts import Local
+from trainer.model.masks import Predicate, Rows
 from trainer.planning import hlo
 from trainer.planning.kernels import Kernel, Schedule, Schedules, kernel_of, kernels, parse_schedule
 
@@ -53,6 +57,40 @@ def test_loops_multiply_and_conditional_parts_count_once_a_group():
     assert schedule.once == 150
     assert schedule.step == 3 + 4 * 42 + 1 * 52 + 2 * 302 + 2
     assert schedule.cycles(groups=3, steps=10) == 3 * (10 * schedule.step + 150)
+    # A layout that visits a quarter of the tiles of a causal mask.
+    assert schedule.inner == 52
+    assert schedule.cycles(1, 1, visited=0.25) == schedule.step - 0.75 * 52 + 150
+
+
+def test_loops_over_tiles_are_work_of_every_step():
+    text = bundles(
+        "/* Start region 1 */ /* iteration index, stage = 1 */",
+        "%4 = sbr.rel (%p4) target = $region60",
+        100,
+        *loop(8, 50, "%s9"),
+        "/* Start/End empty region 60 */",
+        400,
+        "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
+        "%8 = sbr.rel (!%p2) target = $region1",
+    )
+    schedule = parse_schedule(text)
+    assert (schedule.once, schedule.inner) == (0, 52)
+
+
+def test_a_kernel_over_a_layout_tells_how_many_tiles_it_visits():
+    pattern, length = Local(128), 512
+    layout = tables_of(pattern, 2, 64, length, Predicate(True), tile=128)
+    ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    x = jax.ShapeDtypeStruct((2, length, 128), jnp.bfloat16)
+
+    def attend(q, k, v, ids):
+        rows = Rows(ids)
+        return fused_attention(q, k, v, rows, rows, 64, Predicate(True), layout=layout)
+
+    (found,) = kernels(jax.make_jaxpr(attend)(x, x, x, ids).jaxpr)
+    # Of 10 tiles that a causal mask leaves.
+    assert found.visited == 7 / 10
+    assert found.cycles(Schedule(100.0, 5.0, inner=80.0)) == 2 * (100 - 0.3 * 80) + 5
 
 
 def test_kernels_of_scans_count_as_often_as_they_run():

@@ -1,0 +1,195 @@
+"""Softmax attention over the blocks of a layout: what the layout leaves out is not computed.
+
+Plain JAX for every device. Queries and keys are cut into blocks. Blocks of queries that visit about
+as many blocks of keys are a group; each gathers the keys and values of its blocks, and one softmax
+runs over them all. So time and memory follow the density of the layout. The backward pass gathers
+again, and keeps the weights only.
+
+Dimensions: B batch, L length, H heads of queries, G heads of keys, R = H / G, K head size, N
+blocks, n blocks of queries of a group, M visited blocks, q and k tokens of a block, s = M * k, P
+heads with layouts of their own (1 if all share one), T block distances, C distances of tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from trainer.model.dense import einsum_float32
+from trainer.model.layouts import Group, Pattern, groups_of, visited
+from trainer.model.masks import Predicate, Rows
+from trainer.model.mixers import add_bias
+from trainer.model.positions import spread_diagonals
+
+_MASKED = -1e10
+_WEIGHTS = "block_sparse_weights"
+
+
+class Dropping(NamedTuple):
+    """Weights that each query drops: the rate, and the key of the draw."""
+
+    rate: float
+    key: jax.Array
+
+
+def block_sparse_attention(
+    q_BLHK: jax.Array,
+    k_BLGK: jax.Array,
+    v_BLGK: jax.Array,
+    rows: Rows,
+    predicate: Predicate,
+    pattern: Pattern,
+    bias_HC: jax.Array | None = None,
+    scale: float = 1.0,
+    softmax_dtype: str = "float32",
+    dropping: Dropping | None = None,
+) -> jax.Array:
+    """Returns values weighted by `softmax((q k + bias) * scale)` over visited keys: [B, L, H, K].
+
+    The result has the dtype of the values. A query that sees no key gets zeros.
+
+    Args:
+      q_BLHK: queries.
+      k_BLGK: keys, each head for H / G heads of queries.
+      v_BLGK: values.
+      rows: segments and prefixes, of queries and keys alike.
+      predicate: the mask within visited blocks.
+      pattern: the layout.
+      bias_HC: by distance of key and query, from 1 - L to L - 1; None: no bias.
+      scale: factor of products and bias.
+      softmax_dtype: type of logits and softmax.
+      dropping: None: no query drops weights of its own.
+    """
+    length, num_heads, num_sources = q_BLHK.shape[1], q_BLHK.shape[2], k_BLGK.shape[2]
+    prefix = predicate.prefix and rows.prefix_BL is not None
+    layout_PNN = visited(pattern, num_heads, length, predicate.causal, prefix)
+    if len(layout_PNN) > 1 and num_sources != num_heads:
+        k_BLGK, v_BLGK = (jnp.repeat(x, num_heads // num_sources, 2) for x in (k_BLGK, v_BLGK))
+    cut = partial(_cut, block=pattern.block)
+
+    def blocks(x_BLHK: jax.Array) -> jax.Array:
+        """Returns [B, H, N, q, K]: what products run over is last."""
+        return cut(x_BLHK).transpose(0, 3, 1, 2, 4)
+
+    ids = [rows.segment_BL]
+    if prefix:
+        assert rows.prefix_BL is not None
+        # Above 0 in a prefix only.
+        ids.append(jnp.where(rows.prefix_BL > 0, rows.segment_BL, 0))
+    rate = dropping.rate if dropping else 0.0
+    keep = jax.checkpoint_policies.save_only_these_names(_WEIGHTS)
+    operands = blocks(q_BLHK), blocks(k_BLGK), blocks(v_BLGK), [cut(each) for each in ids]
+    groups, mixed = groups_of(layout_PNN), []
+    for number, group in enumerate(groups):
+        tiles = None if bias_HC is None else _tiles(group, bias_HC, length, pattern.block)
+        key = jax.random.fold_in(dropping.key, number) if dropping else None
+        run = partial(_attend, group, predicate.causal, scale, softmax_dtype, rate)
+        mixed.append(jax.checkpoint(run, policy=keep)(*operands, tiles, key))
+    order_N = np.argsort(np.concatenate([group.query_n for group in groups]))
+    mixed_BHNqK = mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed, 2)[:, :, order_N]
+    mixed_BNqHK = mixed_BHNqK.transpose(0, 2, 3, 1, 4)
+    return mixed_BNqHK.reshape(len(q_BLHK), -1, *q_BLHK.shape[2:])[:, :length]
+
+
+def _cut(x_BL: jax.Array, block: int) -> jax.Array:
+    """Returns [B, L, ...] as [B, N, block, ...], with zeros after the end."""
+    missing = -x_BL.shape[1] % block
+    x_BL = jnp.pad(x_BL, ((0, 0), (0, missing), *((0, 0),) * (x_BL.ndim - 2)))
+    return x_BL.reshape(len(x_BL), -1, block, *x_BL.shape[2:])
+
+
+def _visit(x_BGNkK: jax.Array, key_PnM: np.ndarray) -> jax.Array:
+    """Returns the visited blocks one after the other, [B, G, n, s, ...]."""
+    if len(key_PnM) == 1:
+        x_BGnMkK = x_BGNkK[:, :, key_PnM[0]]
+    else:
+        take = jax.vmap(lambda x_BNkK, key_nM: x_BNkK[:, key_nM], (1, 0), 1)
+        x_BGnMkK = take(x_BGNkK, key_PnM)
+    return x_BGnMkK.reshape(*x_BGnMkK.shape[:3], -1, *x_BGnMkK.shape[5:])
+
+
+def _attend(
+    group: Group,
+    causal: bool,
+    scale: float,
+    softmax_dtype: str,
+    rate: float,
+    q_BHNqK: jax.Array,
+    k_BGNkK: jax.Array,
+    v_BGNkK: jax.Array,
+    ids: list[jax.Array],
+    bias: tuple[jax.Array, jax.Array] | None,
+    key: jax.Array | None,
+) -> jax.Array:
+    """Returns the values that a group of blocks of queries sees, weighted: [B, H, n, q, K]."""
+    query_n, key_PnM, real_PnM = group
+    batch, num_heads, _, block, _ = q_BHNqK.shape
+    q_BHnqK = q_BHNqK[:, :, query_n]
+    q_BGRnqK = q_BHnqK.reshape(batch, k_BGNkK.shape[1], -1, *q_BHnqK.shape[2:])
+    k_BGnsK, v_BGnsK = _visit(k_BGNkK, key_PnM), _visit(v_BGNkK, key_PnM)
+
+    def equal(ids_BNk: jax.Array) -> jax.Array:
+        """Returns where a key has the query's id and it is above 0: [B, P, n, q, s]."""
+        queries_BnQ = ids_BNk[:, query_n]
+        keys_BPnMk = ids_BNk[:, key_PnM]
+        keys_BPns = keys_BPnMk.reshape(*keys_BPnMk.shape[:3], -1)[:, :, :, None]
+        return (queries_BnQ[:, None, :, :, None] == keys_BPns) & (keys_BPns > 0)
+
+    visible_BPnqs = equal(ids[0])
+    if causal:
+        token_k = jnp.arange(block)
+        key_PnMk = jnp.where(real_PnM, key_PnM, 0)[..., None] * block + token_k
+        query_nq = jnp.asarray(query_n)[:, None] * block + token_k
+        key_Pns = key_PnMk.reshape(*key_PnMk.shape[:2], -1)
+        visible_BPnqs &= key_Pns[:, :, None] <= query_nq[..., None]
+    if len(ids) > 1:
+        visible_BPnqs |= equal(ids[1])
+    if not real_PnM.all():
+        visible_BPnqs &= jnp.repeat(jnp.asarray(real_PnM), block, axis=2)[:, :, None]
+    visible = visible_BPnqs[:, :, None]
+
+    logits_BGRnqs = einsum_float32("bgrnqc,bgnsc->bgrnqs", q_BGRnqK, k_BGnsK).astype(softmax_dtype)
+    if bias is not None:
+        bias_GRnqs = _bias_of(group, *bias).reshape(logits_BGRnqs.shape[1:])
+        logits_BGRnqs = add_bias(logits_BGRnqs, bias_GRnqs)
+    logits_BGRnqs = jnp.where(visible, logits_BGRnqs * scale, _MASKED)
+    weights = jnp.where(visible, jax.nn.softmax(logits_BGRnqs), 0).astype(v_BGNkK.dtype)
+    weights = checkpoint_name(weights, _WEIGHTS)
+    if key is not None:
+        kept = jax.random.bernoulli(key, 1.0 - rate, weights.shape)
+        weights = jnp.where(kept, weights / (1.0 - rate), 0)
+    mixed_BGRnqK = jnp.einsum("bgrnqs,bgnsc->bgrnqc", weights, v_BGnsK)
+    return mixed_BGRnqK.reshape(batch, num_heads, *mixed_BGRnqK.shape[3:])
+
+
+def _tiles(
+    group: Group, bias_HC: jax.Array, length: int, block: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the tile of each visited block, int32 [P, n, M], and the tiles, [H, T, q, k].
+
+    The bias depends on distance alone, so blocks as far from one another share a tile.
+    """
+    distance_PnM = np.where(group.real_PnM, group.key_PnM - group.query_n[:, None], 0)
+    distance_T, tile = np.unique(distance_PnM, return_inverse=True)
+    # Tokens of blocks that are part empty are farther apart than any two of a row.
+    bias_HC = jnp.pad(bias_HC, ((0, 0), (block, block)))
+    first_T = distance_T * block - (block - 1) + (length - 1) + block
+    vector_HTC = bias_HC[:, first_T[:, None] + np.arange(2 * block - 1)]
+    tiles = spread_diagonals(vector_HTC.reshape(-1, 2 * block - 1), block)
+    tiles_HTqk = tiles.reshape(len(bias_HC), len(distance_T), block, block)
+    return jnp.asarray(tile.reshape(distance_PnM.shape), jnp.int32), tiles_HTqk
+
+
+def _bias_of(group: Group, tile_PnM: jax.Array, tiles_HTqk: jax.Array) -> jax.Array:
+    """Returns the bias of a group, [H, n, q, s]."""
+    if len(group.key_PnM) == 1:
+        bias_HnMqk = tiles_HTqk[:, tile_PnM[0]]
+    else:
+        bias_HnMqk = jax.vmap(lambda tiles_Tqk, tile_nM: tiles_Tqk[tile_nM])(tiles_HTqk, tile_PnM)
+    bias_HnqMk = bias_HnMqk.swapaxes(2, 3)
+    return bias_HnqMk.reshape(*bias_HnqMk.shape[:3], -1)
