@@ -64,6 +64,13 @@ _T5_1_0 = {
     "3b": _t5_1_0(1024, 32, 128, 16_384, 24),
     "11b": _t5_1_0(1024, 128, 128, 65_536, 24),
 }
+# Source: t5-experiments, `t5configs/*.json`; "cdq" has conditional queries in half of its heads.
+_T5_EXPERIMENTS = {
+    "micro": _t5_1_0(512, 8, 64, 2048, 4),
+    **{f"small_memory_{n}": replace(_T5_1_0["small"], memory_tokens=n) for n in (10, 20)},
+    "base_cdq": replace(_T5_1_0["base"], mixer="cdq:conditional_heads=6"),
+    "base_only_cdq": replace(_T5_1_0["base"], mixer="cdq"),
+}
 _T5_1_1 = {
     "tiny": _t5_1_1(8, 4, 3, 16, 2),
     "mini": _t5_1_1(128, 4, 32, 256, 2),
@@ -126,6 +133,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         f"{family}_{size}": config
         for family, sizes in (
             ("t5_1_0", _T5_1_0),
+            ("t5_1_0", _T5_EXPERIMENTS),
             ("t5_1_1", _T5_1_1),
             ("t5_1_1", _T5_1_1_PRIMER_EZ),
             ("mt5", _MT5),

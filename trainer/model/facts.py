@@ -138,6 +138,7 @@ class MixerFacts:
       options: the class of its options.
       convolves: it convolves over positions.
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
+      decodes: it can be causal. If not, only encoders have it; a decoder beside one has attention.
       exports: the formats it can be exported to.
     """
 
@@ -147,6 +148,7 @@ class MixerFacts:
     positions: tuple[str, ...] = POSITION_NAMES
     convolves: bool = False
     counts_positions: bool = False
+    decodes: bool = True
     exports: tuple[str, ...] = ()
     options: type = options.NoOptions
 
@@ -241,6 +243,7 @@ _MIXERS: dict[str, MixerFacts] = {
     "attention": MixerFacts(
         attentions=ATTENTION_NAMES, queries=True, groups=True, exports=(TRANSFORMERS, T5X)
     ),
+    "cdq": MixerFacts(decodes=False, options=options.ConditionalQueries),
     "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True),
     "mdha": _MDHA,
     "mdha_shared_qk": replace(_MDHA, groups=False),

@@ -19,7 +19,7 @@ from trainer.model.positions import Positions
 
 # Value of a masked logit. Finite, so that a row which sees nothing (padding) gets uniform weights
 # and zero gradients instead of NaN. T5X's value.
-_MASKED_LOGIT = -1e10
+MASKED_LOGIT = -1e10
 
 
 @jax.custom_vjp
@@ -120,7 +120,7 @@ def mix_heads(
     if view.positions.bias_HLS is not None:
         logits_BHLS = add_bias(logits_BHLS, view.positions.bias_HLS)
     logits_BHLS *= shared.parametrisation.attention_scale(v_BSGK.shape[-1])
-    logits_BHLS = jnp.where(view.mask_BLS[:, None], logits_BHLS, _MASKED_LOGIT)
+    logits_BHLS = jnp.where(view.mask_BLS[:, None], logits_BHLS, MASKED_LOGIT)
     weights_BHLS = jax.nn.softmax(logits_BHLS).astype(shared.dtype)
     weights_BHLS = shared.dropout()(weights_BHLS, deterministic)
     mixed_BLHK = _weigh_heads(weights_BHLS, v_BSGK)

@@ -186,6 +186,21 @@ class Rotary:
             raise Rejected("high_frequency", self.high_frequency, "above low_frequency")
 
 
+# ---- Mixers. ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionalQueries:
+    """The options of attention with conditional queries (cdQ)."""
+
+    conditional_heads: int | None = field(
+        None,
+        "heads whose queries are conditional, half of num_heads or all, in which case no others "
+        "are there; None: all",
+        rule=above(0),
+    )
+
+
 # ---- Parametrisations. --------------------------------------------------------------------------
 
 

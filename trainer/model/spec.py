@@ -15,6 +15,7 @@ from typing import Any
 
 from trainer.model import facts
 from trainer.model.attention import DotProductAttention
+from trainer.model.cdq import ConditionalQueryAttention
 from trainer.model.config import ModelConfig
 from trainer.model.convolution import ConvolutionBranch, HeadConvolution
 from trainer.model.dense import Shared
@@ -101,12 +102,13 @@ class StackSpec:
 class ModelSpec:
     """A model with a decoder. Hashable: equal specs are the same program.
 
-    `encoder` is None in a decoder-only model.
+    `encoder` is None in a decoder-only model. `memory_tokens` vectors go before its input.
     """
 
     shared: Shared
     decoder: StackSpec
     encoder: StackSpec | None = None
+    memory_tokens: int = 0
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
@@ -170,7 +172,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         logits=_logits(config),
         embedding=PlainEmbedding(_embedding_norm(config)),
     )
-    return ModelSpec(_shared(config), decoder, encoder)
+    return ModelSpec(_shared(config), decoder, encoder, config.memory_tokens)
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
@@ -246,7 +248,10 @@ def _layers(config: ModelConfig, count: int, cross: bool = False) -> tuple[Layer
     layer = LayerSpec(
         norm=_norm(config),
         norm_placement=placement,
-        mixer=MIXERS[mixer.name](config, mixer.options),
+        # A decoder beside an encoder has attention if the mixer cannot be causal.
+        mixer=_attention(config)
+        if cross and not config.mixer_facts.decodes
+        else MIXERS[mixer.name](config, mixer.options),
         feed_forward=Mlp(config.mlp_dim, activations, dropout, config.value("mlp_bias")),
         cross_mixer=_attention(config) if cross else None,
         feed_forward_norm_placement=last_placement,
@@ -348,9 +353,15 @@ def _attention(
     )
 
 
+def _conditional(config: ModelConfig, chosen: Any) -> ConditionalQueryAttention:
+    heads = chosen.conditional_heads or config.num_heads
+    return ConditionalQueryAttention(heads, config.num_heads - heads, config.head_dim)
+
+
 # Mixers by configuration and options.
 _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     "attention": lambda config, _: _attention(config),
+    "cdq": _conditional,
     # Primer's multi-dconv-head attention.
     "mdha": lambda config, _: _attention(config, HeadConvolution(reset=not config.upstream_compat)),
     "mdha_shared_qk": lambda config, _: _attention(

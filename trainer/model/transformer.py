@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared
-from trainer.model.embedding import RowClassifier, TokenEmbedder
+from trainer.model.embedding import MemoryTokens, RowClassifier, TokenEmbedder
 from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows, predicate
 from trainer.model.mixers import View
@@ -150,7 +150,7 @@ class Stack(nn.Module):
             embedder = TokenEmbedder(shared, name="token_embedder")
 
         # Masks and positions are the same in all layers: built once, in their smallest shapes.
-        length = tokens_BL.shape[1]
+        length = rows.segment_BL.shape[1]
         mask_BLL = spec.mask(rows, rows)
         cross_view = None
         # Layers with different numbers of heads have a table of biases for each number.
@@ -223,6 +223,8 @@ class Transformer(nn.Module):
         if spec.encoder is not None:
             self.token_embedder = TokenEmbedder(spec.shared)
             self.encoder = Stack(spec.encoder, spec.shared, "encoder")
+            if spec.memory_tokens:
+                self.memory_embedder = MemoryTokens(spec.memory_tokens, spec.shared)
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
@@ -234,8 +236,7 @@ class Transformer(nn.Module):
             source_BS = batch["encoder_input_tokens"]
             both_BSLD = embedder(jnp.concatenate([source_BS, tokens_BL], axis=1))
             embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
-            memory_BSD = self.encode(batch, deterministic, embedded_BSD)
-            memory_rows = encoder_rows(batch)
+            memory_BSD, memory_rows = self._encoded(batch, deterministic, embedded_BSD)
         return self.decoder(
             tokens_BL,
             decoder_rows(batch),
@@ -252,17 +253,22 @@ class Transformer(nn.Module):
         """Returns the states that the decoder looks at: [B, S, D] in the model's dtype.
 
         Call it as `model.apply({"params": params}, batch, method="encode")`. `embedded_BSD` are
-        the embedded tokens if they have been looked up already.
+        the embedded tokens if they have been looked up already. Memory tokens come first.
         """
-        return self.encoder(
-            batch["encoder_input_tokens"],
-            encoder_rows(batch),
-            self.token_embedder,
-            None,
-            None,
-            deterministic,
-            embedded_BSD,
+        return self._encoded(batch, deterministic, embedded_BSD)[0]
+
+    def _encoded(
+        self, batch: Batch, deterministic: bool, embedded_BSD: jax.Array | None
+    ) -> tuple[jax.Array, Rows]:
+        rows, tokens_BS = encoder_rows(batch), batch["encoder_input_tokens"]
+        if self.spec.memory_tokens:
+            if embedded_BSD is None:
+                embedded_BSD = self.token_embedder(tokens_BS)
+            embedded_BSD, rows = self.memory_embedder(embedded_BSD, rows)
+        states_BSD = self.encoder(
+            tokens_BS, rows, self.token_embedder, None, None, deterministic, embedded_BSD
         )
+        return states_BSD, rows
 
 
 class Predictions(NamedTuple):
