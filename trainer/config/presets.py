@@ -116,6 +116,18 @@ _BERT = {
     "large": _bert(1024, 16, 64, 4096, 24, 0.1),
 }
 
+# Source: t5-experiments, `bert_configs/*.json`; its 4-layer models have the widths of base.
+_BERT_EXPERIMENTS = {f"{size}_pre_ln": replace(_BERT[size], family="bert_pre_ln") for size in _BERT}
+_BERT_EXPERIMENTS |= {
+    "base_4l": replace(_BERT["base"], num_encoder_layers=4),
+    **{
+        f"base_4l_pre_ln_{position}": replace(
+            _BERT_EXPERIMENTS["base_pre_ln"], num_encoder_layers=4, position=position
+        )
+        for position in ("relative", "rotary")
+    },
+}
+
 # T5 1.1 with Primer-EZ's two changes. The one kernel into the mlp is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(
@@ -140,6 +152,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("lm", _LM),
             ("llama", _LLAMA),
             ("bert", _BERT),
+            ("bert", _BERT_EXPERIMENTS),
         )
         for size, config in sizes.items()
     }
