@@ -46,7 +46,9 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
 
 def _unsupported(config: ModelConfig) -> list[str]:
     """Returns what transformers, and our modelling file for it, have no counterpart for."""
-    parts = [f"mixer {config.mixer}"] * (TRANSFORMERS not in config.mixer_facts.exports)
+    known = TRANSFORMERS in config.mixer_facts.exports
+    known |= config.part("mixer").name in t5_experiments.MIXERS
+    parts = [] if known else [f"mixer {config.mixer}"]
     for stack in model_spec(config).stacks.values():
         for layer in stack.layers:
             parts += [
@@ -79,7 +81,11 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     Args:
       kind: the model_type under which transformers computes this model.
 
+    Raises:
+      UserError: transformers has no counterpart for a part of the model.
     """
+    if parts := _unsupported(config):
+        raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
     if kind == "gpt2":
         return _gpt2(config)
     modules = _MODULES[kind](config)
@@ -97,13 +103,7 @@ def _tensor(path: str) -> str:
 
 
 def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
-    """Returns float32 arrays under transformers' names, from parameters in the unscanned tree.
-
-    Raises:
-      UserError: transformers has no counterpart for a part of the model.
-    """
-    if parts := _unsupported(config):
-        raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
+    """Returns float32 arrays under transformers' names, from parameters in the unscanned tree."""
     found, flat = places(config, kind), named(params)
     assert flat.keys() == found.keys(), sorted(flat.keys() ^ found.keys())
     columns: dict[str, dict[int, np.ndarray]] = {}

@@ -30,7 +30,8 @@ class Fields(Protocol):
 
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
-_ENCODER_MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
+# Mixers of encoders, with theirs. The names of their tensors are known.
+MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
 
 
 def t5_parts(fields: Fields) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def t5_parts(fields: Fields) -> dict[str, Any]:
     for place in ("decoder_self", "decoder_cross"):
         fields.require(f"{place}_attention_layer", _ATTENTION)
     changed: dict[str, Any] = {}
-    name = fields.named("encoder_self_attention_layer", _ENCODER_MIXERS, _ATTENTION)
+    name = fields.named("encoder_self_attention_layer", MIXERS, _ATTENTION)
     if name == "cdq":
         heads = fields["num_cdq_heads"]
         chosen = None if heads == fields["num_heads"] else heads

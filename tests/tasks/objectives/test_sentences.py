@@ -177,6 +177,7 @@ def test_statistics_over_20_000_samples():
     assert made["order"][0].mean() == pytest.approx(0.5, abs=0.01)
     # A tenth is cut to between 2 and 128 tokens, then to the end of a sentence.
     assert (counts < 120).mean() == pytest.approx(0.1 * 0.9, abs=0.01)
+    assert counts[counts < 120].mean() == pytest.approx(64, abs=5)
     again = objective.examples(tokens, sizes, keys, LENGTHS, IDS)
     for name, (values, lengths) in made.items():
         np.testing.assert_array_equal(values, again[name][0])
