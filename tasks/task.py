@@ -92,10 +92,17 @@ _PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
     "ul2": (MixtureOfDenoisers(), Lengths(384, 384)),
     "masked_lm": (MaskedLM(), Lengths(_INPUTS, _INPUTS)),
 }
+_SENTENCE_ORDER = MaskedLM(split="sentences", short_share=0.1)
 # The objectives that a task on a corpus of the user's own may have, by the end of its name.
 OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     **_PRETRAINING,
     "lm": _PRETRAINING["autoregressive_lm"],
+    # Megatron-LM's samples for BERT, as t5-experiments reads them, and BERT's own second task.
+    "sentence_order": (_SENTENCE_ORDER, Lengths(_INPUTS, _INPUTS)),
+    "next_sentence": (
+        dataclasses.replace(_SENTENCE_ORDER, pairs="next"),
+        Lengths(_INPUTS, _INPUTS),
+    ),
     **{name: (objective, objective.fitting(_INPUTS)) for name, objective in DENOISING.items()},
 }
 

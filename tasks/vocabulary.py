@@ -66,6 +66,11 @@ class TokenIds:
         starts[_UNK_END : _UNK_END + len(text)] = [piece.startswith(_SPACE) for piece in text]
         return starts
 
+    @functools.cached_property
+    def text_ids(self) -> np.ndarray:
+        """For each id the one whose text it has: itself. Inspection marks tokens by others."""
+        return np.arange(self.size)
+
     def id_of(self, piece: str) -> int:
         """Returns the id of a piece or, for <extra_id_K>, of a sentinel.
 

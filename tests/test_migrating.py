@@ -104,7 +104,7 @@ def test_a_flag_of_theirs_is_answered_by_ours(section):
 
 def test_commands_of_their_readmes_are_read(capsys):
     blocks = re.findall(r"^    (python -m trainer.pretrain --preset=(?:.*\\\n)*.*)$", READMES, re.M)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         words = shlex.split(block.replace("\\\n", " "))[3:]
         assert pretrain.main([*words, "--cache_dir=", "--print_config"]) == 0

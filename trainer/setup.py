@@ -200,6 +200,11 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
             f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
             "choose one of the masked_lm tasks"
         )
+    if config.model.memory_tokens and config.data.pack:
+        raise UserError(
+            f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: set "
+            "--data.pack=false"
+        )
     name = config.task.removeprefix(SEQIO)
     data = SeqioData(config, name)
     vocabulary = _Vocabulary(
@@ -256,12 +261,13 @@ def _check_positions(config: Config, converter: Converter) -> None:
     model = config.model
     if not model.counts_positions:
         return
-    lengths = {"inputs": converter.encoder_length, "targets": converter.decoder_length}
+    inputs = converter.encoder_length + model.memory_tokens
+    lengths = {"inputs": inputs, "targets": converter.decoder_length}
     for side, length in lengths.items():
         if length > model.max_positions:
             raise UserError(
-                f"--lengths.{side}={length}: the model has {model.max_positions} positions; set "
-                f"--model.max_positions={length} or shorten the {side}"
+                f"--lengths.{side}: rows have {length} positions, the model {model.max_positions}; "
+                f"set --model.max_positions={length} or shorten the {side}"
             )
 
 

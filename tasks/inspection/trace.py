@@ -150,6 +150,7 @@ def _places(
     words_N[1:] |= window_N[:-1] == EOS_ID
     with_markers = copy.copy(ids)
     vars(with_markers)["word_starts"] = np.concatenate([ids.word_starts, words_N])
+    vars(with_markers)["text_ids"] = np.concatenate([ids.text_ids, window_N])
     try:
         found = _example(objective, markers_N, key, lengths, with_markers)
     except (IndexError, ValueError):  # a user's objective that depends on more than that

@@ -1,45 +1,105 @@
-"""BERT's objective: masked words and the order of two segments.
+"""BERT's objective: masked words, and how two segments belong together.
 
 Dimensions: W windows, N tokens of a window, L positions of an example.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.objective import Objective
+from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rule, check, field, require
 from tasks.vocabulary import EOS_ID, sentinel_piece
 
-_SPLIT, _SWAP, _ORDER, _GRAM, _TOKEN = 21, 22, 23, 24, 25  # streams of a window's key
+# Streams of a window's key.
+_SPLIT, _SWAP, _ORDER, _GRAM, _TOKEN, _SHORT, _LENGTH, _OTHER = range(21, 29)
+WORDS, SENTENCES = "words", "sentences"
+ORDER, NEXT = "order", "next"
+
+
+class _Sample(NamedTuple):
+    """The tokens of A and B in the order of the text, the beginnings of words among them, the
+    number of tokens, and that of A's."""
+
+    tokens_WN: np.ndarray
+    starts_WN: np.ndarray
+    lengths_W: np.ndarray
+    split_W: np.ndarray
+
+    def joined(self, begin_W: np.ndarray, lengths_W: np.ndarray, width: int) -> "_Sample":
+        """Returns the sample [W, width] with B from `begin` on, so that it has `lengths` tokens."""
+        place_WN = np.arange(width) + np.zeros_like(begin_W)[:, None]
+        moved_W = begin_W - self.split_W
+        from_WN = np.where(place_WN < self.split_W[:, None], place_WN, place_WN + moved_W[:, None])
+        from_WN = np.minimum(from_WN, self.tokens_WN.shape[1] - 1)
+        valid_WN = noise.within(lengths_W, width)
+        tokens_WN = np.take_along_axis(self.tokens_WN, from_WN, axis=1) * valid_WN
+        starts_WN = np.take_along_axis(self.starts_WN, from_WN, axis=1) & valid_WN
+        return _Sample(tokens_WN, starts_WN, lengths_W, self.split_W)
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Objective):
-    """BERT's two tasks: predict masked whole words, and tell which of two segments came first.
+    """BERT's two tasks: predict masked whole words, and tell how two segments belong together.
 
-    A window is split into A and B at the beginning of a word, drawn uniformly; with probability one
-    half B comes first. Inputs are `classify` A EOS B EOS, so a window is 3 tokens shorter. A share
-    `noise_density` of its tokens is chosen, in runs of up to `longest` words: a run has n words
-    with probability proportional to 1 / n, and runs are drawn at random positions until no further
-    word fits. Of the chosen tokens 8 in 10 become `mask`, 1 becomes a random piece, and 1 stays.
+    A window, or a shorter beginning of it, is split into A and B, and inputs are `classify` A EOS B
+    EOS, so a window is 3 tokens shorter. With `pairs` "order", B comes first with probability one
+    half. With "next", B is with probability one half not the text after A but text after the next
+    end of a document; a window is then twice as long. Where none ends in the rest of the window, B
+    is the text after A.
+
+    `split` "words" splits before a word, drawn uniformly; "sentences" splits before a sentence (see
+    `sentence_starts`) that does not begin a document, or before a word if there is none. Then
+    `short_share` of the windows are cut after the sentence that reaches a length drawn uniformly.
+
+    A share `noise_density` of the tokens is chosen, in runs of up to `longest` words: a run has n
+    words with probability proportional to 1 / n, and runs are drawn at random positions until no
+    further word fits. Of the chosen tokens 8 in 10 become `mask`, 1 becomes a random piece, and 1
+    stays.
 
     Features are int32 [W, L] except the last: "inputs"; "targets", the inputs before masking;
     "weights", 1 on chosen tokens; "segments", 1 on `classify` and the first segment, 2 on the
-    second; "order", int32 [W, 1], 1 if B comes first.
+    second; "order", int32 [W, 1], 1 if B comes first or is from another document.
 
-    Source: Devlin et al. 2019, section 3.1; Lan et al. 2020 (arXiv:1909.11942), sections 3.1 and
-    4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions, when to stop.
-    Differences: rows of a cache do not mark sentences, so segments are cut at words.
+    Source: Devlin et al. 2019, section 3.1 and appendix A.2; Lan et al. 2020 (arXiv:1909.11942),
+    sections 3.1 and 4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions,
+    when to stop, and `BertDataset`, short samples.
+    Differences: windows begin and end within sentences, and may have parts of several documents;
+    Megatron-LM's samples begin with a sentence and end with a document.
     """
 
     noise_density: float = 0.15
     longest: int = 3
     mask: str = sentinel_piece(0)
     classify: str = sentinel_piece(1)
+    split: str = field(
+        WORDS, "where A ends: before any word, or before a sentence", choices=(WORDS, SENTENCES)
+    )
+    pairs: str = field(
+        ORDER,
+        "what is told of A and B: their order (order), or whether B is the text after A (next)",
+        choices=(ORDER, NEXT),
+    )
+    short_share: float = field(
+        0.0,
+        "share of windows that are cut to fewer sentences; only with split sentences",
+        rule=Rule("at least 0 and at most 1", lambda value: 0 <= value <= 1),
+    )
     features = ("inputs", "targets", "weights", "segments", "order")
     architectures = ("encoder",)
+
+    def __post_init__(self) -> None:
+        check(self)
+        fits = not self.short_share or self.split == SENTENCES
+        require(fits, "short_share", self.short_share, "0 with split 'words'")
+
+    @property
+    def separator(self):
+        return "eos" if self.pairs == NEXT else None
 
     @property
     def pieces(self):
@@ -53,15 +113,18 @@ class MaskedLM(Objective):
                 "masked LM predicts in place: set the targets length to that of the inputs, "
                 f"{lengths.inputs}"
             )
-        return lengths.inputs - 3
+        return (lengths.inputs - 3) * (2 if self.pairs == NEXT else 1)
 
     def sentinels(self, lengths):
         names = [sentinel_piece(number) for number in range(1000)]
         return max([0, *(names.index(piece) + 1 for piece in self.pieces if piece in names)])
 
     def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
-        windows, width = tokens_WN.shape
         starts_WN = self._word_starts(tokens_WN, lengths_W, ids)
+        longest = lengths.inputs - 3
+        sample, told_W = self._sample(tokens_WN, starts_WN, lengths_W, keys_W, longest, ids)
+        tokens_WN, starts_WN, lengths_W, split_W = sample
+        windows, width = tokens_WN.shape
         chosen_WN = self._choose(starts_WN, lengths_W, keys_W)
         masked_WN = noise.replace_tokens(
             tokens_WN,
@@ -72,9 +135,8 @@ class MaskedLM(Objective):
             random_share=0.1,
             kept_share=0.1,
         )
-        split_W = self._split(starts_WN, lengths_W, noise.fold_in(keys_W, _SPLIT))
-        swapped_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
-        # Positions of the window's tokens: A after `classify`, B after A's EOS, or B first.
+        swapped_W = told_W & (self.pairs == ORDER)
+        # Positions of the sample's tokens: A after `classify`, B after A's EOS, or B first.
         columns = np.arange(width)
         in_b_WN = columns >= split_W[:, None]
         length_b_W = lengths_W - split_W
@@ -105,8 +167,57 @@ class MaskedLM(Objective):
         segments_WL = 1 + second_WL
         segments_WL *= noise.within(lengths_W + 3, width + 3)
         made["segments"] = segments_WL.astype(np.int32), lengths_W + 3
-        made["order"] = swapped_W[:, None].astype(np.int32), np.ones(windows, np.int64)
+        made["order"] = told_W[:, None].astype(np.int32), np.ones(windows, np.int64)
         return made
+
+    def _sample(self, tokens_WN, starts_WN, lengths_W, keys_W, longest, ids):
+        """Returns the sample of each window, and whether B comes first or from elsewhere."""
+        told_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
+        split_keys_W = noise.fold_in(keys_W, _SPLIT)
+        if self.split == WORDS and self.pairs == ORDER:
+            split_W = self._split(starts_WN, lengths_W, split_keys_W)
+            return _Sample(tokens_WN, starts_WN, lengths_W, split_W), told_W
+        width, sizes_W = tokens_WN.shape[1], np.minimum(lengths_W, longest)
+        inner_WN = starts_WN
+        if self.split == SENTENCES:
+            inner_WN = sentence_starts(tokens_WN, lengths_W, ids)
+            sizes_W = self._shortened(inner_WN, sizes_W, longest, keys_W)
+        ends_WN = ids.text_ids[tokens_WN] == EOS_ID
+        within_WN = noise.within(sizes_W, width)
+        usable_WN = inner_WN & within_WN
+        usable_WN[:, 1:] &= ~ends_WN[:, :-1]
+        alone_W = np.count_nonzero(usable_WN, axis=1) < 2
+        usable_WN[alone_W] = (starts_WN & within_WN)[alone_W]
+        split_W = self._split(usable_WN, sizes_W, split_keys_W)
+        whole = _Sample(tokens_WN, starts_WN, sizes_W, split_W)
+        if self.pairs == ORDER:
+            return whole.joined(split_W, sizes_W, longest), told_W
+        # B from elsewhere begins after the end of a document that A does not reach.
+        place_N = np.arange(width)
+        others_WN = np.zeros_like(ends_WN)
+        ends_WN &= place_N >= split_W[:, None]
+        others_WN[:, 1:] = np.logical_or.accumulate(ends_WN, axis=1)[:, :-1]
+        others_WN &= inner_WN
+        counts_W = np.count_nonzero(others_WN, axis=1)
+        told_W &= counts_W > 0
+        rank_W = noise.integers(noise.fold_in(keys_W, _OTHER), 0, np.maximum(counts_W, 1) - 1)
+        place_W = np.argmax(np.cumsum(others_WN, axis=1) > rank_W[:, None], axis=1)
+        begin_W = np.where(told_W, place_W, split_W)
+        sizes_W = split_W + np.minimum(sizes_W - split_W, lengths_W - begin_W)
+        return whole.joined(begin_W, sizes_W, longest), told_W
+
+    def _shortened(self, sentences_WN, lengths_W, longest, keys_W) -> np.ndarray:
+        """Returns the lengths of windows after the cut of some, int64 [W].
+
+        They keep the sentences that reach a length drawn from 2 to `longest` + 3, and at least two.
+        """
+        short_W = noise.uniforms(noise.fold_in(keys_W, _SHORT), 1)[:, 0] < self.short_share
+        target_W = noise.integers(noise.fold_in(keys_W, _LENGTH), 2, longest + 3)
+        place_N = np.arange(sentences_WN.shape[1])
+        number_WN = np.cumsum(sentences_WN, axis=1)
+        enough_WN = sentences_WN & (place_N >= target_W[:, None]) & (number_WN > 2)
+        ends_W = np.where(enough_WN.any(axis=1), np.argmax(enough_WN, axis=1), lengths_W)
+        return np.where(short_W, np.minimum(ends_W, lengths_W), lengths_W)
 
     def _word_starts(self, tokens_WN, lengths_W, ids) -> np.ndarray:
         starts_WN = ids.word_starts[tokens_WN]
@@ -133,10 +244,7 @@ class MaskedLM(Objective):
         draws_WV = noise.uniforms(noise.fold_in(keys_W, _ORDER), words)
         draws_WV = np.where(noise.within(counts_W, words), draws_WV, 2.0)
         order_WV = np.argsort(draws_WV, axis=1, kind="stable")
-        shares = np.cumsum(1 / np.arange(1, self.longest + 1))
-        grams_WV = 1 + np.searchsorted(
-            shares[:-1] / shares[-1], noise.uniforms(noise.fold_in(keys_W, _GRAM), words), "right"
-        )
+        grams_WV = self._grams(keys_W, words)
         left_W = np.maximum(np.rint(lengths_W * self.noise_density).astype(np.int64), 1)
         taken_WV = np.zeros((windows, words + self.longest), bool)
         open_windows = np.arange(windows)
@@ -164,3 +272,9 @@ class MaskedLM(Objective):
         number_WN = np.maximum(np.cumsum(starts_WN, axis=1) - 1, 0)
         chosen_WN = np.take_along_axis(taken_WV, number_WN, axis=1)
         return chosen_WN & noise.within(lengths_W, width)
+
+    def _grams(self, keys_W, words: int) -> np.ndarray:
+        """Returns the number of words of the run that may begin at each word, int64 [W, words]."""
+        shares = np.cumsum(1 / np.arange(1, self.longest + 1))
+        draws_WV = noise.uniforms(noise.fold_in(keys_W, _GRAM), words)
+        return 1 + np.searchsorted(shares[:-1] / shares[-1], draws_WV, "right")

@@ -46,7 +46,8 @@ def separated_cache(text_cache):
 
 def run_of(name, cache, tmp_path, preset=None):
     inputs, targets = LENGTHS[bool(registry.get(name).lengths.inputs)]
-    if name.endswith("masked_lm"):
+    masked = name.endswith(("masked_lm", "sentence_order", "next_sentence"))
+    if masked:
         preset = preset or "bert_tiny"
     config, origins = build_config(preset or ("t5_1_1_tiny" if inputs else "lm_tiny"), [])
     flags = {
@@ -55,7 +56,7 @@ def run_of(name, cache, tmp_path, preset=None):
         "model_dir": tmp_path,
         "batch_size": 8,
         "lengths.inputs": inputs,
-        "lengths.targets": inputs if name.endswith("masked_lm") else targets,
+        "lengths.targets": inputs if masked else targets,
     }
     arguments = [f"--{field}={value}" for field, value in flags.items()]
     return prepare(override(config, origins, arguments), origins)
@@ -101,6 +102,19 @@ def test_a_document_s_eos_comes_from_the_cache(text_cache, separated_cache, tmp_
     ends = batch["decoder_target_tokens"] == 1
     assert ends.any()
     assert not ends[:, -1].all()
+
+
+def test_pairs_of_sentences_come_from_any_cache(text_cache, separated_cache, tmp_path):
+    """The same windows as masked LM, or twice as long; batches are a function of the step."""
+    for name, cache in (("sentence_order", text_cache), ("next_sentence", separated_cache)):
+        run = run_of(f"python_docs_{name}", cache, tmp_path)
+        batch, again = run.data.batches()[3], run.data.batches()[3]
+        assert set(batch["sentence_order"]) <= {0, 1}
+        assert {*batch["encoder_token_types"].ravel()} == {0, 1}
+        for feature in batch:
+            np.testing.assert_array_equal(batch[feature], again[feature])
+    with pytest.raises(UserError, match="needs a cache with separator eos"):
+        run_of("python_docs_next_sentence", text_cache, tmp_path)
 
 
 def test_an_encoder_s_objective_is_refused(text_cache, tmp_path):

@@ -133,8 +133,11 @@ def check_dimensions(
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
     # Heads are kept whole: a divided head would have to be gathered for every product.
+    heads = ("num_heads", model.num_heads)
+    if conditional := getattr(model.part("mixer").options, "conditional_heads", None):
+        heads = ("conditional_heads", conditional)
     dimensions = {
-        "heads": ("num_heads", model.num_heads),
+        "heads": heads,
         "mlp": ("mlp_dim", model.mlp_dim),
         "vocab": ("vocab_size", model.vocab_size),
         "embed": ("emb_dim", model.emb_dim),

@@ -66,6 +66,13 @@ _T5_1_0 = {
     "3b": _t5_1_0(1024, 32, 128, 16_384, 24),
     "11b": _t5_1_0(1024, 128, 128, 65_536, 24),
 }
+# Source: t5-experiments, `t5configs/*.json`; "cdq" has conditional queries in half of its heads.
+_T5_EXPERIMENTS = {
+    "micro": _t5_1_0(512, 8, 64, 2048, 4),
+    **{f"small_memory_{n}": replace(_T5_1_0["small"], memory_tokens=n) for n in (10, 20)},
+    "base_cdq": replace(_T5_1_0["base"], mixer="cdq:conditional_heads=6"),
+    "base_only_cdq": replace(_T5_1_0["base"], mixer="cdq"),
+}
 _T5_1_1 = {
     "tiny": _t5_1_1(8, 4, 3, 16, 2),
     "mini": _t5_1_1(128, 4, 32, 256, 2),
@@ -164,12 +171,23 @@ _BERT = {
     "large": _bert(1024, 16, 64, 4096, 24, 0.1),
 }
 
-# Source: t5-experiments' example of DeepSpeed's sparse attention: a window of one block, one global
-# and one random block of 16 tokens, drawn for each head.
-_BERT["base_bigbird"] = replace(
-    _BERT["base"],
-    attention_pattern="bigbird:block=16,window=1,global_blocks=1,random_blocks=1,per_head=true",
-)
+# Source: t5-experiments, `bert_configs/*.json`; its 4-layer models have the widths of base.
+_BERT_EXPERIMENTS = {f"{size}_pre_ln": replace(_BERT[size], family="bert_pre_ln") for size in _BERT}
+_BERT_EXPERIMENTS |= {
+    "base_4l": replace(_BERT["base"], num_encoder_layers=4),
+    **{
+        f"base_4l_pre_ln_{position}": replace(
+            _BERT_EXPERIMENTS["base_pre_ln"], num_encoder_layers=4, position=position
+        )
+        for position in ("relative", "rotary")
+    },
+    # Its example of DeepSpeed's sparse attention: a window of one block, one global and one random
+    # block of 16 tokens, drawn for each head.
+    "base_bigbird": replace(
+        _BERT["base"],
+        attention_pattern="bigbird:block=16,window=1,global_blocks=1,random_blocks=1,per_head=true",
+    ),
+}
 
 # T5 1.1 with Primer-EZ's two changes. The one kernel into the mlp is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
@@ -188,6 +206,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         f"{family}_{size}": config
         for family, sizes in (
             ("t5_1_0", _T5_1_0),
+            ("t5_1_0", _T5_EXPERIMENTS),
             ("t5_1_1", _T5_1_1),
             ("t5_1_1", _T5_1_1_PRIMER_EZ),
             ("mt5", _MT5),
@@ -200,6 +219,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("gemma", _GEMMA),
             ("gpt2", _GPT2),
             ("bert", _BERT),
+            ("bert", _BERT_EXPERIMENTS),
         )
         for size, config in sizes.items()
     }

@@ -34,6 +34,7 @@ def flops_per_step(
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
     """
     spec = model_spec(config)
+    encoder_length += config.memory_tokens
     lengths = {"encoder": encoder_length, "decoder": decoder_length}
     tokens = {stack: batch_size * length for stack, length in lengths.items()}
     last = [*spec.stacks][-1]

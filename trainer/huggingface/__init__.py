@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Any
 
 from tasks.storage import files
@@ -63,7 +64,7 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
       UserError: the folder's model differs from `config`, or a tensor is missing, unknown or has
         another shape; names the fields or the tensor.
     """
-    from trainer.huggingface import configs, names
+    from trainer.huggingface import configs, names, t5_experiments
 
     found = model_config(path)
     if not configs.same_model(found, config):
@@ -77,4 +78,6 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
     except ImportError as error:
         raise UserError(f"{path}: reading safetensors needs {error.name}: {EXTRA}") from error
     kind = str(_read_config(path)[1]["model_type"])
+    if text := t5_experiments.warning(found):
+        print(f"{path}: {text}", file=sys.stderr)
     return names.from_tensors(tensors, found, kind, path)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tasks.terminal.command_line import UserError
+from trainer.huggingface import t5_experiments
 from trainer.huggingface.config_writers import (
     ACTIVATIONS,
     CUSTOM,
@@ -81,12 +82,6 @@ class _Fields:
         raise UserError(f"{self._where}: {name} is {found}; this knows {', '.join(known.values())}")
 
 
-_OTHER_T5 = (
-    *(f"{place}_attention_layer" for place in ("encoder_self", "decoder_self", "decoder_cross")),
-    *("num_cdq_heads", "num_memory_tokens"),
-)
-
-
 def _norm(kind: str, epsilon: float, **others: Any) -> str:
     """Returns the text of a norm."""
     return str(Part(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
@@ -96,9 +91,6 @@ _NORM_OPTIONS = {"rms_norm": options.NormOptions, "layer_norm": options.LayerNor
 
 
 def _from_t5(fields: _Fields) -> ModelConfig:
-    # Other attentions and memory tokens of t5-experiments, under T5's model_type.
-    for name in _OTHER_T5:
-        fields.require(name, None)
     kind = fields["model_type"]
     relative = options.Relative(
         num_buckets=fields.get("relative_attention_num_buckets", 32),
@@ -128,6 +120,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
         mlp_activations=projection,
         norm=_norm("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
         position=str(Part(PER_LAYER if kind == "umt5" else "relative", relative)),
+        **t5_experiments.t5_parts(fields),
     )
 
 
@@ -244,10 +237,9 @@ def _from_custom(fields: _Fields) -> ModelConfig:
 
 def _from_bert(fields: _Fields) -> ModelConfig:
     fields.require("type_vocab_size", 2)
-    fields.require("position_embedding_type", "absolute")
     heads = fields["num_attention_heads"]
     return ModelConfig(
-        family="bert",
+        **t5_experiments.bert_parts(fields),
         vocab_size=fields["vocab_size"],
         emb_dim=fields["hidden_size"],
         num_heads=heads,

@@ -10,19 +10,22 @@ modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
+import jax
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
+from trainer.huggingface import t5_experiments
 from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
 from trainer.model.facts import FULL_PATTERN, PER_LAYER, TRANSFORMERS
 from trainer.model.paths import named
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
-from trainer.model.transformer import parameter_facts
+from trainer.model.transformer import init_params, parameter_facts
 
 Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
@@ -43,7 +46,9 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
 
 def _unsupported(config: ModelConfig) -> list[str]:
     """Returns what transformers, and our modelling file for it, have no counterpart for."""
-    parts = [f"mixer {config.mixer}"] * (TRANSFORMERS not in config.mixer_facts.exports)
+    known = TRANSFORMERS in config.mixer_facts.exports
+    known |= config.part("mixer").name in t5_experiments.MIXERS
+    parts = [] if known else [f"mixer {config.mixer}"]
     if config.part("attention_pattern").name != FULL_PATTERN:
         parts.append(f"attention_pattern {config.attention_pattern}")
     for stack in model_spec(config).stacks.values():
@@ -86,7 +91,8 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     if kind == "gpt2":
         return _gpt2(config)
     modules = _MODULES[kind](config)
-    return {
+    memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
+    return (memory if config.memory_tokens else {}) | {
         path: Place(f"{module}.{_tensor(path)}", path.endswith(_TRANSPOSED))
         for path, module in modules.items()
     }
@@ -120,8 +126,6 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
 
 # The beginning of a tensor's name -> what a folder without such tensors is, and what to do.
 _MISSING = {
-    "cls.seq_relationship.": "a BERT without the head for the order of segments, as "
-    "BertForMaskedLM saves it; load it as BertForPreTraining, which makes the head, and save that",
     "decoder.": "an encoder alone, as T5EncoderModel saves it; name a folder of "
     "T5ForConditionalGeneration",
     "lm_head.": "a model whose logits use the embedding, which its config.json does not say; "
@@ -147,14 +151,34 @@ def from_tensors(
       kind: the folder's model_type.
       where: their name in error messages.
 
+    The head for the order of segments gets the initial values of key 0 if it is missing, and a line
+    on stderr says so.
+
     Raises:
       UserError: a tensor is missing, unknown, or of another shape.
     """
-    found, rest = places(config, kind), dict(tensors)
+    spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
     tree: Tree = {}
-    for path, facts in parameter_facts(model_spec(config)).items():
+    if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
+        rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
+        tensors = dict(rest)
+    facts_of = parameter_facts(spec)
+    drawn = [
+        path for path in facts_of if path.startswith(_DRAWN) and found[path].tensor not in rest
+    ]
+    if drawn:
+        missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))
+        print(
+            f"{where} has no {missing}, as BertForMaskedLM saves it: initial values are drawn",
+            file=sys.stderr,
+        )
+        start = named(jax.jit(lambda key: init_params(spec, key)[_DRAWN])(jax.random.key(0)))
+    for path, facts in facts_of.items():
         place = found[path]
         name = place.tensor
+        if path in drawn:
+            tensors = {**tensors, name: np.asarray(start[path.removeprefix(f"{_DRAWN}/")])}
+            place = place._replace(transposed=False)
         if name not in tensors:
             raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors)}")
         rest.pop(name, None)
@@ -182,11 +206,14 @@ def from_tensors(
     return tree
 
 
+# The module for the order of segments, which only pretraining needs.
+_DRAWN = "order_head"
 # Tensors that some folders hold twice.
 _COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "encoder.embed_tokens.weight": ("shared.weight",),
         "decoder.embed_tokens.weight": ("shared.weight",),
+        t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
         "cls.predictions.decoder.bias": ("cls.predictions.bias",),
         "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
         "lm_head.weight": (
@@ -226,7 +253,10 @@ def _t5(config: ModelConfig) -> dict[str, str]:
                 modules[f"{ours}/relpos_bias/rel_embedding"] = f"{stack}.block.{index}.{bias}"
             for place, (name, norm, attention) in enumerate(sublayers):
                 modules[f"{ours}/{norm}/scale"] = f"{theirs}.{place}.layer_norm"
-                for mine, letter in zip(("query", "key", "value", "out"), "qkvo", strict=True):
+                letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
+                if stack == "encoder":
+                    letters = t5_experiments.encoder_projections(config, letters)
+                for mine, letter in letters.items():
                     modules[f"{ours}/{name}/{mine}/kernel"] = (
                         f"{theirs}.{place}.{attention}.{letter}"
                     )
@@ -321,7 +351,6 @@ def _bert(config: ModelConfig) -> dict[str, str]:
 
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
-        "encoder/position_embedder/pos_embedding": "bert.embeddings.position_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
         **both("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm", "scale"),
         **both("mlm_head/dense", "cls.predictions.transform.dense", "kernel"),
@@ -330,16 +359,34 @@ def _bert(config: ModelConfig) -> dict[str, str]:
         **both("order_head/pooler", "bert.pooler.dense", "kernel"),
         **both("order_head/logits", "cls.seq_relationship", "kernel"),
     }
+    if config.position_scheme == "absolute":
+        table = "bert.embeddings.position_embeddings"
+        modules["encoder/position_embedder/pos_embedding"] = table
+    if config.position_scheme == "relative":
+        table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
+        modules["encoder/relpos_bias/rel_embedding"] = table
+    pre = config.value("norm_placement") == "pre"
+    if pre:
+        modules |= both("encoder/encoder_norm", "bert.encoder.last_layer_ln", "scale")
     for index in range(config.num_encoder_layers):
         ours, theirs = f"encoder/layers_{index}", f"bert.encoder.layer.{index}"
         for name in ("query", "key", "value"):
             modules |= both(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}", "kernel")
         output = f"{theirs}.attention.output"
         modules |= both(f"{ours}/attention/out", f"{output}.dense", "kernel")
-        modules |= both(f"{ours}/post_attention_layer_norm", f"{output}.LayerNorm", "scale")
         modules |= both(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense", "kernel")
         modules |= both(f"{ours}/mlp/wo", f"{theirs}.output.dense", "kernel")
-        modules |= both(f"{ours}/post_mlp_layer_norm", f"{theirs}.output.LayerNorm", "scale")
+        norms = {
+            "post_attention_layer_norm": f"{output}.LayerNorm",
+            "post_mlp_layer_norm": f"{theirs}.output.LayerNorm",
+        }
+        if pre:
+            norms = {
+                "pre_attention_layer_norm": f"{theirs}.pre_attention_ln",
+                "pre_mlp_layer_norm": f"{theirs}.post_attention_ln",
+            }
+        for mine, norm in norms.items():
+            modules |= both(f"{ours}/{mine}", norm, "scale")
     if not logits_are_tied(config):
         modules["mlm_head/logits_dense/kernel"] = "cls.predictions.decoder"
     return modules

@@ -64,6 +64,7 @@ _CHANGES = {
     "embedding_norm": None,
     "scale_embeddings": None,
     "num_kv_heads": None,
+    "memory_tokens": 0,
     "query_key_norm": False,
     "attention_scale": None,
     "attention_weights": "softmax",
@@ -154,6 +155,11 @@ class ModelConfig:
         None,
         "heads of keys and values, each shared by num_heads / num_kv_heads heads of queries: "
         "grouped-query attention, or multi-query with 1; None: num_heads",
+    )
+    memory_tokens: int = field(
+        0,
+        "learned vectors in front of the encoder's input, which all its tokens and the decoder "
+        "see; in families with both stacks, whose rows are not packed",
     )
     query_key_norm: bool = field(
         False, "normalise the queries and keys of each head, before they are rotated, by `norm`"
@@ -406,6 +412,9 @@ class ModelConfig:
                 self._require(layers > 0, name, "above 0")
             else:
                 self._require(layers == 0, name, f"0 in a model that is {self.architecture} only")
+        self._require(self.memory_tokens >= 0, "memory_tokens", "0 or more")
+        fits = self.architecture == ENCODER_DECODER or not self.memory_tokens
+        self._require(fits, "memory_tokens", "0 in a model without both stacks")
         self._require(0.0 <= self.dropout_rate < 1.0, "dropout_rate", "in [0, 1)")
         if self.mlp_activations is not None:
             known = len(self.mlp_activations) > 0 and {*self.mlp_activations} <= {*ACTIVATION_NAMES}
@@ -435,6 +444,12 @@ class ModelConfig:
 
     def _check_heads(self) -> None:
         facts, mixer = self.mixer_facts, self.part("mixer").name
+        fits = facts.decodes or self.architecture != DECODER
+        self._require(fits, "mixer", "one that can be causal in a model without an encoder")
+        if isinstance(chosen := self.part("mixer").options, options.ConditionalQueries):
+            heads = chosen.conditional_heads or self.num_heads
+            rule = f"one whose conditional_heads are num_heads, {self.num_heads}, or half of them"
+            self._require(self.num_heads in (heads, 2 * heads), "mixer", rule)
         for name, changed, fits in (
             ("num_kv_heads", self.num_kv_heads is not None, facts.groups),
             ("query_key_norm", self.query_key_norm, facts.queries),

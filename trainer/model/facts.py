@@ -158,6 +158,7 @@ class MixerFacts:
       convolves: it convolves over positions.
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
       selects: its softmax can be over some positions of a row, or over those of several rows.
+      decodes: it can be causal. If not, only encoders have it; a decoder beside one has attention.
       exports: the formats it can be exported to.
     """
 
@@ -169,6 +170,7 @@ class MixerFacts:
     convolves: bool = False
     counts_positions: bool = False
     selects: bool = False
+    decodes: bool = True
     exports: tuple[str, ...] = ()
     options: type = options.NoOptions
 
@@ -274,6 +276,7 @@ _ATTENTION = MixerFacts(
 )
 _MIXERS: dict[str, MixerFacts] = {
     "attention": _ATTENTION,
+    "cdq": MixerFacts(decodes=False, options=options.ConditionalQueries),
     "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True),
     "mdha": _MDHA,
     "mdha_shared_qk": replace(_MDHA, groups=False),

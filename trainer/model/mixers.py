@@ -21,7 +21,7 @@ from trainer.model.positions import Positions
 
 # Value of a masked logit. Finite, so that a row which sees nothing (padding) gets uniform weights
 # and zero gradients instead of NaN. T5X's value.
-_MASKED_LOGIT = -1e10
+MASKED_LOGIT = -1e10
 
 
 @jax.custom_vjp
@@ -119,7 +119,7 @@ def _weigh_heads(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
 
 
 def _softmax(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
-    return jax.nn.softmax(jnp.where(mask_B1LS, logits_BHLS, _MASKED_LOGIT))
+    return jax.nn.softmax(jnp.where(mask_B1LS, logits_BHLS, MASKED_LOGIT))
 
 
 def _positive(

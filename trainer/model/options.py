@@ -202,6 +202,21 @@ def _left_out(options: Any, when: str, *names: str) -> None:
             raise Rejected(name, getattr(options, name), f"left out {when}")
 
 
+# ---- Mixers. ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionalQueries:
+    """The options of attention with conditional queries (cdQ)."""
+
+    conditional_heads: int | None = field(
+        None,
+        "heads whose queries are conditional, half of num_heads or all, in which case no others "
+        "are there; None: all",
+        rule=above(0),
+    )
+
+
 # ---- Parametrisations. --------------------------------------------------------------------------
 
 

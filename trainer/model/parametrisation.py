@@ -65,6 +65,7 @@ class Parametrisation(Protocol):
     def attention(self) -> Initializer: ...
     def attention_out(self) -> Initializer: ...
     def attention_scale(self, head_dim: int) -> float: ...
+    def conditional_query(self) -> Initializer: ...
     def feed_forward(self) -> Initializer: ...
     def feed_forward_out(self) -> Initializer: ...
     def logits(self) -> Initializer: ...
@@ -115,6 +116,17 @@ class StandardParametrisation:
     def attention_scale(self, head_dim: int) -> float:
         """Returns the factor of attention logits."""
         return 1.0 if self.scale is None else self.scale
+
+    def conditional_query(self) -> Initializer:
+        """Returns N(0, 1 / (fan_in fan_out)), for every kernel on the way to a conditional query.
+
+        Source: t5-experiments, `modeling_t5.py`, `_init_weights`.
+        """
+
+        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+            return nn.initializers.normal((shape[-2] * shape[-1]) ** -0.5)(key, shape, dtype)
+
+        return initializer
 
     def feed_forward(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -190,6 +202,9 @@ class NormalParametrisation(StandardParametrisation):
     def attention_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scale is None else self.scale
 
+    def conditional_query(self) -> Initializer:
+        return self.attention()
+
     def feed_forward(self) -> Initializer:
         return nn.initializers.truncated_normal(self.deviation)
 
@@ -245,6 +260,9 @@ class MaximalUpdateParametrisation(StandardParametrisation):
 
     def attention_scale(self, head_dim: int) -> float:
         return 1.0 / head_dim if self.scale is None else self.scale
+
+    def conditional_query(self) -> Initializer:
+        return self.attention()
 
     def feed_forward(self) -> Initializer:
         return self._hidden(super().feed_forward())

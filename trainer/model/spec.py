@@ -16,6 +16,7 @@ from typing import Any
 from trainer.model import facts
 from trainer.model.attention import DotProductAttention
 from trainer.model.attention_parts import Roles, SummedHeads, ValuesRelu
+from trainer.model.cdq import ConditionalQueryAttention
 from trainer.model.config import ModelConfig
 from trainer.model.convolution import ConvolutionBranch, HeadConvolution
 from trainer.model.dense import Shared
@@ -111,12 +112,13 @@ class StackSpec:
 class ModelSpec:
     """A model with a decoder. Hashable: equal specs are the same program.
 
-    `encoder` is None in a decoder-only model.
+    `encoder` is None in a decoder-only model. `memory_tokens` vectors go before its input.
     """
 
     shared: Shared
     decoder: StackSpec
     encoder: StackSpec | None = None
+    memory_tokens: int = 0
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
@@ -186,6 +188,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
             config.num_decoder_layers,
             cross_mixer=CROSS_MIXERS[cross](config),
             merges_memory=cross == "merged",
+            **({} if config.mixer_facts.decodes else {"mixer": _attention(config)}),
         ),
         position=_position(config, bidirectional=False),
         mask=AllOf((SameSegment(), Causal())),
@@ -195,7 +198,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         embedding=PlainEmbedding(_embedding_norm(config)),
         database=_database(config),
     )
-    return ModelSpec(_shared(config), decoder, encoder)
+    return ModelSpec(_shared(config), decoder, encoder, config.memory_tokens)
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
@@ -282,8 +285,8 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
         parallel=config.parallel_blocks,
         mixer_norm_placement=placements.mixer,
         database_mixer=_given_attention(config) if config.database_entries else None,
-        **slots,
     )
+    layer = replace(layer, **slots)
     if config.part("head_scaling").name != "none":
         return halves(layer, count, config.part("head_scaling").options)
     if not config.num_experts:
@@ -404,6 +407,11 @@ def _with_part(config: ModelConfig, **parts: Any) -> DotProductAttention:
     return replace(_attention(config), **parts)
 
 
+def _conditional(config: ModelConfig, chosen: Any) -> ConditionalQueryAttention:
+    heads = chosen.conditional_heads or config.num_heads
+    return ConditionalQueryAttention(heads, config.num_heads - heads, config.head_dim)
+
+
 # Cross mixers by `ModelConfig.cross_attention`.
 CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxyType(
     {
@@ -417,6 +425,7 @@ CROSS_MIXERS: Mapping[str, Callable[[ModelConfig], Mixer | None]] = MappingProxy
 # Mixers by configuration and options.
 _MIXERS: dict[str, Callable[[ModelConfig, Any], Mixer]] = {
     "attention": lambda config, _: _self_attention(config),
+    "cdq": _conditional,
     # Primer's multi-dconv-head attention.
     "mdha": lambda config, _: _self_attention(
         config, HeadConvolution(reset=not config.upstream_compat)

@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from trainer.model.dense import Shared
 from trainer.model.dropping import take, take_rows, take_view
-from trainer.model.embedding import RowClassifier, TokenEmbedder
+from trainer.model.embedding import MemoryTokens, RowClassifier, TokenEmbedder
 from trainer.model.given_attention import KeysAndValues, entries_view
 from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows, predicate
@@ -196,7 +196,7 @@ class Stack(nn.Module):
             embedder = TokenEmbedder(shared, name="token_embedder")
 
         # Masks and positions are the same in all layers: built once, in their smallest shapes.
-        length = tokens_BL.shape[1]
+        length = rows.segment_BL.shape[1]
         mask_BLL = spec.mask(rows, rows)
         cross_view = None
         # Layers with different numbers of heads have a table of biases for each number.
@@ -285,6 +285,8 @@ class Transformer(nn.Module):
         if spec.encoder is not None:
             self.token_embedder = TokenEmbedder(spec.shared)
             self.encoder = Stack(spec.encoder, spec.shared, "encoder")
+            if spec.memory_tokens:
+                self.memory_embedder = MemoryTokens(spec.memory_tokens, spec.shared)
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
@@ -304,8 +306,8 @@ class Transformer(nn.Module):
     def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
         """Returns the encoder's last states, [B, S, D] in the model's dtype.
 
-        Call it as `model.apply({"params": params}, batch, method="encode")`. Tokens that the
-        encoder drops have no states.
+        Call it as `model.apply({"params": params}, batch, method="encode")`. Memory tokens come
+        first; tokens that the encoder drops have no states.
         """
         return self._memory(batch, deterministic).states_BSD
 
@@ -315,6 +317,10 @@ class Transformer(nn.Module):
         """Returns the encoder's output; `embedded_BSD` are embedded tokens if looked up already."""
         tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
         embedder = self.token_embedder
+        if self.spec.memory_tokens:
+            if embedded_BSD is None:
+                embedded_BSD = embedder(tokens_BS)
+            embedded_BSD, rows = self.memory_embedder(embedded_BSD, rows)
         memory = self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
         return cast(Memory, memory)
 

@@ -25,6 +25,7 @@ _MODULES = {
     "logits": LOGITS,
     "order_head": LOGITS,
     "token_embedder": EMBEDDING,
+    "memory_embedder": EMBEDDING,
     "position_embedder": EMBEDDING,
     "encoder_norm": EMBEDDING,
     "decoder_norm": EMBEDDING,

@@ -142,8 +142,8 @@ def test_a_wrong_tensor_is_named(exported, change, message):
     [
         ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, gem"),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
-        ("t5_1_1", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
-        ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ; our"),
+        ("umt5", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
+        ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ; this"),
         (
             "t5_1_1",
             {"relative_attention_num_buckets": 6},
@@ -174,9 +174,27 @@ def test_missing_folders_and_weights_are_named(tmp_path, exported):
         load(str(model.folder), model.config)
 
 
-def test_a_bert_without_its_second_head_is_named(exported):
+def test_a_bert_without_its_second_head_gets_one(exported, capsys):
+    """As BertForMaskedLM saves it."""
     model = exported("bert")
-    tensors = {n: t for n, t in model.tensors.items() if not n.startswith("cls.seq_relationship")}
+    without = ("cls.seq_relationship", "bert.pooler")
+    tensors = {n: t for n, t in model.tensors.items() if not n.startswith(without)}
     model.write(model.written, tensors)
-    with pytest.raises(UserError, match="BertForMaskedLM saves it; load it as BertForPreTraining"):
-        load(str(model.folder), model.config)
+    found = load(str(model.folder), model.config)
+    assert "has no bert.pooler.dense, cls.seq_relationship" in capsys.readouterr().err
+    drawn = found.pop("order_head")
+    expected = dict(model.params)
+    head = expected.pop("order_head")
+    assert_equal_trees(found, expected)
+    assert jax.tree.map(np.shape, drawn) == jax.tree.map(np.shape, head)
+    # The family's distribution, by a fixed key.
+    assert np.std(drawn["pooler"]["kernel"]) == pytest.approx(0.0176, rel=0.2)
+    assert not drawn["pooler"]["bias"].any()
+    assert_equal_trees(load(str(model.folder), model.config)["order_head"], drawn)
+    # A part of it is kept.
+    model.write(
+        model.written, {**tensors, **{n: model.tensors[n] for n in model.tensors if "pooler" in n}}
+    )
+    kept = load(str(model.folder), model.config)["order_head"]
+    assert_equal_trees(kept["pooler"], head["pooler"])
+    assert_equal_trees(kept["logits"], drawn["logits"])

@@ -1,0 +1,152 @@
+"""Beginnings of sentences in windows of tokens, by rules for English and Romanian.
+
+A sentence ends with a word that ends in a full stop, a question or exclamation mark or an ellipsis,
+before a word that begins with a capital or a digit. Titles and other abbreviations, initials and
+letters with full stops ("U.S.", "S.U.A.") end none. The rules see pieces of a vocabulary, so that a
+cache need not mark sentences; in a vocabulary without capitals, letters count as capitals.
+
+Dimensions: W windows, N tokens of a window, C candidates, P pieces.
+"""
+
+import functools
+import re
+
+import numpy as np
+
+from tasks.objectives import noise
+from tasks.vocabulary import BYTE, EOS_ID, UNK_ID, TokenIds
+
+_TERMINALS = ".!?…"
+_CLOSERS = "\"'”’»)]}"
+_OPENERS = "\"'„“”‘’«([{—–-•*¿¡"
+# Titles and the like, which the rest of a sentence follows; in lower case without full stops.
+_TITLES = frozenset(
+    re.findall(
+        r"\S+",
+        """mr mrs ms messrs mx dr prof rev hon st mt ft gen col lt sgt capt cmdr adm gov sen rep
+        pres approx vs cf viz eg ie al dept univ
+        dl d-l dna d-na dlui dnei dv ing av acad arh ec drd lect conf asist cpt plt subl sf pt cca
+        aprox ex tel jud mun""",
+    )
+)
+# Abbreviations before a number.
+_NUMBERED = frozenset(
+    re.findall(
+        r"\S+",
+        """no nos nr art alin lit pag pg pp cap ch chap vol fig figs tab eq sec bl sc ap et str bd
+        pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld""",
+    )
+)
+# What the last word says of a sentence's end, and what the next one begins with.
+_NO_END, _END, _END_UNLESS_NUMBER = 0, 1, 2
+_NOTHING, _CAPITAL, _DIGIT, _SMALL = 0, 1, 2, 3
+# Pieces of a word that are read, from its end, and tokens after it.
+_WORD_PIECES, _NEXT_PIECES = 8, 4
+
+
+def word_ends_sentence(word: str) -> int:
+    """Returns _NO_END, _END, or _END_UNLESS_NUMBER: it is an end unless a number follows."""
+    core = word.rstrip(_CLOSERS)
+    if not core or core[-1] not in _TERMINALS:
+        return _NO_END
+    if core[-1] != "." or core.endswith(".."):
+        return _END
+    body = core[:-1].lstrip(_OPENERS)
+    plain = body.lower()
+    # Initials and letters with full stops between them; words of one letter end no sentence.
+    if all(len(part) == 1 and part.isalpha() for part in body.split(".")) or plain in _TITLES:
+        return _NO_END
+    return _END_UNLESS_NUMBER if plain in _NUMBERED else _END
+
+
+def _beginning(text: str, cased: bool) -> int:
+    """Returns what a piece begins with after quotes, brackets and dashes."""
+    first = text.lstrip(_OPENERS)[:1]
+    if not first:
+        return _NOTHING
+    if first.isdigit():
+        return _DIGIT
+    return _SMALL if cased and first.islower() else _CAPITAL
+
+
+class _Marks:
+    """The facts about a vocabulary's pieces, by id.
+
+    Attributes:
+      text: what a piece adds to a word.
+      last: True where a word that ends with the piece may end a sentence.
+      begins: what a word that begins with the piece begins with.
+      breaks: True where the text after the piece is a new sentence: line feeds and EOS.
+    """
+
+    def __init__(self, ids: TokenIds):
+        pieces = ids.pieces[: ids.first_sentinel]
+        kinds = ids.kinds[: ids.first_sentinel]
+        self.text = [
+            "" if number <= UNK_ID or kind == BYTE else piece.replace("\u2581", "")
+            for number, (piece, kind) in enumerate(zip(pieces, kinds, strict=True))
+        ]
+        self.text += [""] * (ids.size - len(self.text))
+        cased = any(text != text.lower() for text in self.text)
+        self.last = np.array([text[-1:] in (*_TERMINALS, *_CLOSERS) for text in self.text])
+        self.begins = np.array([_beginning(text, cased) for text in self.text])
+        self.breaks = np.array(["\n" in text for text in self.text])
+        self.breaks[EOS_ID] = True
+        self.breaks[: len(pieces)] |= np.array([piece == "<0x0A>" for piece in pieces])
+        self._words: dict[bytes, int] = {}
+
+    def end_of(self, tokens_P: np.ndarray) -> int:
+        """Returns `word_ends_sentence` of the word of these pieces; ids of 0 are before it."""
+        key = tokens_P.tobytes()
+        if key not in self._words:
+            if len(self._words) > 1 << 18:
+                self._words.clear()
+            self._words[key] = word_ends_sentence("".join(self.text[token] for token in tokens_P))
+        return self._words[key]
+
+
+@functools.lru_cache(maxsize=8)
+def _marks(ids: TokenIds) -> _Marks:
+    return _Marks(ids)
+
+
+def sentence_starts(tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds) -> np.ndarray:
+    """Returns the tokens that begin a sentence, bool [W, N].
+
+    A window's first token begins one, and every token after an EOS or a line feed.
+
+    Args:
+      tokens_WN: int32 [W, N] windows, padded with 0.
+      lengths_W: int64 [W] lengths of the windows.
+      ids: the vocabulary.
+    """
+    marks, (windows, width) = _marks(ids), tokens_WN.shape
+    tokens_WN = ids.text_ids[tokens_WN]
+    starts_WN = np.zeros((windows, width), bool)
+    starts_WN[:, 0] = True
+    starts_WN[:, 1:] = marks.breaks[tokens_WN[:, :-1]]
+    word_WN = ids.word_starts[tokens_WN]
+    candidate_WN = np.zeros((windows, width), bool)
+    candidate_WN[:, :-1] = marks.last[tokens_WN[:, :-1]] & word_WN[:, 1:]
+    candidate_WN[:, :-1] &= tokens_WN[:, 1:] != EOS_ID
+    row_C, place_C = np.nonzero(candidate_WN)
+
+    # The first of the next pieces with more than quotes and dashes.
+    next_CP = place_C[:, None] + 1 + np.arange(_NEXT_PIECES)
+    there_CP = next_CP < width
+    begins_CP = marks.begins[tokens_WN[row_C[:, None], np.minimum(next_CP, width - 1)]] * there_CP
+    first_C = np.argmax(begins_CP > 0, axis=1)
+    begins_C = begins_CP[np.arange(len(row_C)), first_C]
+    possible_C = (begins_C == _CAPITAL) | (begins_C == _DIGIT)
+    row_C, place_C, begins_C = row_C[possible_C], place_C[possible_C], begins_C[possible_C]
+
+    # The pieces of the last word.
+    begin_WN = np.maximum.accumulate(np.where(word_WN, np.arange(width), 0), axis=1)
+    last_CP = place_C[:, None] - np.arange(_WORD_PIECES)[::-1]
+    inside_CP = last_CP >= begin_WN[row_C, place_C][:, None]
+    words_CP = tokens_WN[row_C[:, None], np.maximum(last_CP, 0)] * inside_CP
+    words_CP = np.ascontiguousarray(words_CP.astype(np.int32))
+    ends_C = np.array([marks.end_of(tokens_P) for tokens_P in words_CP], np.int64)
+    kept_C = (ends_C == _END) | ((ends_C == _END_UNLESS_NUMBER) & (begins_C != _DIGIT))
+    starts_WN[row_C[kept_C], place_C[kept_C] + 1] = True
+    return starts_WN & noise.within(lengths_W, width)

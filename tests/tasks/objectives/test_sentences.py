@@ -1,0 +1,238 @@
+"""Sentences in windows of tokens, and the pairs that masked LM makes of them."""
+
+import dataclasses
+import functools
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from tasks.inspection.trace import trace
+from tasks.objectives import Lengths, noise
+from tasks.objectives.masked_lm import MaskedLM
+from tasks.objectives.sentences import sentence_starts
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rejected
+from tasks.vocabulary import NORMAL, TokenIds
+
+SPACE = "\u2581"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces(TokenIds):
+    """A vocabulary of given pieces."""
+
+    given: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def pieces(self):
+        return list(self.given)
+
+    @functools.cached_property
+    def kinds(self):
+        return [NORMAL] * len(self.given)
+
+
+def tokenised(text, longest=3):
+    """Returns a vocabulary of pieces of at most `longest` letters, and the ids of the text."""
+    cut = [
+        piece
+        for word in text.split()
+        for piece in re.findall(rf"\w{{1,{longest}}}|\W", SPACE + word.replace("|", ""))
+    ]
+    joined = []
+    for piece in cut:  # the mark of a space belongs to the piece after it
+        if joined and joined[-1] == SPACE:
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    known = ("<pad>", "</s>", "<unk>", *dict.fromkeys(joined))
+    ids = Pieces(len(known) + 4, 4, b"", known)
+    return ids, np.array([known.index(piece) for piece in joined], np.int32)
+
+
+TEXTS = {
+    "plain": "One came. |Two went! |Was it three? |Yes… |Four.",
+    "titles": "Dr. Smith met Mr. Brown. |They talked. |Prof. Popescu și dl. Ionescu au plecat.",
+    "initials": "J. R. R. Tolkien wrote it. |The U.S. Navy read it. |În S.U.A. Maria a stat.",
+    "numbers": "It cost 3.14 lei. |See fig. 3 and art. 5 now. |A trecut la nr. 7. |Apoi gata.",
+    "small": "It ended etc. and so on. |A venit la ora 5 p.m. aici.",
+    "number_after": "He left in 2010. |12 men stayed. |Avea 3 art. |Apoi plecă.",
+    "quotes": '"Come!" |"No." |He said: „Da.” |«Bine.» |(So it was.) |Then nothing.',
+    "dialogue": "– Vii? – întrebă el. |– Nu. |– De ce?",
+    "romanian": "Țara e mare. |Știu asta. |Însă Ștefan nu știe! |Étienne, oui.",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("longest", [2, 30])
+def test_rules(name, longest):
+    text = TEXTS[name]
+    ids, tokens = tokenised(text, longest)
+    starts = sentence_starts(tokens[None], np.array([len(tokens)]), ids)[0]
+    shown, words = "", iter(starts)
+    for token in tokens:
+        piece = ids.pieces[token]
+        shown += ("|" if next(words) else "") + piece
+    # The mark is before the space that begins a word.
+    expected = "|" + SPACE + text.replace(" |", "|" + SPACE).replace(" ", SPACE)
+    assert shown == expected
+
+
+def test_documents_line_feeds_and_padding():
+    known = ("<pad>", "</s>", "<unk>", f"{SPACE}ab", ".", "\n", f"{SPACE}B")
+    ids = Pieces(len(known), 0, b"", known)
+    tokens = np.array([[3, 1, 3, 5, 3, 4, 3, 4, 6, 4, 0, 0]], np.int32)
+    starts = sentence_starts(tokens, np.array([10]), ids)[0]
+    assert np.flatnonzero(starts).tolist() == [0, 2, 4, 8]
+    # The end of a document belongs to its last sentence.
+    ended = np.array([[3, 4, 1, 6]], np.int32)
+    starts = sentence_starts(ended, np.array([4]), ids)[0]
+    assert starts.tolist() == [True, False, False, True]
+    # Without capitals in the vocabulary every word may begin a sentence.
+    small = Pieces(6, 0, b"", known[:6])
+    starts = sentence_starts(tokens.clip(max=5), np.array([10]), small)[0]
+    assert 6 in np.flatnonzero(starts)
+
+
+# Sentences of 1 to 20 words of one token, ended by a full stop of its own; documents of some.
+PIECES = ("<pad>", "</s>", "<unk>", ".", *(f"{SPACE}W{n}" for n in range(500)))
+IDS = Pieces(len(PIECES) + 10, 10, b"", PIECES)
+LENGTHS = Lengths(128, 128)
+
+
+def windows_of(objective, count, seed=0, mean_sentences=6, lengths=LENGTHS):
+    random = np.random.default_rng(seed)
+    width = objective.window_tokens(lengths)
+    total, stream = count * width, []
+    while len(stream) < total:
+        for _ in range(1 + random.poisson(mean_sentences - 1)):
+            stream += [*random.integers(4, len(PIECES), random.integers(1, 21)), 3]
+        stream.append(1)
+    tokens = np.array(stream[:total], np.int32).reshape(count, width)
+    keys = noise.training_keys(seed, "it", 0, np.arange(count))
+    return tokens, np.full(count, width), keys
+
+
+def parts(made, row):
+    """Returns A or B as they stand, first and second, without special tokens."""
+    size = made["targets"][1][row]
+    targets, segments = (made[name][0][row, :size] for name in ("targets", "segments"))
+    first = targets[segments == 1]
+    second = targets[segments == 2]
+    assert first[0] == IDS.size - 2
+    assert first[-1] == second[-1] == 1
+    return first[1:-1].tolist(), second[:-1].tolist()
+
+
+@pytest.mark.parametrize("pairs", ["order", "next"])
+@pytest.mark.parametrize("split", ["words", "sentences"])
+def test_pairs_are_text_of_the_window(pairs, split):
+    objective = MaskedLM(split=split, pairs=pairs, short_share=0.3 * (split == "sentences"))
+    tokens, sizes, keys = windows_of(objective, 400)
+    made = objective.examples(tokens, sizes, keys, LENGTHS, IDS)
+    told = made["order"][0][:, 0]
+    short = 0
+    for row in range(400):
+        first, second = parts(made, row)
+        window = tokens[row].tolist()
+        if pairs == "order" and told[row]:
+            first, second = second, first
+        assert window[: len(first)] == first
+        assert len(first) + len(second) <= 125
+        short += len(first) + len(second) < 125
+        if pairs == "next" and told[row]:
+            where = next(
+                place
+                for place in range(len(first), len(window))
+                if window[place : place + len(second)] == second
+            )
+            assert 1 in window[len(first) : where]
+        else:
+            assert window[len(first) : len(first) + len(second)] == second
+            # It goes on in the same document, but for the first version of the objective.
+            assert first[-1] != 1 or (split == "words" and pairs == "order")
+        whole = window[: len(first) + len(second)]
+        inside = any(one == 3 and other != 1 for one, other in itertools.pairwise(whole))
+        if split == "sentences" and inside and not (pairs == "next" and told[row]):
+            assert first[-1] == 3
+    if split == "sentences" and pairs == "order":
+        assert 0.15 * 400 < short < 0.35 * 400
+    if split == "words" and pairs == "order":
+        assert short == 0
+
+
+def test_statistics_over_20_000_samples():
+    objective = MaskedLM(split="sentences", short_share=0.1)
+    tokens, sizes, keys = windows_of(objective, 20_000)
+    made = objective.examples(tokens, sizes, keys, LENGTHS, IDS)
+    chosen = made["weights"][0] > 0
+    inputs, targets = made["inputs"][0][chosen], made["targets"][0][chosen]
+    counts = made["targets"][1] - 3
+    assert chosen.sum() / counts.sum() == pytest.approx(0.15, abs=0.005)
+    masked, kept = inputs == IDS.size - 1, inputs == targets
+    shares = [masked.mean(), kept.mean(), (~masked & ~kept).mean()]
+    np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.01)
+    assert made["order"][0].mean() == pytest.approx(0.5, abs=0.01)
+    # A tenth is cut to between 2 and 128 tokens, then to the end of a sentence.
+    assert (counts < 120).mean() == pytest.approx(0.1 * 0.9, abs=0.01)
+    assert counts[counts < 120].mean() == pytest.approx(64, abs=5)
+    again = objective.examples(tokens, sizes, keys, LENGTHS, IDS)
+    for name, (values, lengths) in made.items():
+        np.testing.assert_array_equal(values, again[name][0])
+        np.testing.assert_array_equal(lengths, again[name][1])
+    # A window's example does not depend on those beside it.
+    some = np.array([5, 19_999, 77])
+    alone = objective.examples(tokens[some], sizes[some], keys[some], LENGTHS, IDS)
+    for name, (values, _) in alone.items():
+        np.testing.assert_array_equal(values, made[name][0][some])
+
+
+def test_the_mix_of_runs():
+    """Runs are 1, 2 and 3 words with 6/11, 3/11 and 2/11, before any is cut or in the way."""
+    objective = MaskedLM(split="sentences")
+    keys = noise.fold_in(0, np.arange(20_000))
+    grams = objective._grams(keys, 1)[:, 0]
+    shares = np.bincount(grams, minlength=4)[1:] / len(grams)
+    np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.02)
+
+
+def test_half_of_the_pairs_are_of_two_documents():
+    objective = MaskedLM(split="sentences", pairs="next")
+    tokens, sizes, keys = windows_of(objective, 5000)
+    told = objective.examples(tokens, sizes, keys, LENGTHS, IDS)["order"][0]
+    assert told.mean() == pytest.approx(0.5, abs=0.02)
+    # Where no document ends, B is the text after A.
+    tokens[tokens == 1] = 3
+    assert not objective.examples(tokens, sizes, keys, LENGTHS, IDS)["order"][0].any()
+
+
+@pytest.mark.parametrize("pairs", ["order", "next"])
+def test_windows_of_any_length(pairs):
+    objective = MaskedLM(split="sentences", pairs=pairs, short_share=0.5)
+    tokens, _, keys = windows_of(objective, 40)
+    for sizes in (np.arange(1, 41), np.full(40, 1)):
+        padded = tokens * noise.within(sizes, tokens.shape[1])
+        made = objective.examples(padded, sizes, keys, LENGTHS, IDS)
+        assert (made["targets"][1] <= sizes + 3).all()
+        assert (made["targets"][0] > 0).sum(axis=1).tolist() == made["targets"][1].tolist()
+
+
+@pytest.mark.parametrize("pairs", ["order", "next"])
+def test_inspection_shows_the_places_of_tokens(pairs):
+    objective = MaskedLM(split="sentences", pairs=pairs, short_share=0.5)
+    tokens, _, keys = windows_of(objective, 8)
+    for row in range(8):
+        assert trace(objective, tokens[row], keys[row], LENGTHS, IDS).exact
+
+
+def test_settings():
+    assert MaskedLM(pairs="next").window_tokens(LENGTHS) == 250
+    assert MaskedLM(pairs="next").separator == "eos"
+    assert MaskedLM(split="sentences").separator is None
+    with pytest.raises(UserError, match="128"):
+        MaskedLM(pairs="next").window_tokens(Lengths(128, 64))
+    for wrong in ({"split": "lines"}, {"pairs": "both"}, {"short_share": 0.1}):
+        with pytest.raises(Rejected, match=next(iter(wrong))):
+            MaskedLM(**wrong)

@@ -1,0 +1,126 @@
+"""Folders of t5-experiments: T5 and BERT under transformers' model_type with fields of its own.
+
+Its T5 can have other attention in the encoder (cdQ) and memory tokens, its BERT norms before the
+sublayers, relative or rotary positions. transformers would read such a folder as a plain model.
+
+Source: t5-experiments, `modeling_t5.py`, `modeling_bert.py`, `t5configs` and `bert_configs`, for
+the names of fields and tensors and the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from trainer.model import options
+from trainer.model.cdq import ConditionalQueryAttention
+from trainer.model.config import ModelConfig
+from trainer.model.options import Part
+from trainer.model.spec import model_spec
+
+
+class Fields(Protocol):
+    """The fields of a config.json, as `config_readers` reads them."""
+
+    def __getitem__(self, name: str) -> Any: ...
+    def get(self, name: str, default: Any) -> Any: ...
+    def require(self, name: str, expected: Any, default: Any = None) -> None: ...
+    def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any: ...
+
+
+_ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
+# Mixers of encoders, with theirs. The names of their tensors are known.
+MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
+
+
+def t5_parts(fields: Fields) -> dict[str, Any]:
+    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one.
+
+    Raises:
+      UserError: it has an attention that we do not; names the field.
+    """
+    if fields["model_type"] != "t5":
+        for name in ("encoder_self_attention_layer", "num_cdq_heads", "num_memory_tokens"):
+            fields.require(name, None)
+    for place in ("decoder_self", "decoder_cross"):
+        fields.require(f"{place}_attention_layer", _ATTENTION)
+    changed: dict[str, Any] = {}
+    name = fields.named("encoder_self_attention_layer", MIXERS, _ATTENTION)
+    if name == "cdq":
+        heads = fields["num_cdq_heads"]
+        chosen = None if heads == fields["num_heads"] else heads
+        changed["mixer"] = str(Part(name, options.ConditionalQueries(chosen)))
+    if tokens := fields.get("num_memory_tokens", 0):
+        changed["memory_tokens"] = tokens
+    return changed
+
+
+def bert_parts(fields: Fields) -> dict[str, Any]:
+    """Returns the family and the position of a BERT.
+
+    Raises:
+      UserError: we have no such model; names the field.
+    """
+    for name in ("sparse_config_cls", "sparse_attention"):
+        fields.require(name, None)
+    pre = bool(fields.get("pre_layer_norm", False))
+    fields.require("last_layer_norm", pre)
+    position = fields.named("position_embedding_type", _BERT_POSITIONS, "absolute")
+    text = _POSITION_OPTIONS[position](fields)
+    return {"family": "bert_pre_ln" if pre else "bert", "position": text}
+
+
+def warning(config: ModelConfig) -> str | None:
+    """Returns what to know about weights of a BERT with T5's positions; None of other models."""
+    if config.position_scheme != "relative" or config.architecture != "encoder":
+        return None
+    return (
+        "t5-experiments trained such models without adding relative_attention_bias to the logits: "
+        "its values are initial ones, and the weights were trained without positions"
+    )
+
+
+def _relative(fields: Fields) -> str:
+    chosen = options.Relative(
+        fields["relative_attention_num_buckets"], fields["relative_last_bucket_distance"]
+    )
+    return str(Part("relative", chosen))
+
+
+def _rotary(fields: Fields) -> str:
+    head_dim = fields["hidden_size"] // fields["num_attention_heads"]
+    rotated = fields.get("rotary_dim", head_dim)
+    base = float(fields.get("rotary_base", 10_000))
+    return str(Part("rotary", options.Rotary(base, rotated / head_dim)))
+
+
+_BERT_POSITIONS = MappingProxyType(
+    {"absolute": "absolute", "relative": "relative_attention_bias", "rotary": "rotary"}
+)
+_POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = MappingProxyType(
+    {"absolute": lambda _: "absolute", "relative": _relative, "rotary": _rotary}
+)
+
+MEMORY = "memory_tokens"
+# Of a stack that the parameter was also registered in.
+MEMORY_COPY = f"encoder.{MEMORY}"
+
+_CONDITIONAL = MappingProxyType(
+    {"pool": "T", "pool_hidden": "W_t", "condition": "cd_w", "conditional_query": "cd_q"}
+)
+
+
+def encoder_projections(config: ModelConfig, plain: Mapping[str, str]) -> dict[str, str]:
+    """Returns our names of a T5 encoder's attention kernels, with theirs.
+
+    Args:
+      plain: those of T5's attention.
+    """
+    mixer = model_spec(config).stacks["encoder"].layers[0].mixer
+    if not isinstance(mixer, ConditionalQueryAttention):
+        return dict(plain)
+    names = {**plain, **_CONDITIONAL}
+    if not mixer.plain_heads:
+        del names["query"]
+    return names

@@ -1,0 +1,122 @@
+"""Attention whose queries depend on a summary of the row, drawn up by each head (cdQ).
+
+Dimensions: B batch, L query length, S key length, D model, H conditional heads, G heads of keys and
+values, K head size, Q queries of the summary: L if rows are packed, or 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.dense import Shared, einsum_float32
+from trainer.model.facts import MixerFacts
+from trainer.model.masks import Rows, SameSegment
+from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, mix_heads
+from trainer.model.options import ConditionalQueries
+from trainer.model.parameters import SOURCE_KERNEL, Use
+from trainer.model.positions import rotate
+
+# A kernel that is multiplied by another one, not by positions.
+_MULTIPLIED_ONCE = Use(None, decays=True)
+
+
+@dataclass(frozen=True)
+class ConditionalQueryAttention:
+    """Multi-head softmax attention with conditional queries in some of its heads.
+
+    A conditional head h pools the states of a row, P_h = sum_j a_hj x_j with the weights
+    a_h = softmax_j(T_h relu(W_t x_j)), and its query of position i is C_q C_w [P_h; x_i]. Other
+    heads are plain ones. Keys and values have as many heads as there are conditional ones: a plain
+    head shares them with the conditional head of the same number. In `out` plain heads come first.
+
+    States are pooled over the tokens of the same packed example, so that only encoders can have it.
+
+    Attributes:
+      num_heads: heads of keys and values, all of which have conditional queries.
+      plain_heads: heads with plain queries: none, or as many again.
+
+    Source: t5-experiments, `modeling_t5.py`, `T5CDQAttention`.
+    Differences: C_q and C_w are multiplied first, and states are projected before they are pooled,
+    which is the same but for rounding and takes K instead of D channels of each head.
+    """
+
+    num_heads: int
+    plain_heads: int
+    head_dim: int
+    facts = MixerFacts(decodes=False, options=ConditionalQueries)
+
+    def __post_init__(self) -> None:
+        assert self.plain_heads in (0, self.num_heads), self
+
+    @property
+    def products_per_pair(self) -> int:
+        """Channels multiplied for each query and key, in the logits and in the mix."""
+        return 2 * (self.num_heads + self.plain_heads) * self.head_dim
+
+    def build(self, shared: Shared, name: str) -> nn.Module:
+        return _ConditionalQueryAttention(self, shared, name=name)
+
+
+class _ConditionalQueryAttention(nn.Module):
+    spec: ConditionalQueryAttention
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self, x_BLD: jax.Array, source_BSD: jax.Array, view: View, deterministic: bool
+    ) -> jax.Array:
+        spec, shared, parametrisation = self.spec, self.shared, self.shared.parametrisation
+        joined, positions = spec.num_heads * spec.head_dim, view.positions
+        project = partial(shared.dense, axes=("embed", "joined_kv"))
+
+        def heads(projected: jax.Array) -> jax.Array:
+            return projected.reshape(*projected.shape[:2], -1, spec.head_dim)
+
+        start = parametrisation.attention()
+        key = project(joined, initializer=start, name="key", use=SOURCE_KERNEL)
+        value = project(joined, initializer=start, name="value", use=SOURCE_KERNEL)
+        k_BSGK, v_BSGK = heads(key(source_BSD)), heads(value(source_BSD))
+        queries = [self._conditional(x_BLD, view.rows, deterministic)]
+        if spec.plain_heads:
+            start = parametrisation.query(spec.head_dim)
+            queries.insert(0, heads(project(joined, initializer=start, name="query")(x_BLD)))
+        if positions.angle_BLC is not None:
+            k_BSGK = rotate(k_BSGK, positions.angle_BLC)
+            queries = [rotate(q_BLGK, positions.angle_BLC) for q_BLGK in queries]
+        logits_BHLS = jnp.concatenate([compare_heads(q, k_BSGK) for q in queries], axis=1)
+        if spec.plain_heads:
+            v_BSGK = jnp.concatenate([v_BSGK, v_BSGK], axis=2)
+            if positions.bias_HLS is not None:
+                bias_HLS = jnp.concatenate([positions.bias_HLS, positions.bias_HLS])
+                view = view._replace(positions=positions._replace(bias_HLS=bias_HLS))
+        return mix_heads(shared, logits_BHLS, v_BSGK, view, deterministic)
+
+    def _conditional(self, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
+        """Returns the conditional queries, [B, L, H, K]."""
+        spec, shared = self.spec, self.shared
+        width, start = x_BLD.shape[-1], shared.parametrisation.conditional_query()
+        dense = partial(shared.dense, initializer=start, bias=False)
+        hidden = dense(width, ("embed", "mlp"), name="pool_hidden")
+        pool = dense(spec.num_heads, ("embed", "heads"), name="pool", float32_output=True)
+        condition = dense(width, ("embed", "mlp"), name="condition", use=_MULTIPLIED_ONCE)
+        query = dense(spec.head_dim, ("embed", "kv"), name="conditional_query")
+        both_ED, _ = condition.weights(2 * width)
+        query_DK, _ = query.weights(width)
+        # Nothing is between the two kernels: their product is taken once, not at every position.
+        kernel_EK = einsum_float32("ed,dk->ek", both_ED, query_DK).astype(shared.dtype)
+        pooled_BSK, own_BLK = x_BLD @ kernel_EK[:width], x_BLD @ kernel_EK[width:]
+        # Rows of one example have one summary: padding, too, gets that of its row.
+        packed = rows.position_BL is not None
+        seen = rows if packed else Rows((rows.segment_BL > 0).any(1, keepdims=True).astype(int))
+        mask_BQS = SameSegment()(seen, rows)
+        pool_BHS = pool(nn.relu(hidden(x_BLD))).swapaxes(1, 2)
+        logits_BHQS = jnp.where(mask_BQS[:, None], pool_BHS[:, :, None], MASKED_LOGIT)
+        weights_BHQS = jax.nn.softmax(logits_BHQS).astype(shared.dtype)
+        weights_BHQS = shared.dropout()(weights_BHQS, deterministic)
+        summary_BQHK = jnp.einsum("bhqs,bsk->bqhk", weights_BHQS, pooled_BSK)
+        return own_BLK[:, :, None] + summary_BQHK
