@@ -201,9 +201,8 @@ class Reference:
 
     def layer(self, stack, number, x, side, memory):
         node = self.params[stack][f"layers_{number}"]
-        spec = model_spec(self.config).stacks[stack].layers[number]
         name = "attention" if stack == "encoder" else "self_attention"
-        heads = spec.mixer.num_heads
+        heads = 2 if self.config.head_scaling == "none" else (4, 1)[number]
         bias, seen = self.own_logits(stack, number, side, heads)
         y = norm(x, node[f"pre_{name}_layer_norm"])
         places = side.places if self.rotary else None
