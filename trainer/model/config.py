@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tasks.terminal.fields import REQUIRED, field, one_of, require
 from trainer.model import options
+from trainer.model.attention_rules import check_attention, check_heads, check_position
 from trainer.model.facts import (
     ACTIVATION_NAMES,
     ATTENTION_NAMES,
@@ -30,11 +30,9 @@ from trainer.model.facts import (
     POSITIONS,
     SOFTMAX_DTYPES,
     WEIGHT_NAMES,
-    ZERO_NAMES,
     FamilyFacts,
     MixerFacts,
     attention_on,
-    fills_lanes,
     fills_tiles,
     mixer_options,
 )
@@ -348,13 +346,13 @@ class ModelConfig:
 
         "einsum" if `attention` is "auto" and kernels cannot compute this model's attention.
         """
-        fits = "pallas" in self._attentions and not self._drops_by_query
+        fits = "pallas" in self.attentions and not self.drops_by_query
         if self.attention == AUTO and not fits:
             return "einsum"
         return attention_on(device_kind, self.attention, self.dtype, self.head_dim)
 
     @property
-    def _attentions(self) -> tuple[str, ...]:
+    def attentions(self) -> tuple[str, ...]:
         """The implementations of attention that can compute this model's."""
         fitting = self.mixer_facts.attentions
         # Kernels look biases up in a table of buckets, and compute a softmax.
@@ -371,7 +369,7 @@ class ModelConfig:
         return tuple(name for name in fitting if name not in without)
 
     @property
-    def _drops_by_query(self) -> bool:
+    def drops_by_query(self) -> bool:
         """True if each query drops weights of its own, which no kernel does."""
         return self.architecture == ENCODER and self.dropout_rate > 0
 
@@ -388,11 +386,10 @@ class ModelConfig:
             self._require(getattr(self, name) in allowed, name, one_of(allowed))
         self._check_sizes()
         self._check_pieces()
-        self._check_heads()
-        self._check_position()
+        check_heads(self)
+        check_position(self)
         check_layers(self)
-        self._check_pattern()
-        self._check_attention()
+        check_attention(self)
         self._check_scan()
 
     def _require(self, holds: bool, name: str, rule: str) -> None:
@@ -441,99 +438,6 @@ class ModelConfig:
             fits = self.family_facts.convolves or mixer.convolves or mixer.counts_positions
             rule = "False where nothing convolves or synthesizes"
             self._require(fits, "upstream_compat", rule)
-
-    def _check_heads(self) -> None:
-        facts, mixer = self.mixer_facts, self.part("mixer").name
-        fits = facts.decodes or self.architecture != DECODER
-        self._require(fits, "mixer", "one that can be causal in a model without an encoder")
-        if isinstance(chosen := self.part("mixer").options, options.ConditionalQueries):
-            heads = chosen.conditional_heads or self.num_heads
-            rule = f"one whose conditional_heads are num_heads, {self.num_heads}, or half of them"
-            self._require(self.num_heads in (heads, 2 * heads), "mixer", rule)
-        for name, changed, fits in (
-            ("num_kv_heads", self.num_kv_heads is not None, facts.groups),
-            ("query_key_norm", self.query_key_norm, facts.queries),
-            ("attention_scale", self.attention_scale is not None, facts.queries),
-            ("zero_init", "query" in self.zero_init, facts.queries),
-        ):
-            self._require(not changed or fits, name, f"unset with mixer {mixer!r}")
-        if self.num_kv_heads is not None:
-            fits = self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads == 0
-            rule = f"a divisor of num_heads, which is {self.num_heads}"
-            self._require(fits, "num_kv_heads", rule)
-        if self.attention_scale is not None:
-            fits = 0 < self.attention_scale < math.inf
-            self._require(fits, "attention_scale", "a finite number above 0")
-        if self.logits_scale is not None:
-            fits = 0 < self.logits_scale < math.inf
-            self._require(fits, "logits_scale", "a finite number above 0")
-        fits = {*self.zero_init} <= {*ZERO_NAMES} and len({*self.zero_init}) == len(self.zero_init)
-        self._require(fits, "zero_init", f"some of {', '.join(ZERO_NAMES)}, each once")
-        tied = self.value("tied_logits")
-        self._require(
-            "logits" not in self.zero_init or not tied,
-            "zero_init",
-            "without logits, which are tied",
-        )
-        start = self.part("parametrisation")
-        zero = start.name == "mup" and start.options.readout == "zero"
-        self._require(not (zero and tied), "parametrisation", "another readout: logits are tied")
-
-    def _check_position(self) -> None:
-        facts, scheme = self.family_facts, self.position_scheme
-        rule = f"{one_of(facts.positions)} in family {self.family}"
-        self._require(scheme in facts.positions, "position", rule)
-        fitting = [name for name in facts.positions if name in self.mixer_facts.positions]
-        rule = f"{one_of(fitting)} with mixer {self.mixer!r}"
-        self._require(scheme in fitting, "position", rule)
-        if scheme == "rotary":
-            channels = self.rotated_channels
-            rule = f"such that rotary positions rotate pairs of channels, not {channels}"
-            self._require(channels > 0 and channels % 2 == 0, "head_dim", rule)
-            cross = self.part("position").options.cross
-            rule = "without cross=true in a model without cross-attention"
-            self._require(not cross or self.architecture == ENCODER_DECODER, "position", rule)
-
-    def _check_pattern(self) -> None:
-        name, pattern = self.part("attention_pattern")
-        if name == FULL_PATTERN:
-            return
-        rule = f"'full' with mixer {self.part('mixer').name!r}"
-        self._require(self.mixer_facts.sparse, "attention_pattern", rule)
-        rule = f"'full' with attention {self.attention!r}, which computes all blocks"
-        fits = self.attention in (AUTO, "einsum", "pallas")
-        self._require(fits, "attention_pattern", rule)
-        for other, plain in (
-            ("attention_weights", "softmax"),
-            ("cross_attention", ("attention", "encoder_keys", "layerwise")),
-            ("token_dropping", 0),
-        ):
-            value = getattr(self, other)
-            fits = value in plain if isinstance(plain, tuple) else value == plain
-            self._require(fits, "attention_pattern", f"'full' with {other} {value!r}")
-        fits = self.attention != "pallas" or fills_tiles(pattern.block)
-        rule = "of blocks of 8, 16, 32, 64 or a multiple of 128 with attention 'pallas'"
-        self._require(fits, "attention_pattern", rule)
-
-    def _check_attention(self) -> None:
-        if self.attention in (AUTO, "einsum"):
-            return
-        # Weights dropped for all queries at once are values dropped, which kernels need not know.
-        if self.attention != "pallas" or self._drops_by_query:
-            rule = f"0 with attention {self.attention!r}, which drops no weights"
-            self._require(self.dropout_rate == 0, "dropout_rate", rule)
-        fitting = [name for name, facts in MIXERS.items() if self.attention in facts.attentions]
-        rule = f"{one_of(fitting)} with attention {self.attention!r}"
-        self._require(self.attention in self.mixer_facts.attentions, "mixer", rule)
-        rule = f"'softmax' with attention {self.attention!r}"
-        self._require(self.attention_weights == "softmax", "attention_weights", rule)
-        rule = f"another one with attention {self.attention!r}"
-        self._require(self.attention in self._attentions, "position", rule)
-        if self.attention == "pallas":
-            rule = "a divisor or multiple of 128 with attention 'pallas'"
-            self._require(fills_lanes(self.head_dim), "head_dim", rule)
-        if self.attention == "cudnn":
-            self._require(self.dtype == "bfloat16", "dtype", "'bfloat16' with attention 'cudnn'")
 
     def _check_scan(self) -> None:
         alike = self.family_facts.alike and (not self.num_experts or self.switch_every == 1)

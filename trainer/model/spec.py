@@ -36,29 +36,14 @@ from trainer.model.layer_parts import FEED_FORWARDS, NORM_PLACEMENTS, halves
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
 from trainer.model.mixers import Mixer
 from trainer.model.norms import (
-    LayerNorm,
     NoNorm,
     Norm,
     NormPlacement,
-    PrimerNorm,
-    RMSNorm,
-)
-from trainer.model.parametrisation import (
-    MaximalUpdateParametrisation,
-    NormalParametrisation,
-    PrimerParametrisation,
-    StandardParametrisation,
 )
 from trainer.model.positions import (
-    AlibiPosition,
-    LearnedPosition,
-    NoPosition,
     Position,
-    RotaryPosition,
-    RotaryScaling,
-    SinusoidalPosition,
-    T5RelativePosition,
 )
+from trainer.model.stack_parts import NORMS, PARAMETRISATIONS, POSITIONS
 from trainer.model.switch import Switch
 from trainer.model.synthesizer import DenseSynthesizer, LearnedLogits
 
@@ -343,32 +328,6 @@ def _shared(config: ModelConfig) -> Shared:
     )
 
 
-# Parametrisations by configuration and options.
-PARAMETRISATIONS: Mapping[str, Callable[[ModelConfig, Any], StandardParametrisation]] = (
-    MappingProxyType(
-        {
-            "standard": lambda config, _: StandardParametrisation(),
-            # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
-            "primer": lambda config, options: PrimerParametrisation(
-                variance=options.scale or (0.1 if config.num_experts else 1.0)
-            ),
-            "normal": lambda config, options: NormalParametrisation(
-                deviation=options.deviation,
-                residual_branches=2 * max(config.num_encoder_layers, config.num_decoder_layers)
-                if options.scale_residual
-                else 1,
-            ),
-            "mup": lambda config, options: MaximalUpdateParametrisation(
-                width=config.emb_dim,
-                base_width=options.base_width,
-                rule=options.rule,
-                readout=options.readout,
-            ),
-        }
-    )
-)
-
-
 def _self_attention(
     config: ModelConfig, *changes: Any, **named_changes: Any
 ) -> DotProductAttention:
@@ -404,7 +363,7 @@ def _database(config: ModelConfig) -> Database | None:
 
 
 def _with_part(config: ModelConfig, **parts: Any) -> DotProductAttention:
-    return replace(_attention(config), **parts)
+    return replace(_self_attention(config), **parts)
 
 
 def _conditional(config: ModelConfig, chosen: Any) -> ConditionalQueryAttention:
@@ -465,52 +424,3 @@ def register_mixer(
     """
     facts.add_mixer(name, mixer_facts)
     _MIXERS[name] = build
-
-
-def _build_with(norm: Callable[..., Norm]) -> Callable[[Any], Norm]:
-    return lambda options: norm(options.epsilon, options.gain)
-
-
-# Norms by their options.
-NORMS: Mapping[str, Callable[[Any], Norm]] = MappingProxyType(
-    {
-        "rms_norm": _build_with(RMSNorm),
-        "layer_norm": lambda options: LayerNorm(options.epsilon, options.gain, options.bias),
-        "primer_norm": _build_with(PrimerNorm),
-    }
-)
-
-
-def _relative(per_layer: bool) -> Callable[[ModelConfig, Any, bool], Position]:
-    return lambda config, options, bidirectional: T5RelativePosition(
-        bidirectional, options.num_buckets, options.max_distance, per_layer
-    )
-
-
-def _rotary(config: ModelConfig, options: Any, bidirectional: bool) -> Position:
-    scaling = None
-    if options.scaling == "linear":
-        scaling = RotaryScaling("linear", options.factor)
-    elif options.scaling == "llama3":
-        scaling = RotaryScaling(
-            "llama3",
-            options.factor,
-            options.low_frequency,
-            options.high_frequency,
-            options.original_positions,
-        )
-    return RotaryPosition(config.rotated_channels, options.base, options.cross, scaling)
-
-
-# Position schemes of a stack, by configuration, options, and whether its positions look both ways.
-POSITIONS: Mapping[str, Callable[[ModelConfig, Any, bool], Position]] = MappingProxyType(
-    {
-        "absolute": lambda config, *_: LearnedPosition(config.max_positions),
-        "alibi": lambda config, *_: AlibiPosition(config.head_dim),
-        "none": lambda *_: NoPosition(),
-        "relative": _relative(per_layer=False),
-        "relative_per_layer": _relative(per_layer=True),
-        "rotary": _rotary,
-        "sinusoidal": lambda config, options, _: SinusoidalPosition(options.base),
-    }
-)
