@@ -432,6 +432,8 @@ class ModelConfig:
             rule = "'pre' with parallel_blocks"
             require(placement == "pre", "norm_placement", placement, rule)
         self._require(self.num_experts >= 0, "num_experts", "0 or more")
+        fits = self.architecture != ENCODER or not self.num_experts
+        self._require(fits, "num_experts", "0 in an encoder-only model, whose losses do not route")
         self._require(self.switch_every > 0, "switch_every", "above 0")
         if self.upstream_compat:
             mixer = self.mixer_facts

@@ -190,11 +190,9 @@ def test_only_the_rest_of_the_mixing_schedule_may_change_on_resume():
 def test_names_in_configurations_match_the_code():
     from trainer.model import config as model_config
     from trainer.model.feedforward import ACTIVATIONS
-    from trainer.model.spec import FAMILIES
     from trainer.optim.schedule import FACTORS
 
     assert set(model_config.ACTIVATION_NAMES) == set(ACTIVATIONS)
-    assert set(model_config.FAMILY_NAMES) == set(FAMILIES)
     assert set(SCHEDULE_FACTORS) == set(FACTORS)
 
 

@@ -3,6 +3,7 @@
 Presets that differ only in their sizes are tested once.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -32,9 +33,16 @@ SIZES |= {"max_positions": 16, "dropout_rate": 0.0}
 def shrunk(config: ModelConfig) -> ModelConfig:
     """Returns a model with the parts of `config` and two layers in each of its stacks."""
     kv_heads = config.num_kv_heads
+    mixer, pattern = config.mixer, config.attention_pattern
     return replace(
         config,
         **SIZES,
+        mixer=mixer and mixer.replace("conditional_heads=6", "conditional_heads=2"),
+        attention_pattern=pattern.replace("block=16", "block=2"),
+        feed_forward=config.feed_forward.partition(":")[0],
+        memory_tokens=min(config.memory_tokens, 2),
+        token_dropping=min(config.token_dropping, 2),
+        database_entries=min(config.database_entries, 4),
         num_encoder_layers=2 * bool(config.num_encoder_layers),
         num_decoder_layers=2 * bool(config.num_decoder_layers),
         num_kv_heads=kv_heads and (1 if kv_heads == 1 else 2),
@@ -50,9 +58,26 @@ for _name, _config in MODEL_PRESETS.items():
 NAMES = list(KINDS.values())
 MODELS = {name: config for config, name in KINDS.items()}
 PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder"]
-ALIKE = [name for name in NAMES if MODELS[name].family_facts.alike]
-# A router's choice is no smooth function of tokens, and a full expert takes no more of them.
-PLAIN = [name for name in PREDICTS_NEXT if not MODELS[name].num_experts]
+
+
+def scans(config: ModelConfig) -> bool:
+    """Returns whether the layers of a model can be scanned."""
+    with contextlib.suppress(ValueError):
+        return replace(config, scan_layers=True).scan_layers
+    return False
+
+
+ALIKE = [name for name in NAMES if scans(MODELS[name])]
+# A router's choice is no smooth function of tokens, and a full expert takes no more of them. Packed
+# examples compete for the places of an encoder that drops tokens, memory tokens refuse them, and
+# blocks of a pattern are counted along the row.
+PACKS = [
+    name
+    for name, config in MODELS.items()
+    if not (config.num_experts or config.token_dropping or config.memory_tokens)
+    and config.attention_pattern == "full"
+]
+SEES_ALL = [name for name in PACKS if name in PREDICTS_NEXT]
 
 
 def batch_of(config: ModelConfig, rows: int = 4) -> dict[str, np.ndarray]:
@@ -77,13 +102,16 @@ def batch_of(config: ModelConfig, rows: int = 4) -> dict[str, np.ndarray]:
             "encoder_target_tokens": targets,
             "encoder_loss_weights": np.ones_like(targets),
         }
-    return {name: array.astype(np.int32) for name, array in batch.items()}
+    return {
+        name: array.astype(np.int32)
+        for name, array in batch.items()
+        if not (config.memory_tokens and name.endswith("segment_ids"))
+    }
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", SEES_ALL)
 def test_positions_see_what_they_may(name, batch):
-    changes = {} if MODELS[name].num_experts else {"tied_logits": False}
-    model = TinyModel.of(replace(MODELS[name], **changes))
+    model = TinyModel.of(replace(MODELS[name], tied_logits=False))
     batch["encoder_segment_ids"] = jnp.asarray([ENCODER_SEGMENTS])
     batch["decoder_segment_ids"] = jnp.asarray([DECODER_SEGMENTS])
     check(model, batch, ENCODER_SEGMENTS, DECODER_SEGMENTS)
@@ -94,7 +122,7 @@ def logits(config, params, batch):
     return np.asarray(output[0] if isinstance(output, tuple) else output)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not MODELS[name].num_experts])
+@pytest.mark.parametrize("name", PACKS)
 def test_packed_rows_equal_rows_of_their_own(name):
     config = MODELS[name]
     model, packed = TinyModel.of(config), batch_of(config, rows=1)
