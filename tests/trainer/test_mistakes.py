@@ -38,7 +38,7 @@ def folder(text_cache, tmp_path_factory):
     (path / "tokenizer.json").write_text("{}")
     (path / "odd.model").write_text("no model")
     (path / "theirs").mkdir()
-    (path / "theirs" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (path / "theirs" / "config.json").write_text(json.dumps({"model_type": "bart"}))
     (path / "theirs" / "model.safetensors").write_text("")
     (path / "file").write_text("")
     return path
@@ -152,7 +152,7 @@ MISTAKES = [
     ("trainer.pretrain", [*TRAIN, "--cache_dir={folder}/gone"], "--cache_dir"),
     ("trainer.pretrain", [*TRAIN, "--preset=bert_tiny"], "choose an encoder-decoder preset"),
     ("trainer.pretrain", ["--init_from=hf:google/t5-v1_1-small"], "hf download google/t5-v1_1"),
-    ("trainer.pretrain", ["--init_from=hf:{folder}/theirs"], "model_type is gpt2"),
+    ("trainer.pretrain", ["--init_from=hf:{folder}/theirs"], "model_type is bart"),
     # Folders that cannot be made.
     ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir=/proc/z"], "/proc/z: no folder"),
     ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir={new}{long}"], "is too long"),
