@@ -139,6 +139,10 @@ _GPT2 = {
         ("xl", (1600, 25, 64, 6400, 48)),
     )
 }
+# Source: Zhu et al. 2025 (arXiv:2503.10622), section 5: Llama with dynamic tanh for norms.
+_LLAMA |= {
+    f"{size}_dynamic_tanh": replace(_LLAMA[size], norm="dynamic_tanh") for size in ("tiny", "7b")
+}
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, then layers of the encoder and the decoder.
 # Source: Xue et al. 2022 (arXiv:2105.13626), table 1; config.json of google/byt5-*.
 _BYT5 = {

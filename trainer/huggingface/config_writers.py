@@ -46,7 +46,10 @@ T5_PROJECTIONS = MappingProxyType(
 
 
 def _epsilon(config: ModelConfig) -> float:
-    return float(config.part("norm").options.epsilon)
+    norm = config.part("norm")
+    if not hasattr(norm.options, "epsilon"):
+        raise KeyError(norm.name)
+    return float(norm.options.epsilon)
 
 
 def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:

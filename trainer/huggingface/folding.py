@@ -23,7 +23,7 @@ def folded(config: ModelConfig) -> ModelConfig:
     """Returns the model that `fold` makes parameters for; `config` itself if there is nothing."""
     norm = config.part("norm")
     changed: dict[str, Any] = {}
-    if norm.options.gain in ("none", "scalar"):
+    if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
         changed["norm"] = str(Part(norm.name, replace(norm.options, gain="vector")))
     if not config.query_key_norm and _foreign(config):
         changed |= {"parametrisation": None, "attention_scale": None, "logits_scale": None}

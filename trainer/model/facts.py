@@ -21,6 +21,7 @@ SOFTMAX_DTYPES = (AUTO, "float32", "bfloat16")
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
 NORMS: Mapping[str, type] = MappingProxyType(
     {
+        "dynamic_tanh": options.DynamicTanhOptions,
         "layer_norm": options.LayerNormOptions,
         "primer_norm": options.NormOptions,
         "rms_norm": options.NormOptions,

@@ -123,6 +123,13 @@ class LayerNormOptions(NormOptions):
     bias: bool = field(True, "learned bias of each channel")
 
 
+@dataclasses.dataclass(frozen=True)
+class DynamicTanhOptions:
+    """The options of dynamic tanh."""
+
+    alpha: float = field(0.5, "initial factor of the states in the tanh", rule=above(0))
+
+
 # ---- Positions. ---------------------------------------------------------------------------------
 
 

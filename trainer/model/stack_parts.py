@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer.model.config import ModelConfig
+from trainer.model.dynamic_tanh import DynamicTanh
 from trainer.model.norms import LayerNorm, Norm, PrimerNorm, RMSNorm
 from trainer.model.parametrisation import (
     MaximalUpdateParametrisation,
@@ -58,6 +59,7 @@ def _build_with(norm: Callable[..., Norm]) -> Callable[[Any], Norm]:
 # Norms by their options.
 NORMS: Mapping[str, Callable[[Any], Norm]] = MappingProxyType(
     {
+        "dynamic_tanh": lambda options: DynamicTanh(options.alpha),
         "rms_norm": _build_with(RMSNorm),
         "layer_norm": lambda options: LayerNorm(options.epsilon, options.gain, options.bias),
         "primer_norm": _build_with(PrimerNorm),
