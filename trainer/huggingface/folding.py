@@ -48,7 +48,7 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
     if tied:
         logits = config.logits_scale or before.tied_logits_multiplier(config.emb_dim)
         logits /= after.tied_logits_multiplier(config.emb_dim)
-    gains = config.part("norm").options.gain != target.part("norm").options.gain
+    gains = config.part("norm") != target.part("norm")
     last = "decoder" if config.num_decoder_layers else "encoder"
 
     def walk(tree: Tree, path: tuple[str, ...]) -> Tree:
