@@ -63,7 +63,7 @@ same-demo:
 
 ci: check test ## run what CI runs: checks, then tests
 
-test: $(VENV)/.dev ## run all tests but the slow ones, under 12 minutes on 2 cores
+test: $(VENV)/.dev ## run all tests but the slow ones, under 15 minutes on 2 cores
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
 
 test-slow: $(VENV)/.dev ## run the slow tests

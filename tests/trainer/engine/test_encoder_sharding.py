@@ -4,16 +4,14 @@ As a program it prints the losses of runs on all devices as JSON.
 """
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import types
 
 import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests import eight_devices
 from trainer.config.mesh import check_dimensions
 from trainer.config.presets import model_preset
 from trainer.engine.program import Program
@@ -57,21 +55,7 @@ def losses(*flags):
 
 @pytest.mark.slow
 def test_eight_devices_equal_one():
-    made = subprocess.run(
-        [sys.executable, __file__],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert made.returncode == 0, made.stderr
-    for name, eight in json.loads(made.stdout).items():
+    for name, eight in eight_devices.run(__file__).items():
         one = losses(*VARIANTS[name])
         np.testing.assert_allclose(eight, one, atol=1e-5, err_msg=name)
         assert one[0] != one[-1]

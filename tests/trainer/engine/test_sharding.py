@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import types
 
@@ -21,6 +20,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
+from tests import eight_devices
 from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS
@@ -162,28 +162,10 @@ def main(argument):
     print(json.dumps(results))
 
 
-def on_eight_devices(argument):
-    made = subprocess.run(
-        [sys.executable, __file__, argument],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert made.returncode == 0, made.stderr
-    return json.loads(made.stdout)
-
-
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory):
     """The results of each of MESHES on eight devices."""
-    return on_eight_devices(str(tmp_path_factory.mktemp("meshes")))
+    return eight_devices.run(__file__, str(tmp_path_factory.mktemp("meshes")))
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +230,7 @@ def test_fsdp_divides_rows_of_activations_not_channels(meshes):
 
 @pytest.mark.slow
 def test_primer_models_on_eight_devices_equal_one():
-    for name, eight in on_eight_devices("primers").items():
+    for name, eight in eight_devices.run(__file__, "primers").items():
         one = run(program_of(preset=name))
         assert eight["initial"] == one["initial"], name
         np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5, err_msg=name)

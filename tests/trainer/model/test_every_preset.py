@@ -4,9 +4,7 @@ Presets that differ only in their sizes are tested once.
 """
 
 import contextlib
-import os
-import subprocess
-import sys
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import eight_devices
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.program import Program
+from trainer.engine.sharding import put_batch
 from trainer.model.config import ModelConfig
 from trainer.model.layers import stack_layers
 from trainer.model.spec import model_spec
@@ -80,7 +80,7 @@ PACKS = [
 SEES_ALL = [name for name in PACKS if name in PREDICTS_NEXT]
 
 
-def batch_of(config: ModelConfig, rows: int = 4) -> dict[str, np.ndarray]:
+def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
     """Returns rows of two packed examples each."""
     random = np.random.default_rng(0)
     segments = np.tile(np.repeat([1, 2], LENGTH // 2), (rows, 1))
@@ -149,7 +149,7 @@ def test_a_scan_equals_a_loop(name):
 def program_of(name: str, *flags: str) -> Program:
     """Returns the program of a shrunk preset that learns by Adam."""
     flags = (
-        *("--batch_size=4", "--optimizer.name=adamw", "--optimizer.learning_rate=0.01"),
+        *("--batch_size=8", "--optimizer.name=adamw", "--optimizer.learning_rate=0.01"),
         *("--optimizer.schedule=constant", *flags),
     )
     config, _ = build_config(name, list(flags))
@@ -163,7 +163,9 @@ def losses_of(name: str, steps: int, *flags: str) -> list[float]:
     program, batch = program_of(name, *flags), batch_of(MODELS[name])
     state, losses = program.initial_state(), []
     for _ in range(steps):
-        state = program.train_step(state.replace(metrics=program.zero_metrics()), batch)
+        state = program.train_step(
+            state.replace(metrics=program.zero_metrics()), put_batch(batch, program.mesh)
+        )
         total, weight = state.metrics["loss"]
         losses.append(float(total / weight))
     return losses
@@ -176,18 +178,14 @@ def test_bfloat16_learns(name):
     assert losses[-1] < 0.8 * losses[0], losses
 
 
+MESH = ("--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_eight_devices_equal_one(name):
-    code = f"""
-from tests.trainer.model.test_every_preset import losses_of
-one = losses_of({name!r}, 3, "--mesh.data=1")
-many = losses_of({name!r}, 3, "--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2")
-print(max(abs(a - b) / abs(a) for a, b in zip(one, many)))
-"""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert float(run.stdout.split()[-1]) < 1e-5
+def test_eight_devices_equal_one():
+    for name, eight in eight_devices.run(__file__, timeout=3000).items():
+        np.testing.assert_allclose(eight, losses_of(name, 3), rtol=1e-5, err_msg=name)
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: losses_of(name, 3, *MESH) for name in NAMES}))

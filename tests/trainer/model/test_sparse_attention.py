@@ -4,10 +4,7 @@ As a program, it compares eight devices with one and prints the differences as J
 """
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import eight_devices
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
 from trainer.engine.sharding import rows as rows_on
@@ -340,13 +338,7 @@ def on_eight_devices() -> list[float]:
 
 @pytest.mark.slow
 def test_a_mesh_of_eight_devices_computes_the_same():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = eight_devices.run(__file__)
     assert len(found) > 10
     assert max(found) < 1e-5
 
