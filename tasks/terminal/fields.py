@@ -133,3 +133,14 @@ def parse_value(text: str, declared: Any) -> Any:
             raise ValueError("neither true nor false")
         return text.lower() == "true"
     return declared(text)
+
+
+def kind_in_words(declared: Any) -> str:
+    """Returns a declared type in words, as in "a number or None"."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(declared) if kind is not type(None)]
+        return " or ".join([*map(kind_in_words, kinds), "None"])
+    if typing.get_origin(declared) is tuple:
+        return f"values separated by commas, each {kind_in_words(typing.get_args(declared)[0])}"
+    return words.get(declared, str(declared))

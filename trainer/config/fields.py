@@ -3,13 +3,12 @@
 import dataclasses
 import json
 import textwrap
-import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import NONE, REQUIRED, Rejected, parse_value
+from tasks.terminal.fields import NONE, REQUIRED, Rejected, kind_in_words, parse_value
 from trainer.config import elsewhere
 
 
@@ -161,7 +160,7 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
         try:
             values[path] = parse_value(text, declared)
         except ValueError as error:
-            raise UserError(f"--{name}={text}: it must be {_kind(declared)}") from error
+            raise UserError(f"--{name}={text}: it must be {kind_in_words(declared)}") from error
         typed[path] = (name, text)
         origins[path] = "command line"
     try:
@@ -255,17 +254,6 @@ def as_flag(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _kind(declared: Any) -> str:
-    """Returns a declared type in words, as in "a number or None"."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        kinds = [kind for kind in typing.get_args(declared) if kind is not type(None)]
-        return " or ".join([*map(_kind, kinds), "None"])
-    if typing.get_origin(declared) is tuple:
-        return f"values separated by commas, each {_kind(typing.get_args(declared)[0])}"
-    return words.get(declared, str(declared))
-
-
 def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
     """Returns a copy of a dataclass with fields set, each given as "field.path=value".
 
@@ -288,7 +276,7 @@ def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> 
         try:
             parsed = parse_value(text, declared)
         except ValueError as error:
-            raise UserError(f"--{flag}={setting}: it must be {_kind(declared)}") from error
+            raise UserError(f"--{flag}={setting}: it must be {kind_in_words(declared)}") from error
         try:
             value = replace(value, path, parsed)
         except RejectedField as error:

@@ -96,7 +96,7 @@ def _lengths_left(stack: StackSpec, length: int) -> list[int]:
 def self_pairs(mixer: Mixer, mask: Mask, length: int) -> float:
     """Returns the pairs of query and key that self-attention computes in a row, a mean of heads."""
     pattern = getattr(mixer, "pattern", None)
-    if pattern is None:
+    if pattern is None or pattern.block >= length:
         return length**2
     known = predicate(mask)
     return visited_pairs(pattern, mixer.num_heads, length, known is not None and known.causal)

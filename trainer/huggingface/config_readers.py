@@ -124,10 +124,13 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     )
 
 
-def _from_decoder(fields: _Fields, family: str, gated: bool = True, **pieces: Any) -> ModelConfig:
+def _from_decoder(
+    fields: _Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
+) -> ModelConfig:
+    """Returns a decoder; `activation` is theirs where the field is missing."""
     heads = fields["num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads", heads)
-    activation = fields.named("hidden_act", ACTIVATIONS, "silu")
+    activation = fields.named("hidden_act", ACTIVATIONS, activation)
     return ModelConfig(
         family=family,
         vocab_size=fields["vocab_size"],
@@ -154,13 +157,23 @@ def _rotary(fields: _Fields) -> str:
     values: dict[str, Any] = {
         "base": float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
     }
+
+    def needed(name: str) -> float:
+        if rope.get(name) is None:
+            raise ValueError(f"rope_parameters of kind {kind} have no {name}")
+        return float(rope[name])
+
     if kind != "default":
-        values |= {"scaling": kind, "factor": float(rope["factor"])}
+        values |= {"scaling": kind, "factor": needed("factor")}
     if kind == "llama3":
+        # As transformers does where the field is missing.
+        original = "original_max_position_embeddings"
+        if rope.get(original) is None:
+            rope[original] = fields.get("max_position_embeddings", None)
         values |= {
-            "low_frequency": float(rope["low_freq_factor"]),
-            "high_frequency": float(rope["high_freq_factor"]),
-            "original_positions": rope["original_max_position_embeddings"],
+            "low_frequency": needed("low_freq_factor"),
+            "high_frequency": needed("high_freq_factor"),
+            "original_positions": int(needed(original)),
         }
     return str(Part("rotary", options.Rotary(**values)))
 
@@ -179,9 +192,12 @@ def _from_llama(fields: _Fields) -> ModelConfig:
 
 def _from_gemma(fields: _Fields) -> ModelConfig:
     fields.require("use_bidirectional_attention", None)
+    for name in ("head_dim", "num_key_value_heads"):
+        fields[name]  # transformers has defaults of its own for them
     config = _from_decoder(
         fields,
         "gemma",
+        activation="gelu_new",
         norm=_norm("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
         position=_rotary(fields),
         attention_bias=fields.get("attention_bias", False),
@@ -237,6 +253,8 @@ def _from_custom(fields: _Fields) -> ModelConfig:
 
 def _from_bert(fields: _Fields) -> ModelConfig:
     fields.require("type_vocab_size", 2)
+    for name in ("is_decoder", "add_cross_attention"):
+        fields.require(name, False)
     heads = fields["num_attention_heads"]
     return ModelConfig(
         **t5_experiments.bert_parts(fields),

@@ -126,6 +126,10 @@ class _DotProductAttention(nn.Module):
     ) -> jax.Array:
         spec, num_heads, head_dim = self.spec, self.spec.num_heads, self.spec.head_dim
         groups = spec.num_kv_heads or num_heads
+        # A row of one block looks at all of it.
+        pattern = spec.pattern
+        if pattern is not None and pattern.block >= x_BLD.shape[1]:
+            pattern = None
         parametrisation, positions = self.shared.parametrisation, view.positions
         project = partial(self.shared.dense, axes=("embed", "joined_kv"))
         drops = not deterministic and self.shared.dropout_rate > 0
@@ -201,9 +205,9 @@ class _DotProductAttention(nn.Module):
                 q_BLJ = rotate_joined(q_BLJ, angle_BLC, head_dim)
                 k_BSJ = rotate_joined(k_BSJ, source_angle_BSC, head_dim)
             scale = parametrisation.attention_scale(head_dim)
-            mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale, spec.pattern)
+            mixed_BLJ = _fused(q_BLJ, k_BSJ, v_BSJ, view, head_dim, scale, pattern)
             return project_out(self.shared, change(mixed_BLJ))
-        if spec.pattern is not None and drops and self.shared.broadcast_dropout:
+        if pattern is not None and drops and self.shared.broadcast_dropout:
             # Heads that share values drop others of them.
             k_BSJ, v_BSJ = (
                 jnp.repeat(heads(each), num_heads // groups, axis=2).reshape(q_BLJ.shape)
@@ -214,8 +218,8 @@ class _DotProductAttention(nn.Module):
         if angle_BLC is not None and source_angle_BSC is not None:
             q_BLHK = rotate(q_BLHK, angle_BLC)
             k_BSGK = rotate(k_BSGK, source_angle_BSC)
-        if spec.pattern is not None:
-            mixed_BLHK = self._visit(spec.pattern, q_BLHK, k_BSGK, v_BSGK, view, drops)
+        if pattern is not None:
+            mixed_BLHK = self._visit(pattern, q_BLHK, k_BSGK, v_BSGK, view, drops)
             return project_out(self.shared, change(mixed_BLHK.reshape(*q_BLJ.shape)))
         if implementation != "einsum":
             # JAX adds the bias after scaling the logits.

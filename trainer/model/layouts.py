@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tasks.terminal.fields import Rejected, Rule, above, at_least, field
+from tasks.terminal.fields import Rejected, Rule, above, at_least, check, field
 from trainer.model.options import NoOptions
 
 FULL = "full"
@@ -182,6 +182,7 @@ class Variable(_Blocks):
     seed: int = field(0, _SEED, rule=at_least(0))
 
     def __post_init__(self) -> None:
+        check(self)  # the numbers can be read
         if not all(_numbers(self.windows)):
             raise Rejected("windows", self.windows, "without 0")
         if self.horizontal and not _numbers(self.global_blocks):

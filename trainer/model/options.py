@@ -7,6 +7,7 @@ no JAX.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from functools import cache
@@ -20,6 +21,7 @@ from tasks.terminal.fields import (
     at_least,
     check,
     field,
+    kind_in_words,
     one_of,
     parse_value,
 )
@@ -73,10 +75,17 @@ def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Part:
                 listed = ", ".join(declared)
                 rule = f"{name!r} with options {listed}, as {name}:{next(iter(declared))}=…"
             raise Rejected(slot, text, rule)
+        if option in values:
+            raise Rejected(
+                slot, text, f"{name!r} with each option once, and {option} is there twice"
+            )
+        kind_of = kind_in_words(declared[option])
         try:
             values[option] = parse_value(value, declared[option])
         except ValueError as error:
-            raise Rejected(slot, text, f"a part whose {option} is of its type") from error
+            raise Rejected(slot, text, f"a part whose {option} is {kind_of}") from error
+        if isinstance(values[option], float) and not math.isfinite(values[option]):
+            raise Rejected(slot, text, f"a part whose {option} is a finite number")
     try:
         options = kind(**values)
         check(options)

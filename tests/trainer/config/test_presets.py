@@ -186,7 +186,7 @@ def test_parts_of_primer_in_t5():
     [
         ("bert_tiny", {"num_experts": 4}, "num_experts is 4; it must be 0 in an encoder-only"),
         ("lm_tiny", {"mixer": "mdah"}, "mixer is 'mdah'; it must be one of 'attention'"),
-        ("lm_tiny", {"norm": "post"}, "norm is 'post'; it must be one of 'layer_norm'"),
+        ("lm_tiny", {"norm": "post"}, "norm is 'post'; it must be one of 'dynamic_tanh'"),
         ("lm_tiny", {"upstream_compat": True}, "upstream_compat is True; it must be False where"),
         ("lm_tiny", {"num_experts": 4, "scan_layers": True}, "scan_layers is True; it must be"),
         ("tiny_evolved_transformer", {"scan_layers": True}, "scan_layers is True; it must be"),

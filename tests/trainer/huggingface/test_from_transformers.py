@@ -56,3 +56,14 @@ def test_logits_of_a_folder_of_transformers(name, tmp_path):
     found = parity.compare(parity.our_logits(ours, load(str(tmp_path), ours)), theirs, [batch])
     assert found.holds, str(found)
     assert np.abs(theirs(batch)[0]).max() > 0.1
+
+
+def test_fields_that_transformers_fills_in(exported):
+    """Where a field is missing, transformers has a value, and so do we."""
+    gemma = exported("gemma")
+    gemma.write({**gemma.written, "hidden_act": None}, gemma.tensors)
+    assert model_config(str(gemma.folder)).mlp_activations == ("gelu", "linear")
+    llama = exported("llama3")
+    rope = {**llama.written["rope_parameters"], "original_max_position_embeddings": None}
+    llama.write({**llama.written, "rope_parameters": rope}, llama.tensors)
+    assert "original_positions=64" in model_config(str(llama.folder)).position

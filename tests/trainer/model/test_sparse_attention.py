@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests import eight_devices
+from tests.trainer.model.conftest import TinyModel
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
 from trainer.engine.sharding import rows as rows_on
@@ -291,6 +292,16 @@ def test_each_query_drops_weights_of_its_own():
     # The backward pass drops the same: values are mixed by the transposed weights.
     (gradient,) = pull(v)
     np.testing.assert_allclose(gradient[0], np.asarray(weights[0]).transpose(2, 1, 0), atol=1e-6)
+
+
+def test_a_block_beyond_the_row_is_full_attention():
+    tokens = np.random.default_rng(0).integers(1, 40, (1, 6))
+    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
+    found = []
+    for pattern in ("full", "local:block=1000000000"):
+        model = TinyModel("lm", attention_pattern=pattern)
+        found.append(model.apply(batch))
+    np.testing.assert_array_equal(*found)
 
 
 def on_eight_devices() -> list[float]:
