@@ -27,10 +27,16 @@ def model_config(path: str) -> ModelConfig:
       UserError: there is no such folder, or this project does not support the model; names the
         field.
     """
+    return _read(path)[0]
+
+
+def _read(path: str) -> tuple[ModelConfig, str]:
+    """Returns the configuration of a model folder, and its model_type."""
     from trainer.huggingface.config_readers import from_config
 
     where, written = _read_config(path)
-    return from_config(written, where, weights.tensor_names(os.path.dirname(where)))
+    config = from_config(written, where, weights.tensor_names(os.path.dirname(where)))
+    return config, str(written["model_type"])
 
 
 def _read_config(path: str) -> tuple[str, dict[str, Any]]:
@@ -66,7 +72,7 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
     """
     from trainer.huggingface import configs, names, t5_experiments
 
-    found = model_config(path)
+    found, kind = _read(path)
     if not configs.same_model(found, config):
         differences = ", ".join(configs.different_fields(config, found))
         raise UserError(
@@ -77,7 +83,6 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
         tensors = weights.read(files.local_path(path))
     except ImportError as error:
         raise UserError(f"{path}: reading safetensors needs {error.name}: {EXTRA}") from error
-    kind = str(_read_config(path)[1]["model_type"])
     if text := t5_experiments.warning(found):
         print(f"{path}: {text}", file=sys.stderr)
     return names.from_tensors(tensors, found, kind, path)

@@ -69,7 +69,7 @@ def decoder_layer(config: ModelConfig) -> LayerSpec:
 
 
 class Place(NamedTuple):
-    """Where a parameter is: a tensor, or the `part`-th of several equal columns of it."""
+    """The place of a parameter: a tensor, or the `part`-th of several equal columns of it."""
 
     tensor: str
     transposed: bool

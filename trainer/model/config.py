@@ -50,32 +50,32 @@ SLOTS = {
     "parametrisation": lambda: PARAMETRISATIONS,
     "position": lambda: POSITIONS,
 }
-# The fields that change the parts of a family, with the values that do not.
-_CHANGES = {
-    "mixer": None,
-    "attention_pattern": FULL_PATTERN,
-    "norm": None,
-    "norm_placement": None,
-    "parallel_blocks": "none",
-    "mlp_bias": None,
-    "attention_bias": None,
-    "embedding_norm": None,
-    "scale_embeddings": None,
-    "num_kv_heads": None,
-    "memory_tokens": 0,
-    "query_key_norm": False,
-    "attention_scale": None,
-    "attention_weights": "softmax",
-    "zero_init": (),
-    "logits_scale": None,
-    "parametrisation": None,
-    "num_experts": 0,
-    "feed_forward": "mlp",
-    "cross_attention": "attention",
-    "database_entries": 0,
-    "head_scaling": "none",
-    "token_dropping": 0,
-}
+# The fields that change the parts of a family.
+_CHANGES = (
+    "mixer",
+    "attention_pattern",
+    "norm",
+    "norm_placement",
+    "parallel_blocks",
+    "mlp_bias",
+    "attention_bias",
+    "embedding_norm",
+    "scale_embeddings",
+    "num_kv_heads",
+    "memory_tokens",
+    "query_key_norm",
+    "attention_scale",
+    "attention_weights",
+    "zero_init",
+    "logits_scale",
+    "parametrisation",
+    "num_experts",
+    "feed_forward",
+    "cross_attention",
+    "database_entries",
+    "head_scaling",
+    "token_dropping",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,7 +419,9 @@ class ModelConfig:
             self._require(known, "mlp_activations", rule)
 
     def _check_pieces(self) -> None:
-        for name, default in _CHANGES.items():
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in _CHANGES:
+            default = defaults[name]
             if getattr(self, name) != default:
                 rule = f"{default} in family {self.family}"
                 self._require(self.family_facts.changeable, name, rule)

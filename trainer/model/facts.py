@@ -259,14 +259,6 @@ FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
 )
 FAMILY_NAMES = tuple(FAMILIES)
 
-_MDHA = MixerFacts(
-    attentions=ATTENTION_NAMES,
-    queries=True,
-    groups=True,
-    sparse=True,
-    convolves=True,
-    exports=(TRANSFORMERS,),
-)
 _ATTENTION = MixerFacts(
     attentions=ATTENTION_NAMES,
     queries=True,
@@ -275,6 +267,7 @@ _ATTENTION = MixerFacts(
     selects=True,
     exports=(TRANSFORMERS, T5X),
 )
+_MDHA = replace(_ATTENTION, selects=False, convolves=True, exports=(TRANSFORMERS,))
 _MIXERS: dict[str, MixerFacts] = {
     "attention": _ATTENTION,
     "cdq": MixerFacts(decodes=False, options=options.ConditionalQueries),

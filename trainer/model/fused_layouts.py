@@ -25,7 +25,7 @@ _PARTS = 32
 
 
 class Tables(NamedTuple):
-    """What kernels read, int32; groups have tables of their own or share one.
+    """Tables that kernels read, int32; groups have tables of their own or share one.
 
     Attributes:
       keys: blocks of keys that each block of queries visits, `Visits.most_keys` for each, flat.

@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """What the text of a program does not tell about a kernel: `VISITED`."""
+        """Metadata of a kernel that the text of a program does not show: `VISITED`."""
         if self.visits is None:
             return None
         causal = self.query_blocks * (self.query_blocks + 1) / 2

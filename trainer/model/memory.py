@@ -1,4 +1,4 @@
-"""What a decoder can look at: states of an encoder, and what its layers leave.
+"""States that a decoder can look at: an encoder's last ones, and those its layers leave.
 
 Dimensions: B batch, L query length, S length of the encoder's rows, D model.
 """

@@ -58,7 +58,7 @@ class NormPlacement(Protocol):
 
 @dataclass(frozen=True)
 class _Gained:
-    """What norms have in common; `gain` is one of `options.GAINS`."""
+    """The fields that norms have in common; `gain` is one of `options.GAINS`."""
 
     epsilon: float = 1e-6
     gain: str = "vector"

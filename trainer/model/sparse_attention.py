@@ -23,10 +23,9 @@ from jax.ad_checkpoint import checkpoint_name
 from trainer.model.dense import einsum_float32
 from trainer.model.layouts import Group, Pattern, groups_of, visited
 from trainer.model.masks import Predicate, Rows
-from trainer.model.mixers import add_bias
+from trainer.model.mixers import MASKED_LOGIT, add_bias
 from trainer.model.positions import spread_diagonals
 
-_MASKED = -1e10
 _WEIGHTS = "block_sparse_weights"
 
 
@@ -157,7 +156,7 @@ def _attend(
     if bias is not None:
         bias_GRnqs = _bias_of(group, *bias).reshape(logits_BGRnqs.shape[1:])
         logits_BGRnqs = add_bias(logits_BGRnqs, bias_GRnqs)
-    logits_BGRnqs = jnp.where(visible, logits_BGRnqs * scale, _MASKED)
+    logits_BGRnqs = jnp.where(visible, logits_BGRnqs * scale, MASKED_LOGIT)
     weights = jnp.where(visible, jax.nn.softmax(logits_BGRnqs), 0).astype(v_BGNkK.dtype)
     weights = checkpoint_name(weights, _WEIGHTS)
     if key is not None:

@@ -59,7 +59,7 @@ def test_logits_of_a_folder_of_transformers(name, tmp_path):
 
 
 def test_fields_that_transformers_fills_in(exported):
-    """Where a field is missing, transformers has a value, and so do we."""
+    """Missing fields have the values that transformers gives them."""
     gemma = exported("gemma")
     gemma.write({**gemma.written, "hidden_act": None}, gemma.tensors)
     assert model_config(str(gemma.folder)).mlp_activations == ("gelu", "linear")

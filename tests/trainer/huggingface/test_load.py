@@ -178,7 +178,7 @@ def test_missing_folders_and_weights_are_named(tmp_path, exported):
 
 
 def test_a_bert_without_its_second_head_gets_one(exported, capsys):
-    """As BertForMaskedLM saves it."""
+    """Writes a folder as BertForMaskedLM saves it."""
     model = exported("bert")
     without = ("cls.seq_relationship", "bert.pooler")
     tensors = {n: t for n, t in model.tensors.items() if not n.startswith(without)}

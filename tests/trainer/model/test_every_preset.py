@@ -1,4 +1,4 @@
-"""What holds for every preset, at sizes for a test: visibility, packing, scans, bfloat16, devices.
+"""Checks of every preset at sizes for a test: visibility, packing, scans, bfloat16, devices.
 
 Presets that differ only in their sizes are tested once.
 """
