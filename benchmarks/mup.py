@@ -1,6 +1,7 @@
 """Checks that muP transfers: states and learning rates that do not change with width.
 
     python -m benchmarks.mup [--model=decoder|t5] [--check=coordinates|rates] [--optimizer=adamw]
+        [--readout=inverse]
 
 Trains models of two layers on bytes of the built-in corpus, in muP and in the standard
 parametrisation as a control. `coordinates` prints the slope of log2 mean |x| over log2 width for
@@ -32,6 +33,7 @@ from tasks.terminal.command_line import Parser
 from tasks.terminal.table import table
 from trainer.config.optimizer import OptimizerConfig
 from trainer.model.config import ModelConfig
+from trainer.model.options import READOUTS
 from trainer.model.positions import RotaryPosition, rotate
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
@@ -43,11 +45,7 @@ _BASE, _HEAD_DIM, _LAYERS = 64, 32, 2
 _VOCAB_SIZE = 128 * 3
 _FIRST_BYTE = 3
 _LENGTH, _ROWS, _VALIDATION_ROWS = 64, 16, 256
-# The control keeps the attention scale that goes with the usual width of heads.
-_PARAMETRISATIONS: Mapping[str, dict[str, Any]] = {
-    "mup": {"parametrisation": f"mup:base_width={_BASE}"},
-    "standard": {"parametrisation": "standard", "attention_scale": _HEAD_DIM**-0.5},
-}
+_STANDARD = "standard"
 # Optimizers with the settings of the check, and the binary logarithms of the rates to try.
 _OPTIMIZERS: Mapping[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "adamw": ({"beta2": 0.95, "weight_decay": 0.0, "clip_norm": 1.0}, (-10, -8, -6, -4, -2)),
@@ -82,7 +80,9 @@ def model_of(kind: str, width: int, parametrisation: str) -> ModelConfig:
         num_decoder_layers=_LAYERS,
         norm="rms_norm:epsilon=1e-5,gain=none" if decoder else None,
         mlp_activations=("relu",) if decoder else None,
-        **_PARAMETRISATIONS[parametrisation],
+        parametrisation=parametrisation,
+        # The control keeps the attention scale that goes with the usual width of heads.
+        attention_scale=_HEAD_DIM**-0.5 if parametrisation == _STANDARD else None,
     )
 
 
@@ -211,10 +211,10 @@ def coordinate_slopes(
     }
 
 
-def check_coordinates(kind: str, optimizer: str) -> list[str]:
+def check_coordinates(kind: str, optimizer: str, mup: str) -> list[str]:
     """Prints slopes; returns the gates that do not hold."""
     rows, slopes = [], {}
-    for parametrisation in _PARAMETRISATIONS:
+    for parametrisation in (mup, _STANDARD):
         slopes[parametrisation] = coordinate_slopes(kind, parametrisation, optimizer)
         for name, found in slopes[parametrisation].items():
             shown = [f"{found[steps]:+.3f}" for steps in _COORDINATE_STEPS]
@@ -222,9 +222,9 @@ def check_coordinates(kind: str, optimizer: str) -> list[str]:
     header = ("parametrisation", "states", *(f"after {steps}" for steps in _COORDINATE_STEPS))
     print(table(header, rows, markdown=True))
     last = _COORDINATE_STEPS[-1]
-    hidden = {name: each[last] for name, each in slopes["mup"].items() if name != "logits"}
+    hidden = {name: each[last] for name, each in slopes[mup].items() if name != "logits"}
     worst = max(hidden, key=lambda name: abs(hidden[name]))
-    control = slopes["standard"]["residual stream"][last]
+    control = slopes[_STANDARD]["residual stream"][last]
     print(f"muP: at most {abs(hidden[worst]):.3f} ({worst}); standard: {control:.3f}")
     failures = []
     if abs(hidden[worst]) > _FLAT:
@@ -258,11 +258,11 @@ def losses_by_rate(
     return found, float(np.mean([found[best], *others]))
 
 
-def check_rates(kind: str, optimizer: str) -> list[str]:
+def check_rates(kind: str, optimizer: str, mup: str) -> list[str]:
     """Prints losses; returns the gates that do not hold."""
     rates = _OPTIMIZERS[optimizer][1]
     rows, best, losses = [], {}, {}
-    for parametrisation in _PARAMETRISATIONS:
+    for parametrisation in (mup, _STANDARD):
         for width in _WIDTHS:
             found, mean = losses_by_rate(kind, width, parametrisation, optimizer)
             losses[parametrisation, width] = mean
@@ -272,16 +272,16 @@ def check_rates(kind: str, optimizer: str) -> list[str]:
             shown[place] = f"**{shown[place]}**"
             rows.append((parametrisation, width, *shown, f"{mean:.3f}"))
             print(f"{parametrisation} {width}: {' '.join(shown)}", file=sys.stderr, flush=True)
-    print(
-        table(("parametrisation", "width", *(f"2^{rate}" for rate in rates)), rows, markdown=True)
-    )
+    columns = [f"2^{rate}" for rate in rates]
+    header = ("parametrisation", "width", *columns, f"best, mean of {_SEEDS} seeds")
+    print(table(header, rows, markdown=True))
     failures = []
-    if len({best["mup", width] for width in _WIDTHS}) > 1:
+    if len({best[mup, width] for width in _WIDTHS}) > 1:
         failures.append("the best rate of muP depends on the width")
-    if best["standard", _WIDTHS[-1]] >= best["standard", _WIDTHS[0]]:
+    if best[_STANDARD, _WIDTHS[-1]] >= best[_STANDARD, _WIDTHS[0]]:
         failures.append("the best rate of the control does not fall with width")
     for narrow, wide in itertools.pairwise(_WIDTHS):
-        gain = losses["mup", narrow] - losses["mup", wide]
+        gain = losses[mup, narrow] - losses[mup, wide]
         print(f"muP: width {wide} gains {gain:.3f} nats on {narrow}")
         if gain < _GAIN:
             failures.append(f"width {wide} gains only {gain:.3f} nats on {narrow}")
@@ -294,9 +294,11 @@ def main() -> None:
     parser.add_argument("--model", choices=("decoder", "t5"), default="decoder")
     parser.add_argument("--check", choices=("coordinates", "rates"), default="coordinates")
     parser.add_argument("--optimizer", choices=tuple(_OPTIMIZERS), default="adamw")
+    parser.add_argument("--readout", choices=READOUTS[:3], default=READOUTS[0])
     arguments = parser.parse_args()
+    mup = f"mup:base_width={_BASE},readout={arguments.readout}"
     checks = {"coordinates": check_coordinates, "rates": check_rates}
-    failures = checks[arguments.check](arguments.model, arguments.optimizer)
+    failures = checks[arguments.check](arguments.model, arguments.optimizer, mup)
     print(machine())
     for failure in failures:
         print(f"does not hold: {failure}", file=sys.stderr)

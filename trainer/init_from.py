@@ -21,9 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
-from trainer.config import Config, adopting
+from trainer.config import Config, adopting, fields
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+from trainer.huggingface import configs
+from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import (
@@ -55,6 +57,8 @@ class StartingPoint:
       optimizer_state: leaves of the optimizer's state by name; a leaf that is absent starts at 0.
       reset: why the optimizer's moments start at 0; None if they are taken over.
       vocabulary_checked: True if the checkpoint records its vocabulary, which is then this run's.
+      other_fields: fields of the model it was trained with, as "emb_dim 512", that make of it
+        another function of the same parameters than this run's model.
     """
 
     path: str
@@ -63,11 +67,17 @@ class StartingPoint:
     optimizer_state: dict[str, Tensor]
     reset: str | None
     vocabulary_checked: bool
+    other_fields: list[str]
 
     def describe(self) -> str:
         """Returns where the run starts, and with what optimizer state."""
         state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
         text = f"starts from {self.path}, after step {self.step}, with {state}"
+        if self.other_fields:
+            text += (
+                f"; it was trained with {', '.join(self.other_fields)}: with this run's settings "
+                "its parameters compute something else"
+            )
         if not self.vocabulary_checked:
             text += "; the checkpoint does not record its vocabulary: make sure it is this run's"
         return text
@@ -126,7 +136,18 @@ def start(run: Run) -> StartingPoint:
         optimizer_state=optimizer_state,
         reset=reset,
         vocabulary_checked=bool(checkpoint and checkpoint.run),
+        other_fields=_other_fields(checkpoint, config.model),
     )
+
+
+def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
+    """Returns the fields of a checkpoint's own model that make of it another function than ours."""
+    if checkpoint is None or checkpoint.run is None:
+        return []
+    stored = checkpoint.run["config"]["model"]
+    trained = fields.from_dict(ModelConfig, stored, checkpoint.path)
+    same = configs.same_model(trained, replace(model, vocab_size=trained.vocab_size))
+    return [] if same else configs.different_fields(model, trained)
 
 
 def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:

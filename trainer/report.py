@@ -62,7 +62,10 @@ def draw(lines: list[_Line], picture: str, title: str) -> None:
 def _last(lines: list[_Line], split: str) -> _Line:
     found = [line for line in lines if line["split"] == split]
     if not found:
-        raise UserError(f"the run has no {split} metrics yet: let it train longer")
+        advice = "let it train longer"
+        if split == "validation":
+            advice += ", with an --evaluation.every_steps above 0"
+        raise UserError(f"the run has no {split} metrics yet: {advice}")
     return found[-1]
 
 

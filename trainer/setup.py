@@ -257,8 +257,13 @@ def _check_task(task: TaskSpec, config: Config) -> None:
 
 
 def _check_positions(config: Config, converter: Converter) -> None:
-    """Rejects rows that are longer than the model's table of positions."""
+    """Rejects rows that are longer than the model's table of positions, or too short to drop."""
     model = config.model
+    if 2 * model.token_dropping > converter.encoder_length + model.memory_tokens:
+        raise UserError(
+            f"--model.token_dropping={model.token_dropping} has no effect on rows of "
+            f"{converter.encoder_length} inputs: no layer drops more than half of a row"
+        )
     if not model.counts_positions:
         return
     inputs = converter.encoder_length + model.memory_tokens

@@ -1,5 +1,6 @@
 """Runs that start from checkpoints: T5X's in all layouts, ours, and checkpoints that do not fit."""
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -392,6 +393,10 @@ def test_a_run_starts_from_t5x_and_then_resumes_itself(flags, tmp_path, capsys):
         named((begun.params, begun.opt_state, begun.step)),
         named((before.params, before.opt_state, before.step)),
     )
+    assert "trained with" not in init_from.start(run).describe()
+    scaled = dataclasses.replace(run.config.model, attention_scale=0.5, dropout_rate=0.1)
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, model=scaled))
+    assert "it was trained with attention_scale 1.0: with" in init_from.start(other).describe()
     description.update(ours, vocabulary_sha256="0" * 64)
     with pytest.raises(UserError, match="trained with another vocabulary"):
         init_from.start(run)

@@ -131,6 +131,22 @@ def test_an_encoder_refuses_what_it_cannot_take(text_cache, tmp_path, monkeypatc
         run_of("python_docs_masked_lm", text_cache, tmp_path)
 
 
+def test_token_dropping_without_an_effect_is_refused(text_cache, tmp_path):
+    config, origins = build_config("t5_1_1_tiny", [])
+    flags = [
+        f"--cache_dir={text_cache.parent}",
+        "--task=python_docs_span_corruption",
+        f"--model_dir={tmp_path}",
+        "--lengths.inputs=64",
+        "--lengths.targets=20",
+    ]
+    run = prepare(override(config, dict(origins), [*flags, "--model.token_dropping=32"]), {})
+    assert run.config.model.token_dropping == 32
+    config = override(config, dict(origins), [*flags, "--model.token_dropping=33"])
+    with pytest.raises(UserError, match="token_dropping=33 has no effect on rows of 64 inputs"):
+        prepare(config, {})
+
+
 @pytest.mark.slow
 def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
     """The real commands: 2 and 2 steps are 4, and the order of sentences is reported."""

@@ -29,6 +29,10 @@ def _divided(config: Config) -> bool:
     return config.microbatches > 1 or config.tokens_per_microbatch_per_replica is not None
 
 
+def _layers(model: ModelConfig) -> int:
+    return max(model.num_encoder_layers, model.num_decoder_layers)
+
+
 _RULES = (
     _Idle(
         ("data.block_bytes",),
@@ -74,6 +78,11 @@ _RULES = (
         ("model.switch_every",),
         lambda config: not config.model.num_experts,
         "it goes with --model.num_experts",
+    ),
+    _Idle(
+        ("model.num_experts",),
+        lambda config: config.model.switch_every > _layers(config.model),
+        "no stack has as many layers as --model.switch_every, so none of them has experts",
     ),
     _Idle(
         ("model.mlp_bias",),

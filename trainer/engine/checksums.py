@@ -30,8 +30,8 @@ def of_state(tree: Any) -> dict[str, str]:
     """
     leaves = {name: _bits(leaf) for name, leaf in named(tree).items()}
     # All are started before the first is waited for, except where programs that exchange data
-    # between processes must not run side by side: on CPUs each may hold threads that others need.
-    one_by_one = jax.process_count() > 1 and jax.default_backend() == "cpu"
+    # between devices must not run side by side: on CPUs each may hold threads that others need.
+    one_by_one = jax.device_count() > 1 and jax.default_backend() == "cpu"
     sums = {}
     for name, leaf in leaves.items():
         sums[name] = _device_sums(leaf)

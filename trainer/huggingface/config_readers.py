@@ -98,6 +98,10 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     )
     standard = "relu" if kind == "t5" else "gated-gelu"
     projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
+    # transformers derives these two, and obeys them where they say something else.
+    activation = ACTIVATIONS[projection[0]]
+    fields.require("dense_act_fn", activation)
+    fields.require("is_gated_act", len(projection) == 2)
     # transformers 5 calls the logits of all of them tied, and stores their kernel all the same if
     # they are not; the logits of mT5 are never scaled. Without `scale_decoder_outputs`, which T5
     # alone has, tied logits are scaled.

@@ -62,7 +62,10 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):
         found = _there_and_back(config, _KINDS[config.family][0])
-    changed = ", ".join(different_fields(found, config))
+    # Multipliers can be folded away, and a family is what its other fields make of it.
+    changed = ", ".join(
+        each for each in different_fields(found, folded(config)) if not each.startswith("family ")
+    )
     return f"transformers has no {config.family} model with {changed or 'these layers'}"
 
 

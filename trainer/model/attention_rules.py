@@ -76,7 +76,7 @@ def check_position(config: Any) -> None:
     require_of(config, scheme in fitting, "position", rule)
     if scheme == "rotary":
         channels = config.rotated_channels
-        rule = f"such that rotary positions rotate pairs of channels, not {channels}"
+        rule = f"such that rotary positions rotate whole pairs of channels, not {channels:g}"
         require_of(config, channels > 0 and channels % 2 == 0, "head_dim", rule)
         cross = config.part("position").options.cross
         rule = "without cross=true in a model without cross-attention"

@@ -329,12 +329,14 @@ class ModelConfig:
         return self.part("position").name
 
     @property
-    def rotated_channels(self) -> int:
-        """Channels of a head that rotary positions rotate."""
+    def rotated_channels(self) -> float:
+        """Channels of a head that rotary positions rotate: a whole number if they fit."""
         fraction = self.part("position").options.fraction
         if fraction is None:
             fraction = self.family_facts.rotary_fraction
-        return round(self.head_dim * fraction)
+        channels: float = self.head_dim * fraction
+        # A fraction such as 1 / 3 is rounded itself.
+        return round(channels) if abs(channels - round(channels)) < 1e-3 else channels
 
     @property
     def counts_positions(self) -> bool:
@@ -430,9 +432,9 @@ class ModelConfig:
         placement = self.value("norm_placement")
         known = placement in NORM_PLACEMENT_NAMES
         self._require(known, "norm_placement", one_of(NORM_PLACEMENT_NAMES))
-        if self.parallel_blocks != "none":
-            rule = "'pre' with parallel_blocks"
-            require(placement == "pre", "norm_placement", placement, rule)
+        rule = f"'none' with norm_placement {placement!r}"
+        fits = placement == "pre" or self.parallel_blocks == "none"
+        self._require(fits, "parallel_blocks", rule)
         self._require(self.num_experts >= 0, "num_experts", "0 or more")
         fits = self.architecture != ENCODER or not self.num_experts
         self._require(fits, "num_experts", "0 in an encoder-only model, whose losses do not route")

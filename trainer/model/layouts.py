@@ -32,11 +32,20 @@ _ODD = Rule("odd and above 0", lambda value: value > 0 and value % 2 == 1)
 _NUMBERS = Rule(
     "numbers joined by +, as 0+5", lambda text: all(each.isdecimal() for each in text.split("+"))
 )
-_NUMBERS_OR_NONE = Rule(
-    "none, or " + _NUMBERS.words, lambda text: text == "none" or _NUMBERS.holds(text)
+_NONE_OR_BLOCKS = Rule(
+    "none, or different numbers joined by +, as 0+5",
+    lambda text: text == "none" or (_NUMBERS.holds(text) and _differ(text)),
 )
+
+
+def _differ(text: str) -> bool:
+    numbers = [int(each) for each in text.split("+")]
+    return len({*numbers}) == len(numbers)
+
+
 _PER_HEAD = "draw random blocks for each head; or else one draw serves all"
 _SEED = "seed of the random blocks"
+_SEEDS = Rule("from 0 to 2^64 - 1", lambda value: 0 <= value < 2**64)
 
 
 class Pattern(Protocol):
@@ -71,7 +80,7 @@ class Local(_Blocks):
     global_blocks: str = field(
         "none",
         "blocks that see all and are seen by all, counted from 0 and joined by +, or none",
-        rule=_NUMBERS_OR_NONE,
+        rule=_NONE_OR_BLOCKS,
     )
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
@@ -85,7 +94,11 @@ class Local(_Blocks):
 class Dilated(_Blocks):
     """The options of a window with gaps."""
 
-    window: int = field(3, "blocks visited, one of them the block itself", rule=_ODD)
+    window: int = field(
+        3,
+        "blocks visited, one of them the block itself",
+        rule=Rule("odd and above 1", lambda value: value > 1 and value % 2 == 1),
+    )
     dilation: int = field(2, "distance (blocks) between them", rule=at_least(2))
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
@@ -106,11 +119,10 @@ class BigBird(_Blocks):
     )
     random_blocks: int = field(1, "further blocks that each block sees", rule=at_least(0))
     per_head: bool = field(False, _PER_HEAD)
-    seed: int = field(0, _SEED, rule=at_least(0))
+    seed: int = field(0, _SEED, rule=_SEEDS)
 
     def __post_init__(self) -> None:
-        if self.per_head and not self.random_blocks:
-            raise Rejected("per_head", True, "false without random blocks")
+        _check_draws(self)
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
         layout_NN = _window(blocks, self.window)
@@ -136,6 +148,7 @@ class Fixed(_Blocks):
     horizontal: bool = field(False, "let these blocks also see all")
 
     def __post_init__(self) -> None:
+        check(self)  # there is no window or block of length 0
         if self.window % self.global_blocks:
             raise Rejected("global_blocks", self.global_blocks, "a divisor of window")
         if self.head_patterns > self.window // self.global_blocks:
@@ -174,12 +187,12 @@ class Variable(_Blocks):
         rule=_NUMBERS,
     )
     global_blocks: str = field(
-        "0", "blocks that all see, counted from 0 and joined by +, or none", rule=_NUMBERS_OR_NONE
+        "0", "blocks that all see, counted from 0 and joined by +, or none", rule=_NONE_OR_BLOCKS
     )
     horizontal: bool = field(False, "let global blocks also see all")
     random_blocks: int = field(0, "further blocks that each block sees", rule=at_least(0))
     per_head: bool = field(False, _PER_HEAD)
-    seed: int = field(0, _SEED, rule=at_least(0))
+    seed: int = field(0, _SEED, rule=_SEEDS)
 
     def __post_init__(self) -> None:
         check(self)  # the numbers can be read
@@ -187,8 +200,7 @@ class Variable(_Blocks):
             raise Rejected("windows", self.windows, "without 0")
         if self.horizontal and not _numbers(self.global_blocks):
             raise Rejected("horizontal", True, "false without global blocks")
-        if self.per_head and not self.random_blocks:
-            raise Rejected("per_head", True, "false without random blocks")
+        _check_draws(self)
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
         layout_NN = np.zeros((blocks, blocks), bool)
@@ -215,6 +227,16 @@ PATTERNS: Mapping[str, type] = MappingProxyType(
         "variable": Variable,
     }
 )
+
+
+def _check_draws(options: BigBird | Variable) -> None:
+    """Rejects options of random blocks where there are none."""
+    if options.random_blocks:
+        return
+    if options.per_head:
+        raise Rejected("per_head", True, "false without random blocks")
+    if options.seed:
+        raise Rejected("seed", options.seed, "left out without random blocks")
 
 
 def _numbers(text: str) -> list[int]:

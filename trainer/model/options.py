@@ -67,7 +67,7 @@ def parse(slot: str, text: str, known: Mapping[str, type]) -> Part:
 @cache
 def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Part:
     declared, values = _declared(kind), {}
-    for setting in filter(None, rest.split(",")):
+    for setting in rest.split(",") if ":" in text else ():
         option, equals, value = setting.partition("=")
         if option not in declared or not equals:
             rule = f"{name!r} alone"
@@ -347,3 +347,7 @@ class Halves:
     first: float = field(1.5, "heads in the first half, for each of num_heads", rule=above(0))
     second: float = field(0.5, "heads in the second half, for each of num_heads", rule=above(0))
     constant: bool = field(False, "change head_dim so that heads times head_dim stays the same")
+
+    def __post_init__(self) -> None:
+        if self.first == self.second == 1:
+            raise Rejected("first", self.first, "another number than 1, or second is")

@@ -85,7 +85,7 @@ def _rotary(config: ModelConfig, options: Any, bidirectional: bool) -> Position:
             options.high_frequency,
             options.original_positions,
         )
-    return RotaryPosition(config.rotated_channels, options.base, options.cross, scaling)
+    return RotaryPosition(int(config.rotated_channels), options.base, options.cross, scaling)
 
 
 # Position schemes of a stack, by configuration, options, and whether its positions look both ways.

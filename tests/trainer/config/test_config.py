@@ -327,6 +327,11 @@ def test_a_stored_value_that_is_rejected_is_named_by_file_and_path(tmp_path):
         ("--model.max_positions=600", [], "it goes with --model.position=absolute or a Synth"),
         ("--model.switch_every=2", [], "it goes with --model.num_experts"),
         ("--model.mlp_bias=true", ["--model.num_experts=2", "--model.switch_every=1"], "no bias"),
+        (
+            "--model.num_experts=2",
+            ["--model.num_encoder_layers=2", "--model.num_decoder_layers=3"],
+            "none of them has experts",
+        ),
         ("--processes.timeout_seconds=7", [], "it goes with a --processes.coordinator"),
     ],
 )

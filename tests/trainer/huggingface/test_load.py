@@ -150,6 +150,8 @@ def test_a_wrong_tensor_is_named(exported, change, message):
             "num_buckets=6.*num_buckets is a multiple",
         ),
         ("t5_1_1", {"feed_forward_proj": "gated-swish"}, "feed_forward_proj is gated-swish; this"),
+        ("t5_1_1", {"dense_act_fn": "relu"}, "dense_act_fn is relu; our models have gelu_new"),
+        ("t5_1_1", {"is_gated_act": False}, "is_gated_act is False; our models have True"),
         ("t5_1_1", {"num_heads": 0}, "num_heads is 0"),
         ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3; it must be a divisor of num_h"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn; our models"),
