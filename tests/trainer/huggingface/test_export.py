@@ -76,6 +76,7 @@ def test_the_folder_has_the_files_of_hugging_face(folder, run):
         "tokenizer_config.json",
         "spiece.model",
         "README.md",
+        "conversion.json",
     }
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
     written = json.loads((folder / "config.json").read_text())
