@@ -28,6 +28,7 @@ from tasks.terminal.command_line import Parser, UserError
 if TYPE_CHECKING:
     from trainer.conversion.sources import Given, Opened, Source
     from trainer.conversion.targets import Arrays, Settings
+    from trainer.setup import Run
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")
@@ -121,14 +122,16 @@ def _convert_one(
         opened.model.positions,
         vocabulary.record.sha256 if vocabulary else None,
     )
+    run = None
     if settings.format == targets.OURS:
-        targets.write_run_files(target, targets.run_config(opened), vocabulary)
+        run = targets.run_of(target, opened, settings)
+        targets.write_run_files(run, vocabulary)
     if record.is_finished(path, made):
         print(f"{path}: is there already", flush=True)
         return Converted(path, opened.step, tuple(record.checks(path)))
     arrays = targets.values(opened, settings.dtype)
     with files.naming_full_disk(path), whole_folder.written(path) as partial:
-        checks = _write(partial, os.path.basename(path), opened, arrays, settings)
+        checks = _write(partial, os.path.basename(path), opened, arrays, settings, run)
         made["checks"] = checks
         files.write_json(os.path.join(partial, record.FILE), made)
     print(f"{path}: step {opened.step:,}; {'; '.join(checks)}", flush=True)
@@ -136,7 +139,7 @@ def _convert_one(
 
 
 def _write(
-    partial: str, name: str, opened: Opened, arrays: Arrays, settings: Settings
+    partial: str, name: str, opened: Opened, arrays: Arrays, settings: Settings, run: Run | None
 ) -> tuple[str, ...]:
     """Writes a checkpoint into a temporary folder, and returns the results of its checks."""
     from trainer.conversion import targets, verify
@@ -158,8 +161,10 @@ def _write(
         text = card.converted_card(model, name, source, opened.step, checks, has_tokenizer)
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         return checks
-    write = targets.to_t5x if settings.format == targets.T5X else targets.to_ours
-    moments = write(partial, opened, arrays, settings)
+    if run:
+        moments = targets.to_ours(partial, run, opened, arrays, settings)
+    else:
+        moments = targets.to_t5x(partial, opened, arrays, settings)
     inside = os.path.join(partial, f"checkpoint_{opened.step}")
     count = verify.checkpoint_arrays(inside, opened.model.config, arrays)
     for entry in os.listdir(inside):
@@ -173,7 +178,7 @@ def _checks(count: int, logits: str) -> tuple[str, ...]:
     return (arrays, *([f"logits: {logits}"] if logits else []))
 
 
-def _check_packages(source: str, format: str, vocabulary: bool) -> None:
+def _check_packages(format: str, vocabulary: bool) -> None:
     from trainer.huggingface import EXTRA
 
     wanted = ["safetensors", "huggingface_hub"] if format == "huggingface" else []
@@ -222,11 +227,18 @@ def _parser() -> Parser:
         help="huggingface: upload each step as a branch step_N of this repository of the Hub, and "
         "the last one as main; the token is HF_TOKEN's",
     )
+    add(
+        "--task",
+        default="",
+        help="palimpsest: the task of a cache, with which trainer.evaluate, trainer.export and "
+        "others then open the run",
+    )
+    add("--cache_dir", default="", help="palimpsest: folder or URL with the task's cache")
     add("--max_shard_size", help="huggingface: largest size of a weights file; 5GB if left out")
     model = parser.add_argument_group(
         "the model",
         "needed for checkpoints of T5X and Mesh TensorFlow without config.gin or "
-        "operative_config.gin; --model.FIELD=VALUE changes a field",
+        "operative_config.gin; --model.FIELD=VALUE changes a field, --gin.NAME=VALUE a binding",
     )
     model.add_argument("--preset", metavar="NAME", help="a preset, as t5_1_1_base")
     model.add_argument(
@@ -253,9 +265,13 @@ def _settings(flags) -> Settings:
         ("custom_code", "huggingface"),
         ("max_shard_size", "huggingface"),
         ("push_to", "huggingface"),
+        ("task", "palimpsest"),
+        ("cache_dir", "palimpsest"),
     ):
         if getattr(flags, name) and flags.format != format:
             raise UserError(f"--{name} has no effect on --format={flags.format}")
+    if bool(flags.task) != bool(flags.cache_dir):
+        raise UserError("--task and --cache_dir need one another")
     if flags.format == "palimpsest" and flags.dtype != "float32":
         raise UserError("--dtype=bfloat16: this trainer keeps its parameters in float32")
     if flags.vocabulary and flags.format == "t5x":
@@ -270,6 +286,8 @@ def _settings(flags) -> Settings:
         flags.custom_code,
         weights.size(flags.max_shard_size or "5GB"),
         found or None,
+        flags.task,
+        flags.cache_dir,
     )
 
 
@@ -278,9 +296,12 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     flags, others = parser.parse_known_args(argv)
     for flag in others:
-        if not flag.startswith("--model."):
+        if not flag.startswith(("--model.", "--gin.")):
             raise UserError(f"unknown flag {flag.partition('=')[0]}")
-    _check_packages(flags.source, flags.format, bool(flags.vocabulary))
+    bindings = [flag.removeprefix("--gin.") for flag in others if flag.startswith("--gin.")]
+    if bindings and not flags.gin_file:
+        raise UserError(f"--gin.{bindings[0]} needs a --gin_file")
+    _check_packages(flags.format, bool(flags.vocabulary))
 
     from trainer.conversion.sources import Given
     from trainer.conversion.verify import NotEqual
@@ -294,8 +315,8 @@ def main(argv: list[str]) -> int:
         flags.preset,
         tuple(flags.gin_file),
         tuple(path for paths in flags.gin_search_paths for path in paths.split(",")),
-        (),
-        tuple(others),
+        tuple(bindings),
+        tuple(flag for flag in others if flag.startswith("--model.")),
     )
     try:
         convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)

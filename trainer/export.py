@@ -117,6 +117,11 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     from trainer.setup import on_this_machine, prepare, warn_of_changes
 
     config, origins = load_config(model_dir)
+    if not config.task:
+        raise UserError(
+            f"{model_dir} was converted and has no data to compare logits on: use python -m "
+            f"trainer.convert --from={model_dir} --format=huggingface"
+        )
     config = fields.replace(config, "model_dir", model_dir)
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)

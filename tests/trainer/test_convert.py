@@ -13,8 +13,11 @@ from safetensors.numpy import load_file
 
 from tasks.terminal.command_line import UserError
 from trainer import convert, huggingface, init_from
+from trainer.checkpoint import Checkpoints
+from trainer.config import load_config
 from trainer.config.presets import model_preset
 from trainer.conversion import verify
+from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -190,6 +193,14 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path):
     np.testing.assert_array_equal(kept.whole(), moments[f"{name}/v"])
     record = read.load(str(tmp_path / "ours")).run
     assert record["vocabulary_sha256"] == cache["sha256"]
+    # With its data named, it is a run like any other.
+    data = ("--task=python_docs_span_corruption", f"--cache_dir={text_cache}")
+    assert run(folder, tmp_path / "whole", "palimpsest", PRESET, *data) == 0
+    whole = prepare(*load_config(str(tmp_path / "whole")))
+    checkpoints = Checkpoints(str(tmp_path / "whole"), writable=False)
+    checkpoints.check_resumable(t5x_files.STEP, whole)
+    state = checkpoints.restore(t5x_files.STEP, Program(whole).abstract_state())
+    assert_equal({name: np.asarray(each) for name, each in named(state.params).items()}, expected)
     # And on to transformers, with the tokenizer, without naming the model.
     target = tmp_path / "hf"
     assert run(tmp_path / "ours", target, "huggingface", f"--vocabulary={model}") == 0

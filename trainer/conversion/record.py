@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError
 from trainer.model.config import ModelConfig
 
 FILE = "conversion.json"
-# What need not be equal for a rerun to skip a folder.
+# Keys that may differ when a rerun skips a folder.
 _OF_THE_FILES = ("name", "positions")
 
 

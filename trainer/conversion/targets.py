@@ -26,7 +26,7 @@ from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
-from trainer.setup import Run
+from trainer.setup import Run, prepare
 from trainer.t5x import write
 from trainer.t5x.layout import Parts
 from trainer.t5x.tensors import held
@@ -37,7 +37,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 # The vocabulary's name beside checkpoints; folders of transformers have their own.
 VOCABULARY = "sentencepiece.model"
 # The origins in the configuration of a converted run.
-_ORIGINS = {"preset": "trainer.convert", "model": "trainer.convert"}
+_ORIGINS = dict.fromkeys(("preset", "model.vocab_size"), "trainer.convert")
 
 Arrays = dict[str, np.ndarray]
 
@@ -53,6 +53,8 @@ class Settings:
       custom_code: writes a modelling file for a model that transformers does not have.
       shard_bytes: largest size of a weights file of transformers.
       vocabulary: is written along; None for none.
+      task: the task of a run of this trainer, "" for none.
+      cache_dir: the folder of its caches.
     """
 
     format: str
@@ -61,6 +63,8 @@ class Settings:
     custom_code: bool = False
     shard_bytes: int = 5 * 10**9
     vocabulary: Vocabulary | None = None
+    task: str = ""
+    cache_dir: str = ""
 
 
 def refuse(model: ModelConfig, settings: Settings, source: str) -> None:
@@ -173,15 +177,13 @@ class _NoData:
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def to_ours(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
-    """Writes `checkpoint_STEP` of a run without data into a folder.
-
-    Returns what became of Adafactor's moments.
+def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
+    """Writes `checkpoint_STEP` of a run into a folder; returns what became of Adafactor's moments.
 
     The optimizer is Adafactor with this trainer's defaults; its moments are those of the source, or
     0.
     """
-    config = run_config(opened)
+    config = run.config
     spec = model_spec(config.model)
     optimizer = optimizer_of(config.optimizer, spec)
     found: dict[str, Parts] = {
@@ -196,9 +198,9 @@ def to_ours(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> 
         metrics=zero_metrics(build_model(spec)),
     )
     checkpoints = Checkpoints(folder)
-    checkpoints.save(opened.step, state, Run(config, cast(Any, _NoData()), cast(Any, None)))
+    checkpoints.save(opened.step, state, run)
     checkpoints.close()
-    if settings.vocabulary:
+    if settings.vocabulary and not settings.task:
         sha256 = settings.vocabulary.record.sha256
         description.update(checkpoints.path(opened.step), vocabulary_sha256=sha256)
     if reset:
@@ -206,34 +208,47 @@ def to_ours(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> 
     return "Adafactor's moments are those of the source"
 
 
-def run_config(opened: Opened) -> Config:
-    """Returns the configuration of a run without data of a converted model."""
+def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
+    """Returns the run of a converted model, which has data if a task was named.
+
+    Raises:
+      UserError: the task cannot be opened, or is not for this model.
+    """
     model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
-    config = Config(preset=opened.model.name, model=model)
+    config = Config(
+        preset=opened.model.name,
+        model=model,
+        model_dir=folder,
+        task=settings.task,
+        cache_dir=settings.cache_dir,
+        train_steps=max(Config.train_steps, opened.step),
+    )
+    if settings.task:  # which has lengths of its own
+        return prepare(config, dict(_ORIGINS))
     positions = opened.model.positions
     lengths = dataclasses.replace(
         config.lengths,
         inputs=positions if model.num_encoder_layers else None,
         targets=positions if model.num_decoder_layers else None,
     )
-    return dataclasses.replace(
-        config, lengths=lengths, train_steps=max(config.train_steps, opened.step)
-    )
+    config = dataclasses.replace(config, lengths=lengths)
+    return Run(config, cast(Any, _NoData()), cast(Any, None))
 
 
-def write_run_files(folder: str, config: Config, vocabulary: Vocabulary | None) -> None:
+def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
     """Writes config.json of a converted run, and its vocabulary, unless they are there.
 
     Raises:
       UserError: the folder holds another run.
     """
+    config, folder = run.config, run.config.model_dir
     files.make_folder(folder)
     if vocabulary:
         files.write_bytes(os.path.join(folder, VOCABULARY), vocabulary.model)
     if files.exists(os.path.join(folder, CONFIG_FILE)):
         before, origins = load_config(folder)
-        if origins != _ORIGINS or before.model != config.model:
+        if origins != _ORIGINS or (before.model, before.task) != (config.model, config.task):
             raise UserError(f"{folder} holds another run: name another folder by --to")
         if before.train_steps >= config.train_steps:
             return
-    save_config(dataclasses.replace(config, model_dir=folder), _ORIGINS)
+    save_config(config, _ORIGINS, run.data.record if config.task else None)
