@@ -3,6 +3,10 @@
 import dataclasses
 import importlib.util
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import ml_dtypes
@@ -26,6 +30,7 @@ from trainer.t5x import layout, read
 _SPEC = importlib.util.spec_from_file_location("t5x_files", Path(__file__).parent / "t5x_files.py")
 t5x_files = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(t5x_files)
+ROOT = Path(__file__).parents[2]
 STEPS = (1000, 2000, 3000)
 # The presets' name of the model in t5x_files.
 PRESET = "--preset=t5_1_1_tiny"
@@ -123,6 +128,29 @@ def test_a_rerun_makes_what_is_missing_only(t5x, tmp_path, capsys):
     (target / "checkpoint_1000" / "conversion.json").unlink()
     with pytest.raises(UserError, match="checkpoint_1000 exists: name another folder"):
         run(t5x, target, "t5x", PRESET)
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
+    target = tmp_path / "t5x"
+    command = [
+        *(sys.executable, "-m", "trainer.convert", f"--from={t5x}", f"--to={target}"),
+        *("--format=t5x", PRESET),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        while not (target / "checkpoint_1000").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    finished = read.steps(str(target))
+    assert 1000 in finished
+    for step in finished:
+        assert_equal(arrays(f"{target}/checkpoint_{step}"), sound(STEPS.index(step)))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is there already") == len(finished)
+    assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]
 
 
 def test_moments_are_kept_as_far_as_t5x_has_them(t5x, tmp_path, capsys):
