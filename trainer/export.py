@@ -21,7 +21,6 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +87,7 @@ def export(
       NotEqual: transformers computes different logits or ids. Nothing was written.
     """
     _check_packages()
+    from trainer.conversion import record
     from trainer.huggingface import card, configs, weights
 
     shard_bytes = weights.size(max_shard_size)
@@ -101,6 +101,8 @@ def export(
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
         text = card.model_card(run, step, name, parity, match, custom, named or card.Named())
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
+        made = record.of_export(model_dir, step, vocabulary_path)
+        files.write_json(os.path.join(partial, record.FILE), made)
     return step, parity, match
 
 
@@ -115,6 +117,11 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     from trainer.setup import on_this_machine, prepare, warn_of_changes
 
     config, origins = load_config(model_dir)
+    if not config.task:
+        raise UserError(
+            f"{model_dir} was converted and has no data to compare logits on: use python -m "
+            f"trainer.convert --from={model_dir} --format=huggingface"
+        )
     config = fields.replace(config, "model_dir", model_dir)
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
@@ -195,14 +202,16 @@ def _write(
     Raises:
       NotEqual: transformers computes different logits or ids.
     """
-    from trainer.huggingface import configs, folding, names, parity, tokenizer, weights
+    from trainer.huggingface import card, configs, folding, names, parity, tokenizer, weights
 
     model = run.config.model
     converter = run.converter
     positions = max(converter.encoder_length, converter.decoder_length)
     written = configs.to_config(model, positions, mt5=run.config.preset.startswith("mt5"))
     files.write_json(os.path.join(folder, "config.json"), written)
-    files.write_json(os.path.join(folder, "generation_config.json"), _generation(written))
+    files.write_json(
+        os.path.join(folder, "generation_config.json"), card.generation_config(written)
+    )
     plain, exported = _plain_tree(params, run), configs.exportable(model)[0]
     if exported != model:
         plain = folding.fold(plain, model)
@@ -246,11 +255,6 @@ def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
         objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
         return Roles(begins=objective.classify, mask=objective.mask)
     return Roles()
-
-
-def _generation(written: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
-    return {name: written[name] for name in names if name in written}
 
 
 def _plain_tree(params: Any, run: Run) -> Any:
@@ -307,6 +311,41 @@ def _named(flags: argparse.Namespace) -> Named:
     )
 
 
+def _push(repository: str, model_dir: str, step: int, output: str) -> None:
+    """Uploads an exported folder with the run's facts as the commit's message."""
+    from trainer.config import load_config
+    from trainer.huggingface import hub
+
+    config, _ = load_config(model_dir)
+    facts = {
+        "preset": config.preset,
+        "task": config.task,
+        "updates": f"{step:,} of {config.batch_size} rows",
+        "optimizer": config.optimizer.name,
+        "seed": config.seed,
+    }
+    text = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    message = f"Step {step:,} of {config.preset} on {config.task}"
+    url = hub.push(files.local_path(output), repository, step, message, text)
+    print(f"uploaded   {url}")
+
+
+def _is_made(flags: argparse.Namespace) -> int | None:
+    """Returns the step that an earlier command exported to the folder, None if there is none.
+
+    Raises:
+      UserError: something else is there.
+    """
+    from trainer.conversion import record
+    from trainer.t5x import read
+
+    found = read.steps(flags.model_dir)
+    step = flags.step if flags.step is not None else found[-1] if found else 0
+    target = record.place(flags.output)
+    made = record.of_export(flags.model_dir, step, flags.vocabulary)
+    return step if record.is_finished(target, made, "--output") else None
+
+
 def main(argv: list[str]) -> int:
     """Runs the command; returns 1 if transformers computes something different."""
     parser = Parser(prog="python -m trainer.export", description=__doc__.splitlines()[0])
@@ -321,6 +360,12 @@ def main(argv: list[str]) -> int:
         "--custom_code",
         action="store_true",
         help="write a modelling file for a model that transformers does not have",
+    )
+    add(
+        "--push_to",
+        metavar="OWNER/NAME",
+        help="upload the folder to this repository of the Hub, as main and as a branch step_N; the "
+        "token is HF_TOKEN's; a folder that was exported before is uploaded as it is",
     )
     card = parser.add_argument_group("the model card")
     card.add_argument("--license", default="", help="license of the weights, as apache-2.0")
@@ -337,6 +382,15 @@ def main(argv: list[str]) -> int:
         "--base_model", default="", help="model of the Hub that the training started from"
     )
     flags = parser.parse_args(argv)
+    if flags.push_to:
+        from trainer.huggingface import hub
+
+        _check_packages()
+        hub.check(flags.push_to)
+        if (made := _is_made(flags)) is not None:
+            print(f"{flags.output}: step {made:,} is there already")
+            _push(flags.push_to, flags.model_dir, made, flags.output)
+            return 0
     try:
         step, parity, match = export(
             flags.model_dir,
@@ -356,6 +410,8 @@ def main(argv: list[str]) -> int:
     ties = f", {match.ties} others ids of the same score" if match.ties else ""
     equal = match.texts - len(match.different)
     print(f"tokenizer  {equal} of {match.texts} texts have equal ids{ties}")
+    if flags.push_to:
+        _push(flags.push_to, flags.model_dir, step, flags.output)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Starts a run from existing parameters: `--init_from`.
 
     --init_from=MODEL_DIR       one of our runs: its newest checkpoint; or MODEL_DIR/checkpoint_N
-    --init_from=DIR             a run of T5X, likewise
+    --init_from=DIR             a run of T5X or of Mesh TensorFlow, likewise
     --init_from=hf:DIR          a model of Hugging Face transformers
 
 Names and shapes are checked against the model before any array is created. Each process then reads
@@ -84,9 +84,9 @@ class StartingPoint:
 
     def state(self, program: Program) -> TrainState:
         """Reads the arrays onto the program's devices."""
-        params = _placed(self.parameters, program.abstract_state().params)
+        params = placed(self.parameters, program.abstract_state().params)
         state = program.state_of(params, self.step)
-        return replace(state, opt_state=_placed(self.optimizer_state, state.opt_state))
+        return replace(state, opt_state=placed(self.optimizer_state, state.opt_state))
 
 
 def start(run: Run) -> StartingPoint:
@@ -98,22 +98,11 @@ def start(run: Run) -> StartingPoint:
     config = run.config
     flag = f"--init_from={config.init_from}"
     found, checkpoint = _open(config)
-    if checkpoint and checkpoint.run:
-        stored = checkpoint.run.get("vocabulary_sha256")
-        if stored and stored != (vocabulary_sha256(run.data) or stored):
-            raise UserError(f"{flag} was trained with another vocabulary than this run's")
-    spec = model_spec(replace(config.model, scan_layers=False))
-    expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
+    stored = checkpoint.run.get("vocabulary_sha256") if checkpoint and checkpoint.run else None
+    if stored and stored != (vocabulary_sha256(run.data) or stored):
+        raise UserError(f"{flag} was trained with another vocabulary than this run's")
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
-    if not layout.have_positions_per_layer(expected):
-        found = layout.with_shared_positions(flag, found)
-    elif not layout.have_positions_per_layer(found):
-        raise UserError(
-            f"{flag} has no table of relative positions per layer: leave out "
-            f"--model.position={config.model.position}"
-        )
-    _check_names(flag, found, expected, scanned)
-    _check_shapes(flag, found, expected, run.data.vocab_size)
+    found = fitted(flag, found, config.model, run.data.vocab_size, scanned)
 
     step = checkpoint.step if checkpoint and config.init_from_state else 0
     if step == NO_STEP:
@@ -128,14 +117,14 @@ def start(run: Run) -> StartingPoint:
             "--init_from_state=false"
         )
     parameters = layout.stack(found) if config.model.scan_layers else found
-    optimizer_state, reset = _optimizer_state(config, checkpoint, found)
+    kept, reset = optimizer_state(config, checkpoint, found)
     return StartingPoint(
         path=checkpoint.path if checkpoint else str(config.init_from),
         step=step,
         parameters={name: parts["value"] for name, parts in parameters.items()},
-        optimizer_state=optimizer_state,
+        optimizer_state=kept,
         reset=reset,
-        vocabulary_checked=bool(checkpoint and checkpoint.run),
+        vocabulary_checked=bool(stored),
         other_fields=_other_fields(checkpoint, config.model),
     )
 
@@ -148,6 +137,35 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
     trained = fields.from_dict(ModelConfig, stored, checkpoint.path)
     same = configs.same_model(trained, replace(model, vocab_size=trained.vocab_size))
     return [] if same else configs.different_fields(model, trained)
+
+
+def fitted(
+    flag: str, found: dict[str, Parts], model: ModelConfig, ids: int, scanned: bool
+) -> dict[str, Parts]:
+    """Returns parameters by the model's names, after a check of all names and shapes.
+
+    Args:
+      flag: where they come from, for messages.
+      found: the parameters, each layer apart.
+      model: the model that they must be of.
+      ids: size of the vocabulary.
+      scanned: whether the checkpoint joins layers, so that messages name them as it does.
+
+    Raises:
+      UserError: a parameter is missing, left over, or of another shape; names it.
+    """
+    spec = model_spec(replace(model, scan_layers=False))
+    expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
+    if not layout.have_positions_per_layer(expected):
+        found = layout.with_shared_positions(flag, found)
+    elif not layout.have_positions_per_layer(found):
+        raise UserError(
+            f"{flag} has no table of relative positions per layer: leave out "
+            f"--model.position={model.position}"
+        )
+    _check_names(flag, found, expected, scanned)
+    _check_shapes(flag, found, expected, ids)
+    return found
 
 
 def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
@@ -213,7 +231,7 @@ def _check_shapes(
         )
 
 
-def _optimizer_state(
+def optimizer_state(
     config: Config, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor], str | None]:
     """Returns the leaves of the optimizer's state by name, and why moments start at 0, if so."""
@@ -292,7 +310,7 @@ def _schedule_counts(state: Any) -> set[str]:
     return {f"{path_name(path)}/count" for path, node in nodes if is_schedule(node)}
 
 
-def _sound(name: str, value: np.ndarray) -> np.ndarray:
+def sound(name: str, value: np.ndarray, flag: str = "--init_from") -> np.ndarray:
     """Returns `value`.
 
     Raises:
@@ -304,13 +322,13 @@ def _sound(name: str, value: np.ndarray) -> np.ndarray:
     if not largest <= _LARGEST:
         what = f"an element of {largest:.1e}" if math.isfinite(largest) else "NaN or infinity"
         raise UserError(
-            f"--init_from: {name} holds {what}: the checkpoint is damaged, or its run had failed; "
+            f"{flag}: {name} holds {what}: the checkpoint is damaged, or its run had failed; "
             "choose another one"
         )
     return value
 
 
-def _placed(tensors: dict[str, Tensor], tree: Any) -> Any:
+def placed(tensors: dict[str, Tensor], tree: Any) -> Any:
     """Returns `tree` with the leaves in `tensors` read, in the tree's dtypes and shardings."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [path_name(path) for path, _ in leaves]
@@ -320,14 +338,14 @@ def _placed(tensors: dict[str, Tensor], tree: Any) -> Any:
         return jax.make_array_from_callback(
             like.shape,
             like.sharding,
-            lambda index: _sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
+            lambda index: sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
         )
 
     # Sorted so that all layers of one stacked array are read in a row, while its chunks are cached.
-    placed = {
+    read_leaves = {
         name: read(name, leaf) if name in tensors else leaf
         for name, (_, leaf) in sorted(
             zip(names, leaves, strict=True), key=lambda entry: re.sub(r"layers_\d+", "", entry[0])
         )
     }
-    return jax.tree.unflatten(structure, [placed[name] for name in names])
+    return jax.tree.unflatten(structure, [read_leaves[name] for name in names])

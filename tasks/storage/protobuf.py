@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 
 # Wire types. 3 and 4, groups, are obsolete.
-_VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
+VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 
 
@@ -64,7 +64,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         key, position = read_varint(message, position)
         number, kind = divmod(key, 8)
         begin = position
-        if kind == _VARINT:
+        if kind == VARINT:
             _, position = read_varint(message, position)
         elif kind == BYTES:
             length, begin = read_varint(message, position)

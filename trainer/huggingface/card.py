@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.cache.manifest import MANIFEST
@@ -15,8 +16,10 @@ from tasks.storage import files
 from tasks.terminal.table import table
 from trainer.config import Config, fields
 from trainer.data.cached import CachedData, CachedTask, Data
+from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
+from trainer.model.config import ModelConfig
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 from trainer.setup import Run
 
@@ -65,6 +68,12 @@ class Named:
     base_model: str = ""
 
 
+def generation_config(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of generation_config.json, from those of config.json."""
+    names = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+    return {name: written[name] for name in names if name in written}
+
+
 def model_card(
     run: Run,
     step: int,
@@ -86,24 +95,14 @@ def model_card(
       named: what only the user knows.
     """
     config = run.config
-    kind, example = _USE[config.model.architecture]
-    trusted = ", trust_remote_code=True" if custom_code else ""
+    datasets = named.datasets or tuple(_hub_data_sets(run.data))
     lines = [
-        "---",
-        *_metadata(run, named),
-        "---",
-        "",
+        *_head(config.model, dataclasses.replace(named, datasets=datasets)),
         f"# {folder}",
         "",
         f"{config.preset}, pretrained with Palimpsest and not fine-tuned.",
         "",
-        "```python",
-        f"from transformers import AutoTokenizer, {kind}",
-        "",
-        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
-        f'model = {kind.partition(",")[0]}.from_pretrained("{folder}"{trusted})',
-        example,
-        "```",
+        *_example(config.model, folder, custom_code),
         "",
         "## Training",
         "",
@@ -124,18 +123,59 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _metadata(run: Run, named: Named) -> list[str]:
+def converted_card(
+    model: ModelConfig, folder: str, source: str, step: int, checks: Sequence[str], tokenizer: bool
+) -> str:
+    """Returns the README.md of a converted model.
+
+    Args:
+      model: its configuration.
+      folder: name of the model in the example.
+      source: the name of the checkpoint that was converted.
+      step: number of updates made.
+      checks: the results of the checks.
+      tokenizer: whether the folder has a tokenizer.
+    """
+    lines = [
+        *_head(model, Named()),
+        f"# {folder}",
+        "",
+        f"{source}, after {step:,} updates, converted with Palimpsest.",
+        "",
+    ]
+    if tokenizer:
+        lines += [*_example(model, folder, model.family in configs.OF_CUSTOM_CODE), ""]
+    lines += ["## Checked on conversion", "", *(f"- {check}." for check in checks)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(model: ModelConfig, named: Named) -> list[str]:
     """Returns the lines of the card's YAML, which the Hub reads; JSON values are YAML."""
     found = {
         "library_name": "transformers",
-        "pipeline_tag": _PIPELINES[run.config.model.architecture],
+        "pipeline_tag": _PIPELINES[model.architecture],
         "tags": ["pretraining", "palimpsest"],
         "license": named.license,
         "language": named.languages,
-        "datasets": named.datasets or _hub_data_sets(run.data),
+        "datasets": named.datasets,
         "base_model": named.base_model,
     }
-    return [f"{name}: {json.dumps(value)}" for name, value in found.items() if value]
+    lines = [f"{name}: {json.dumps(value)}" for name, value in found.items() if value]
+    return ["---", *lines, "---", ""]
+
+
+def _example(model: ModelConfig, folder: str, custom_code: bool) -> list[str]:
+    kind, example = _USE[model.architecture]
+    trusted = ", trust_remote_code=True" if custom_code else ""
+    return [
+        "```python",
+        f"from transformers import AutoTokenizer, {kind}",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
+        f'model = {kind.partition(",")[0]}.from_pretrained("{folder}"{trusted})',
+        example,
+        "```",
+    ]
 
 
 def _hub_data_sets(data: Data) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -67,26 +69,31 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
 
 def our_logits(config: ModelConfig, params: Any) -> Compute:
     """Returns our model, computing in float32 whatever its dtype and attention in training."""
-    import dataclasses
-
-    import jax
-
-    from trainer.model.spec import model_spec
-    from trainer.model.transformer import build_model
-
-    plain = dataclasses.replace(config, dtype="float32", attention="einsum")
-    model = build_model(model_spec(plain))
-
-    @jax.jit
-    def apply(params: Any, batch: Batch) -> Any:
-        with jax.default_matmul_precision("highest"):
-            return model.apply({"params": params}, batch)
+    apply = _applied(dataclasses.replace(config, dtype="float32", attention="einsum"))
 
     def compute(batch: Batch) -> Logits:
         output = apply(params, batch)
         return [np.asarray(part) for part in (output if isinstance(output, tuple) else [output])]
 
     return compute
+
+
+@functools.cache
+def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
+    """Returns (parameters, batch) -> the model's output, compiled once for a configuration."""
+    import jax
+
+    from trainer.model.spec import model_spec
+    from trainer.model.transformer import build_model
+
+    model = build_model(model_spec(config))
+
+    @jax.jit
+    def apply(params: Any, batch: Batch) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return model.apply({"params": params}, batch)
+
+    return apply
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:

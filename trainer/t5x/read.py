@@ -1,8 +1,9 @@
-"""Reads checkpoints as named tensors, lazily: T5X's in all their layouts, and ours.
+"""Reads checkpoints as named tensors, lazily: T5X's in all their layouts, Mesh TensorFlow's, ours.
 
     checkpoint_N/state/_METADATA                        Orbax: current T5X, and ours
     checkpoint_N/state/checkpoint, .../NAME/.zarray     Orbax before _METADATA
     checkpoint_N/checkpoint, .../NAME/.zarray           T5X before Orbax: the public T5 1.1 and mT5
+    model.ckpt-N.index, model.ckpt-N.data-...           Mesh TensorFlow: see `trainer.t5x.mesh`
 
 `checkpoint` is a msgpack tree. It contains small arrays, and references to the others: their name
 after "PLACEHOLDER://" (Orbax) or a TensorStore spec (T5X). NAME is the path in the tree joined by
@@ -26,6 +27,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import description
 from trainer.engine import checksums
+from trainer.t5x import mesh
 from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -67,15 +69,15 @@ class Checkpoint:
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path`: itself, or the newest `checkpoint_STEP` in it.
+    """Returns the checkpoint at `path`, itself or the newest in it; of Mesh, its files' prefix.
 
     Raises:
       UserError: there is no checkpoint.
     """
-    if _tree_folder(path):
-        return path
+    if is_checkpoint(path):
+        return mesh.prefix_of(path) or path
     if found := steps(path):
-        return files.join(path, f"checkpoint_{found[-1]}")
+        return of_step(path, found[-1])
     if files.exists(files.join(path, "config.json")) and any(
         name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
         for name in files.list_names(path)
@@ -85,15 +87,28 @@ def find(path: str) -> str:
         )
     raise UserError(
         f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
-        f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them"
+        f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them, nor "
+        "model.ckpt-STEP.index (Mesh TensorFlow)"
     )
+
+
+def is_checkpoint(path: str) -> bool:
+    """Returns whether `path` is one checkpoint, rather than a folder of them."""
+    return bool(_tree_folder(path) or mesh.prefix_of(path))
 
 
 def steps(folder: str) -> list[int]:
     """Returns the steps of the finished checkpoints in a folder, ascending."""
     found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
     numbers = sorted(int(match[1]) for match in found if match)
-    return [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
+    whole = [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
+    return whole or [*mesh.prefixes(folder)]
+
+
+def of_step(folder: str, step: int) -> str:
+    """Returns the path of the checkpoint of one of `steps(folder)`."""
+    path = files.join(folder, f"checkpoint_{step}")
+    return path if _tree_folder(path) else mesh.prefixes(folder)[step]
 
 
 def load(path: str) -> Checkpoint:
@@ -104,7 +119,10 @@ def load(path: str) -> Checkpoint:
     """
     path = find(path)
     folder = _tree_folder(path)
-    assert folder is not None
+    if folder is None:
+        found = mesh.load(path)
+        step = NO_STEP if found.step is None else found.step
+        return Checkpoint(path, step, found.parameters, found.moments)
     try:
         orbax = files.exists(files.join(folder, _METADATA))
         tensors = _orbax_tensors(folder) if orbax else _msgpack_tensors(folder)

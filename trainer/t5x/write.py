@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -33,6 +35,10 @@ _FIELDS = (
 )
 
 
+class OtherMoments(UserError):
+    """T5X's Adafactor has other moments than the checkpoint."""
+
+
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
     """Writes `output/checkpoint_STEP` atomically and returns its path.
 
@@ -48,7 +54,37 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
     Raises:
       UserError: T5X does not support the model, or `output` has a checkpoint of this step.
     """
-    model = config.model
+    path = files.join(output, f"checkpoint_{checkpoint.step}")
+    if files.exists(path):
+        raise UserError(f"{path} exists: delete it, or choose another --output")
+    least = config.optimizer.value("min_dim_size_to_factor") or layout.MIN_DIM_SIZE
+    parameters = layout.read_parts(checkpoint)
+    return write_parts(parameters, checkpoint.step, config.model, output, scanned, least)
+
+
+def write_parts(
+    parameters: Mapping[str, Parts],
+    step: int,
+    model: ModelConfig,
+    output: str,
+    scanned: bool = False,
+    least: int = layout.MIN_DIM_SIZE,
+    dtype: np.typing.DTypeLike = np.float32,
+) -> str:
+    """Writes `output/checkpoint_STEP` atomically and returns its path.
+
+    Args:
+      parameters: values and Adafactor's moments, each layer apart; without moments, 0 is written.
+      step: number of updates made.
+      model: the model.
+      output: folder to write into, local or remote.
+      scanned: see `write`.
+      least: T5X's `min_dim_size_to_factor`.
+      dtype: dtype of the stored values; moments are float32.
+
+    Raises:
+      UserError: T5X does not support the model; `OtherMoments` if it has other moments.
+    """
     if problems := unsupported(model):
         raise UserError("; ".join(problems))
     if scanned and model.architecture == "decoder":
@@ -58,37 +94,35 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
             "T5X has a table of relative positions per layer in scalable_t5 only, which joins "
             "layers: add --scan_layers"
         )
-    path = files.join(output, f"checkpoint_{checkpoint.step}")
-    if files.exists(path):
-        raise UserError(f"{path} exists: delete it, or choose another --output")
-
-    least = config.optimizer.value("min_dim_size_to_factor") or layout.MIN_DIM_SIZE
 
     def factors(name: str, parts: Parts) -> layout.FactoredOver:
         return layout.t5x_factors(name, parts["value"].shape, least, scanned)
 
     parameters = {
-        name: _with_moments(name, parts, factors(name, parts))
-        for name, parts in layout.read_parts(checkpoint).items()
+        name: _with_moments(name, parts, factors(name, parts)) for name, parts in parameters.items()
     }
     if scanned:
         parameters = layout.stack(parameters, model.num_heads)
-    tree: dict[str, np.ndarray] = {"state/step": np.asarray(checkpoint.step, np.int32)}
+    tree: dict[str, np.ndarray] = {"state/step": np.asarray(step, np.int32)}
     for name, parts in parameters.items():
-        tree[f"target/{name}"] = parts["value"].whole()
+        tree[f"target/{name}"] = parts["value"].whole().astype(dtype)
         for kind, tensor in layout.moments(parts, factors(name, parts)).items():
             tree[f"state/param_states/{name}/{kind}"] = tensor.whole()
-    _save(output, checkpoint.step, tree)
-    return path
+    _save(output, step, tree)
+    return files.join(output, f"checkpoint_{step}")
 
 
 def unsupported(model: ModelConfig) -> list[str]:
     """Returns one message per model setting that T5X does not support."""
     scalable = model.position == PER_LAYER and model.architecture == ENCODER_DECODER
+    plain = ModelConfig(**{name: getattr(model, name) for name in _FIELDS}).explicit()
+    explicit = model.explicit()
     problems = [
         f"--model.{field.name}={getattr(model, field.name)}: T5X has no such setting"
         for field in dataclasses.fields(model)
-        if field.name not in _FIELDS and getattr(model, field.name) != field.default
+        if field.name not in _FIELDS
+        and getattr(model, field.name) != field.default
+        and getattr(explicit, field.name) != getattr(plain, field.name)
         if field.name != "mixer" or T5X not in model.mixer_facts.exports
         if field.name != "position" or not scalable
     ]
@@ -114,7 +148,7 @@ def _with_moments(name: str, parts: Parts, factors: layout.FactoredOver) -> Part
         parts = {**parts, "v": zeros}
     kept, problem = layout.adafactor_parts(name, parts, factors, momentum="m" in parts)
     if problem:
-        raise UserError(f"T5X factors {name} differently from this run: {problem}")
+        raise OtherMoments(f"T5X factors {name} differently from this run: {problem}")
     return kept
 
 

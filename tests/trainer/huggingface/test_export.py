@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
+from tests.hub_upload_server import TOKEN, HubUploadServer
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
@@ -76,6 +78,7 @@ def test_the_folder_has_the_files_of_hugging_face(folder, run):
         "tokenizer_config.json",
         "spiece.model",
         "README.md",
+        "conversion.json",
     }
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
     written = json.loads((folder / "config.json").read_text())
@@ -90,6 +93,26 @@ def test_the_folder_has_the_files_of_hugging_face(folder, run):
         "pad_token_id": 0,
     }
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+def test_a_finished_export_is_uploaded_as_it_is(folder, run, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    flags = [f"--model_dir={run}", f"--output={folder}", "--push_to=an/owner"]
+    with HubUploadServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        assert export.main(flags) == 0
+        with pytest.raises(UserError, match="is another conversion, with step 2: name another"):
+            export.main([*flags, "--step=1"])
+    printed = capsys.readouterr().out
+    assert f"{folder}: step 2 is there already" in printed
+    assert f"uploaded   {server.url}/an/owner/tree/step_2" in printed
+    held = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert server.branches["an/owner"] == {"main": held, "step_2": held}
+    _, _, first, rest = server.commits[0]
+    assert first == "Step 2 of t5_1_1_tiny on python_docs_span_corruption"
+    assert "updates: 2 of 4 rows\noptimizer: adafactor" in rest
 
 
 def test_the_card_describes_training_and_data(folder, text_cache):

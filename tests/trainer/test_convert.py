@@ -1,0 +1,325 @@
+"""Tests conversions of checkpoints without a run, and when they are refused."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from safetensors.numpy import load_file
+
+from tasks.terminal.command_line import UserError
+from trainer import convert, huggingface, init_from
+from trainer.checkpoint import Checkpoints
+from trainer.config import load_config
+from trainer.config.presets import model_preset
+from trainer.conversion import verify
+from trainer.engine.program import Program
+from trainer.model.paths import named
+from trainer.pretrain import build_config
+from trainer.setup import prepare
+from trainer.t5x import layout, read
+
+_SPEC = importlib.util.spec_from_file_location("t5x_files", Path(__file__).parent / "t5x_files.py")
+t5x_files = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(t5x_files)
+ROOT = Path(__file__).parents[2]
+STEPS = (1000, 2000, 3000)
+# The presets' name of the model in t5x_files.
+PRESET = "--preset=t5_1_1_tiny"
+
+
+def sound(seed):
+    """Returns parameters of t5x_files with the scales of a model, on which rounding is small."""
+    return {
+        name: 1 + array / 10
+        if name.endswith("scale")
+        else array / np.float32(array.shape[0]) ** 0.5
+        for name, array in t5x_files.parameters(seed).items()
+    }
+
+
+def run(source, target, format, *flags):
+    return convert.main([f"--from={source}", f"--to={target}", f"--format={format}", *flags])
+
+
+def arrays(path):
+    """Returns the parameters of a checkpoint, each layer apart."""
+    return {
+        name: parts["value"].whole() for name, parts in layout.read_parts(read.load(path)).items()
+    }
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def t5x(tmp_path_factory):
+    """Returns a folder of three checkpoints of T5X with moments, each of another layout."""
+    folder = tmp_path_factory.mktemp("convert") / "t5x"
+    with pytest.MonkeyPatch.context() as patch:
+        for place, (step, kind) in enumerate(
+            zip(STEPS, ("orbax", "placeholder", "legacy"), strict=True)
+        ):
+            patch.setattr(t5x_files, "STEP", step)
+            t5x_files.write(
+                folder, kind, sound(place), t5x_files.moments(sound(place), 128), step=step
+            )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def transformers_folders(t5x):
+    """Returns the folder with a folder of transformers for each checkpoint of `t5x`."""
+    target = t5x.parent / "huggingface"
+    assert run(t5x, target, "huggingface", PRESET) == 0
+    return target
+
+
+def test_a_folder_of_t5x_becomes_folders_of_transformers_and_back(transformers_folders, tmp_path):
+    from transformers import AutoModelForSeq2SeqLM
+
+    assert sorted(path.name for path in transformers_folders.iterdir()) == [
+        f"checkpoint_{step}" for step in STEPS
+    ]
+    assert run(transformers_folders, tmp_path / "back", "t5x") == 0
+    for place, step in enumerate(STEPS):
+        folder = transformers_folders / f"checkpoint_{step}"
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        query = model.encoder.block[0].layer[0].SelfAttention.q.weight.detach().numpy()
+        expected = sound(place)
+        np.testing.assert_array_equal(query.T, expected["encoder/layers_0/attention/query/kernel"])
+        assert "logits: largest difference" in (folder / "README.md").read_text()
+        checkpoint = read.load(str(tmp_path / "back" / f"checkpoint_{step}"))
+        assert checkpoint.step == step
+        assert_equal(arrays(checkpoint.path), expected)
+    with ocp.CheckpointManager(
+        tmp_path / "back", options=ocp.CheckpointManagerOptions(step_prefix="checkpoint")
+    ) as manager:
+        assert tuple(manager.all_steps()) == STEPS
+        state = manager.restore(3000, args=ocp.args.Composite(state=ocp.args.PyTreeRestore()))
+        assert state["state"]["state"]["step"] == 3000
+
+
+def test_a_rerun_makes_what_is_missing_only(t5x, tmp_path, capsys):
+    target = tmp_path / "t5x"
+    assert run(t5x, target, "t5x", PRESET, "--steps=1000") == 0
+    before = (target / "checkpoint_1000" / "state" / "_METADATA").stat().st_mtime_ns
+    (target / ".unfinished-checkpoint_2000-abcd1234").mkdir()  # as a killed process leaves it
+    capsys.readouterr()
+    assert run(t5x, target, "t5x", PRESET) == 0
+    printed = capsys.readouterr().out
+    assert f"{target}/checkpoint_1000: is there already" in printed
+    assert (target / "checkpoint_1000" / "state" / "_METADATA").stat().st_mtime_ns == before
+    assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]
+    with pytest.raises(UserError, match="checkpoint_1000 is another conversion, with dtype float3"):
+        run(t5x, target, "t5x", PRESET, "--dtype=bfloat16")
+    (target / "checkpoint_1000" / "conversion.json").unlink()
+    with pytest.raises(UserError, match="checkpoint_1000 exists: name another folder"):
+        run(t5x, target, "t5x", PRESET)
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
+    target = tmp_path / "t5x"
+    command = [
+        *(sys.executable, "-m", "trainer.convert", f"--from={t5x}", f"--to={target}"),
+        *("--format=t5x", PRESET),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        while not (target / "checkpoint_1000").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    finished = read.steps(str(target))
+    assert 1000 in finished
+    for step in finished:
+        assert_equal(arrays(f"{target}/checkpoint_{step}"), sound(STEPS.index(step)))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is there already") == len(finished)
+    assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]
+
+
+def test_moments_are_kept_as_far_as_t5x_has_them(t5x, tmp_path, capsys):
+    before = layout.read_parts(read.load(str(t5x)))
+    for target, flags in (("same", []), ("scanned", ["--scan_layers"])):
+        assert run(t5x, tmp_path / target, "t5x", PRESET, "--steps=latest", *flags) == 0
+        assert "moments are those of the source" in capsys.readouterr().out
+    same = layout.read_parts(read.load(str(tmp_path / "same")))
+    for name, parts in before.items():
+        assert set(same[name]) == set(parts) == {"value", "v"}
+        np.testing.assert_array_equal(same[name]["v"].whole(), parts["v"].whole())
+    scanned = read.load(str(tmp_path / "scanned"))
+    kernel = "encoder/layers_1/mlp/wo/kernel"
+    assert "encoder/encoder/mlp/wo/kernel" in scanned.parameters
+    found = layout.read_parts(scanned)[kernel]
+    # T5X factors the kernels of joined layers whatever their size.
+    mean = before[kernel]["v"].whole().mean(0)
+    np.testing.assert_array_equal(found["over 0"].whole(), mean)
+    # And does not factor small kernels of separate layers.
+    assert run(tmp_path / "scanned", tmp_path / "apart", "t5x") == 0
+    assert "moments start at 0: T5X factors" in capsys.readouterr().out
+    assert_equal(arrays(str(tmp_path / "apart")), arrays(str(t5x)))
+    assert not layout.read_parts(read.load(str(tmp_path / "apart")))[kernel]["v"].whole().any()
+
+
+def test_bfloat16_is_what_rounding_gives(t5x, tmp_path):
+    expected = {name: array.astype(ml_dtypes.bfloat16) for name, array in sound(2).items()}
+    flags = (PRESET, "--dtype=bfloat16")
+    one = t5x / "checkpoint_3000"
+    assert run(one, tmp_path / "half", "huggingface", *flags) == 0
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    tensors = load_file(tmp_path / "half" / "model.safetensors")
+    assert {array.dtype for array in tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    np.testing.assert_array_equal(tensors["shared.weight"], expected["token_embedder/embedding"])
+    assert run(one, tmp_path / "t5x", "t5x", *flags) == 0
+    assert_equal(arrays(str(tmp_path / "t5x")), expected)
+
+
+def test_a_run_starts_from_what_was_converted(text_cache, tmp_path):
+    """The text cache has 700 ids, so the model has 768 rows."""
+    folder, expected = tmp_path / "t5x", sound(0)
+    random = np.random.default_rng(3)
+    expected["token_embedder/embedding"] = random.normal(size=(768, 8)).astype("f4")
+    expected["decoder/logits_dense/kernel"] = random.normal(size=(8, 768)).astype("f4")
+    moments = t5x_files.moments(expected, 128)
+    t5x_files.write(folder, "orbax", expected, moments)
+    cache = json.loads((text_cache / "manifest.json").read_text())["plan"]["vocabulary"]
+    model = next(Path(text_cache).glob("*.model"))
+    assert run(folder, tmp_path / "ours", "palimpsest", PRESET, f"--vocabulary={model}") == 0
+    config, origins = build_config(
+        "t5_1_1_tiny",
+        [
+            "--task=python_docs_span_corruption",
+            f"--cache_dir={text_cache}",
+            f"--model_dir={tmp_path / 'next'}",
+            f"--init_from={tmp_path / 'ours'}",
+            "--lengths.inputs=64",
+            "--lengths.targets=18",
+        ],
+    )
+    point = init_from.start(prepare(config, origins))
+    assert point.step == t5x_files.STEP
+    assert point.reset is None
+    assert point.vocabulary_checked
+    assert_equal({name: each.whole() for name, each in point.parameters.items()}, expected)
+    name = "encoder/layers_0/mlp/wo/kernel"
+    kept = next(value for key, value in point.optimizer_state.items() if key.endswith(f"/v/{name}"))
+    np.testing.assert_array_equal(kept.whole(), moments[f"{name}/v"])
+    record = read.load(str(tmp_path / "ours")).run
+    assert record["vocabulary_sha256"] == cache["sha256"]
+    # With its data named, it is a run like any other.
+    data = ("--task=python_docs_span_corruption", f"--cache_dir={text_cache}")
+    assert run(folder, tmp_path / "whole", "palimpsest", PRESET, *data) == 0
+    whole = prepare(*load_config(str(tmp_path / "whole")))
+    checkpoints = Checkpoints(str(tmp_path / "whole"), writable=False)
+    checkpoints.check_resumable(t5x_files.STEP, whole)
+    state = checkpoints.restore(t5x_files.STEP, Program(whole).abstract_state())
+    assert_equal({name: np.asarray(each) for name, each in named(state.params).items()}, expected)
+    # And on to transformers, with the tokenizer, without naming the model.
+    target = tmp_path / "hf"
+    assert run(tmp_path / "ours", target, "huggingface", f"--vocabulary={model}") == 0
+    inside = target / f"checkpoint_{t5x_files.STEP}"
+    assert (inside / "tokenizer.json").exists()
+    assert (inside / "spiece.model").exists()
+    loaded = huggingface.load(str(inside), huggingface.model_config(str(inside)))
+    assert_equal(named(loaded), expected)
+    with pytest.raises(UserError, match=r"--preset has no effect on .*: the checkpoint describes"):
+        run(tmp_path / "ours", tmp_path / "x", "huggingface", PRESET)
+
+
+def test_nothing_is_left_of_what_differs(t5x, tmp_path, monkeypatch, capsys):
+    def differ(*_):
+        raise verify.NotEqual("transformers computes different logits")
+
+    monkeypatch.setattr(verify, "logits", differ)
+    assert run(t5x, tmp_path / "hf", "huggingface", PRESET) == 1
+    assert "transformers computes different logits" in capsys.readouterr().err
+    assert [*(tmp_path / "hf").iterdir()] == []
+
+
+def test_another_function_is_noticed(transformers_folders, tmp_path):
+    """The exact GELU for its approximation is the smallest mistake of those that occur."""
+    folder = transformers_folders / "checkpoint_1000"
+    wrong = dataclasses.replace(
+        model_preset("t5_1_1_tiny"), vocab_size=128, mlp_activations=("gelu_erf", "linear")
+    )
+    with pytest.raises(verify.NotEqual, match="transformers computes different logits"):
+        verify.logits(str(folder), wrong, sound(0))
+    other = {**sound(0), "token_embedder/embedding": sound(1)["token_embedder/embedding"]}
+    path = t5x_files.write(tmp_path / "one", "orbax", sound(0))
+    with pytest.raises(verify.NotEqual, match="token_embedder/embedding is not what was read"):
+        verify.checkpoint_arrays(str(path), wrong, other)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "does not say which model it is of .*name it by --preset"),
+        (["--preset=t5_1_0_tiny"], "lacks decoder/layers_0/mlp/wi/kernel .*did you mean"),
+        (["--preset=t5_1_1_mini"], "has shape .*, in the model"),
+        ([PRESET, "--gin_file=x.gin"], "--preset and --gin_file both name the model"),
+        ([PRESET, "--scan_layers"], "--scan_layers has no effect on --format=huggingface"),
+        ([PRESET, "--steps=7"], "has no checkpoint of step 7; it has 1000, 2000, 3000"),
+        ([PRESET, "--extra_ids=100"], "--extra_ids has no effect without --vocabulary"),
+        ([PRESET, "--other=1"], "unknown flag --other"),
+        ([PRESET, "--model.mixer=synthesizer"], "mixer"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_written(t5x, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message) as error:
+        run(t5x, tmp_path / "hf", "huggingface", *flags)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_other_mistakes(t5x, tmp_path):
+    for source, message in (
+        (tmp_path, "holds no checkpoint"),
+        (f"{t5x}/checkpoint_9", "holds no checkpoint"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(source, tmp_path / "x", "t5x", PRESET)
+    with pytest.raises(UserError, match="--to=gs://a/b: give a local folder"):
+        run(t5x, "gs://a/b", "t5x", PRESET)
+    with pytest.raises(UserError, match="keeps its parameters in float32"):
+        run(t5x, tmp_path / "x", "palimpsest", PRESET, "--dtype=bfloat16")
+    broken = sound(0)
+    broken["encoder/encoder_norm/scale"] = np.full(8, np.nan, "f4")
+    t5x_files.write(tmp_path / "broken", "orbax", broken)
+    with pytest.raises(UserError, match="encoder/encoder_norm/scale holds NaN or infinity"):
+        run(tmp_path / "broken", tmp_path / "x", "t5x", PRESET)
+
+
+def test_the_model_is_read_from_gin_files(t5x, tmp_path):
+    """A file of the model alone, given, or beside the checkpoints as T5X's config.gin."""
+    gin = """
+from __gin__ import dynamic_registration
+from t5x.examples.t5 import network
+include 't5x/examples/t5/t5_1_1/tiny.gin'
+"""
+    (tmp_path / "model.gin").write_text(gin)
+    one = t5x / "checkpoint_1000"
+    assert run(one, tmp_path / "a", "t5x", f"--gin_file={tmp_path / 'model.gin'}") == 0
+    assert_equal(arrays(str(tmp_path / "a")), sound(0))
+    (t5x / "config.gin").write_text(gin)
+    try:
+        assert run(one, tmp_path / "b", "t5x") == 0
+    finally:
+        (t5x / "config.gin").unlink()
+    record = json.loads((tmp_path / "b" / "checkpoint_1000" / "conversion.json").read_text())
+    assert record["name"] == "config.gin"
+    assert record["model"]["vocab_size"] == 128

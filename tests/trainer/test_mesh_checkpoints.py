@@ -1,0 +1,218 @@
+"""Tests that checkpoints of Mesh TensorFlow, written by TensorFlow, are read bit for bit."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tasks.terminal.command_line import UserError
+from trainer import convert
+from trainer.config.presets import model_preset
+from trainer.model.spec import model_spec
+from trainer.model.transformer import parameter_facts
+from trainer.t5x import layout, mesh, read
+
+STEP = 524_288
+# The names that the older and the newer releases give to norms, in layers and at the end.
+LEGACY, NEW = ("layer_norm", "final_layer_norm"), ("rms_norm", "rms_norm")
+
+
+def save(folder, variables, shards=1):
+    """Writes model.ckpt-STEP with TensorFlow, in `shards` data files; returns its prefix."""
+    import tensorflow as tf
+
+    folder.mkdir(exist_ok=True)
+    prefix = f"{folder}/model.ckpt-{STEP}"
+    parts = [f"{prefix}_temp_{number}/part" for number in range(shards)]
+    names = sorted(variables)
+    for number, part in enumerate(parts):
+        own = names[number::shards]
+        tf.raw_ops.SaveV2(
+            prefix=part,
+            tensor_names=own,
+            shape_and_slices=[""] * len(own),
+            tensors=[tf.constant(variables[name]) for name in own],
+        )
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=True
+    )
+    return prefix
+
+
+def under_mesh_names(model, norms=LEGACY):
+    """Returns the parameters of a T5 of transformers under Mesh's names."""
+    found = {"global_step": np.int64(STEP)}
+    for name, tensor in model.state_dict().items():
+        array, path = tensor.numpy(), name.split(".")[:-1]
+        if name.endswith("embed_tokens.weight"):
+            continue
+        if name == "lm_head.weight" and model.lm_head.weight is model.shared.weight:
+            continue
+        if path == ["shared"]:
+            found["shared/embedding"] = array
+        elif path == ["lm_head"]:
+            found["decoder/logits/kernel"] = array.T
+        elif path[1] == "final_layer_norm":
+            found[f"{path[0]}/{norms[1]}/scale"] = array
+        else:
+            stack, _, block, _, layer, *rest = path
+            place = f"{stack}/block_{int(block):03d}/layer_{int(layer):03d}"
+            if rest == ["layer_norm"]:
+                found[f"{place}/{norms[0]}/scale"] = array
+            elif rest[0] == "DenseReluDense":
+                found[f"{place}/{'/'.join(rest)}/kernel"] = array.T
+            else:
+                found[f"{place}/{'/'.join(rest)}"] = array.T
+    return found
+
+
+def t5(gated):
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        **{"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "vocab_size": 384},
+        **{"num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id": 0},
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=not gated,
+        scale_decoder_outputs=not gated,
+    )
+    model = T5ForConditionalGeneration(config).eval()
+    if gated:  # transformers 5 ties the logits of every new T5
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(384, 32))
+    return model
+
+
+SIZES = [
+    *("--model.emb_dim=32", "--model.head_dim=8", "--model.mlp_dim=64", "--model.num_heads=4"),
+    *("--model.num_encoder_layers=2", "--model.num_decoder_layers=2"),
+]
+
+
+@pytest.mark.parametrize(("gated", "norms"), [(False, LEGACY), (True, NEW)])
+def test_a_t5_computes_the_same_after_it(gated, norms, tmp_path):
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
+
+    model = t5(gated)
+    variables = under_mesh_names(model, norms)
+    save(tmp_path / "mesh", variables, shards=2)
+    preset = f"--preset=t5_1_{int(gated)}_tiny"
+    flags = [f"--from={tmp_path / 'mesh'}", f"--to={tmp_path / 'hf'}", "--format=huggingface"]
+    assert convert.main([*flags, preset, *SIZES]) == 0
+    after = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf" / f"checkpoint_{STEP}").eval()
+    ids = torch.arange(3, 43).reshape(2, 20)
+    with torch.no_grad():
+        before, found = (each(input_ids=ids, decoder_input_ids=ids) for each in (model, after))
+    assert torch.equal(before.logits, found.logits)
+
+
+def test_every_byte_and_the_moments_are_read(tmp_path):
+    random = np.random.default_rng(0)
+    variables = {
+        "global_step": np.int64(STEP),
+        "shared/embedding": random.normal(size=(384, 128)).astype("f4"),
+        "shared/embedding_slot_vr": random.random(128).astype("f4"),
+        "shared/embedding_slot_vc": random.random(384).astype("f4"),
+        "encoder/block_000/layer_000/SelfAttention/q": random.normal(size=(128, 128)).astype(
+            ml_dtypes.bfloat16
+        ),
+        "encoder/block_000/layer_000/SelfAttention/q_slot_vr": random.random(128).astype("f4"),
+        "encoder/block_000/layer_000/SelfAttention/q_slot_vc": random.random(128).astype("f4"),
+        "encoder/final_layer_norm/scale": random.normal(size=128).astype("f4"),
+        "encoder/final_layer_norm/scale_slot_v": random.random(128).astype("f4"),
+        "decoder/logits/kernel/adam_m": np.zeros((2, 2), "f4"),
+    }
+    prefix = save(tmp_path / "mesh", variables)
+    checkpoint = read.load(str(tmp_path / "mesh"))
+    assert checkpoint.path == prefix == read.find(f"{prefix}.index")
+    assert checkpoint.step == STEP
+    query = "encoder/layers_0/attention/query/kernel"
+    expected = {
+        "token_embedder/embedding": variables["shared/embedding"],
+        query: variables["encoder/block_000/layer_000/SelfAttention/q"],
+        "encoder/encoder_norm/scale": variables["encoder/final_layer_norm/scale"],
+    }
+    assert checkpoint.parameters.keys() == expected.keys()
+    for name, array in expected.items():
+        tensor = checkpoint.parameters[name]
+        assert (tensor.shape, tensor.dtype) == (array.shape, array.dtype)
+        np.testing.assert_array_equal(tensor.whole(), array)
+    np.testing.assert_array_equal(
+        checkpoint.parameters["token_embedder/embedding"].read((slice(3, 5), slice(1))),
+        variables["shared/embedding"][3:5, :1],
+    )
+    parts = layout.read_parts(checkpoint)
+    # Mesh averages row moments over the larger axis, and over the first of two equal ones.
+    for name, variable in (("token_embedder/embedding", "shared/embedding"), (query, None)):
+        variable = variable or "encoder/block_000/layer_000/SelfAttention/q"
+        np.testing.assert_array_equal(
+            parts[name]["over 0"].whole(), variables[f"{variable}_slot_vr"]
+        )
+        np.testing.assert_array_equal(
+            parts[name]["over 1"].whole(), variables[f"{variable}_slot_vc"]
+        )
+    assert set(parts["encoder/encoder_norm/scale"]) == {"value", "v"}
+
+
+ATTENTION = {name: (16, 16) for name in ("q", "k", "v", "o")}
+TAPS = ("conv_0", "conv_1", "conv_2")
+MDHA = {f"{name}_dconv/{tap}": (16,) for name in "qkv" for tap in TAPS}
+SHARED = {
+    **{name: (16, 16) for name in ("q", "v", "o", "q_solo_project/kernel")},
+    **{f"{name}_dconv/{tap}": (16,) for name in ("qk", "v") for tap in TAPS},
+}
+LAYER_NORM = "true_layer_norm/layer_prepostprocess/layer_norm/layer_norm_"
+PRIMER_NORM = "primer_norm/layer_prepostprocess/primer_norm/primer_norm_"
+
+
+@pytest.mark.parametrize(
+    ("preset", "mixer", "inside", "norm"),
+    [
+        ("tiny_transformer_vanilla", "SelfAttention", ATTENTION, LAYER_NORM),
+        ("tiny_primer_ez", "MDHA", ATTENTION | MDHA, LAYER_NORM),
+        ("tiny_primer_as_released", "MDHA", SHARED, PRIMER_NORM),
+    ],
+)
+def test_the_language_models_of_primer_have_our_parameters(preset, mixer, inside, norm, tmp_path):
+    shapes = {"transformer/embedding": (32_128, 16)}
+    norms = {f"{norm}{part}": (16,) for part in ("scale", "bias")}
+    shapes |= {f"transformer/{name}": shape for name, shape in norms.items()}
+    for block in range(2):
+        for layer, variables in (
+            (0, {f"{mixer}/{name}": shape for name, shape in inside.items()}),
+            (
+                1,
+                {
+                    "DenseReluDense/wi/kernel": (16, 32),
+                    "DenseReluDense/wi/bias": (32,),
+                    "DenseReluDense/wo/kernel": (32, 16),
+                    "DenseReluDense/wo/bias": (16,),
+                },
+            ),
+        ):
+            place = f"transformer/block_{block:03d}/layer_{layer:03d}"
+            shapes |= {f"{place}/{name}": shape for name, shape in (variables | norms).items()}
+    shapes[f"transformer/block_000/layer_000/{mixer}/relative_attention_bias"] = (2, 32)
+    prefix = save(tmp_path, {name: np.zeros(shape, "f4") for name, shape in shapes.items()})
+    found = {name: tensor.shape for name, tensor in mesh.load(prefix).parameters.items()}
+    facts = parameter_facts(model_spec(model_preset(preset)))
+    assert found == {name: each.shape for name, each in facts.items()}
+
+
+def test_damage_and_foreign_variables_are_named(tmp_path):
+    one = {"shared/embedding": np.arange(8, dtype="f4").reshape(4, 2)}
+    prefix = save(tmp_path / "a", {**one, "decoder/experts/wi": np.zeros(3, "f4")})
+    with pytest.raises(UserError, match="no counterpart of the variable decoder/experts/wi"):
+        read.load(prefix)
+    prefix = save(tmp_path / "b", one)
+    data = tmp_path / "b" / f"model.ckpt-{STEP}.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+    tensor = read.load(prefix).parameters["token_embedder/embedding"]
+    with pytest.raises(UserError, match=r"shared/embedding in .* is damaged"):
+        tensor.whole()
+    index = tmp_path / "b" / f"model.ckpt-{STEP}.index"
+    whole = index.read_bytes()
+    for damaged in (whole[:20], whole[:10] + b"?" + whole[11:]):
+        index.write_bytes(damaged)
+        with pytest.raises(UserError, match="is not the index of a TensorFlow checkpoint"):
+            read.load(prefix)

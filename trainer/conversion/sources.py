@@ -1,0 +1,267 @@
+"""Checkpoints to convert: where they are, which model they are of, and their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any, NamedTuple
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer import huggingface, init_from
+from trainer.config import Config, fields
+from trainer.config.presets import model_preset
+from trainer.conversion.record import recorded
+from trainer.model.config import ModelConfig
+from trainer.model.paths import named
+from trainer.pretrain import build_from_gin
+from trainer.t5x import layout, read
+from trainer.t5x.layout import Parts
+from trainer.t5x.read import NO_STEP, Checkpoint
+from trainer.t5x.tensors import held
+
+FLAG = "--from"
+# The gin files that T5X and Mesh TensorFlow leave beside checkpoints.
+_GIN_FILES = ("config.gin", "operative_config.gin")
+# Bindings without which files of a model alone are no run, and which models do not depend on.
+_OF_A_RUN = ("--task=none", "--model_dir=none", "--train_steps=10000")
+_T5X_RUN = "t5x/configs/runs/pretrain.gin"
+_T5X_BINDINGS = ("DROPOUT_RATE=0.0", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 114}")
+_EMBEDDING = "token_embedder/embedding"
+
+
+class Source(NamedTuple):
+    """A checkpoint.
+
+    Attributes:
+      path: its path; of Mesh TensorFlow, the prefix of its files.
+      step: number of updates made, by its name; 0 if that has none.
+      transformers: whether it is a folder of Hugging Face transformers.
+    """
+
+    path: str
+    step: int
+    transformers: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The model as the command line names it.
+
+    Attributes:
+      preset: name of a preset, or None.
+      gin_files: gin files of T5X or Mesh TensorFlow.
+      search_paths: folders of these and of the files they include.
+      bindings: NAME=VALUE each; they override the files.
+      overrides: `--model.FIELD=value` flags.
+    """
+
+    preset: str | None = None
+    gin_files: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
+    bindings: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+class Model(NamedTuple):
+    """A model.
+
+    Attributes:
+      config: its configuration, without scanned layers.
+      name: its preset, or the file that describes it.
+      positions: the longest row of training, as far as it is known.
+    """
+
+    config: ModelConfig
+    name: str
+    positions: int
+
+
+class Opened(NamedTuple):
+    """A checkpoint whose names and shapes were checked against its model.
+
+    Attributes:
+      source: where it is.
+      model: what it is of.
+      parameters: values and Adafactor's moments by name, each layer apart.
+      checkpoint: the files; None for folders of transformers.
+      step: number of updates made.
+    """
+
+    source: Source
+    model: Model
+    parameters: dict[str, Parts]
+    checkpoint: Checkpoint | None
+    step: int
+
+
+def find(path: str) -> tuple[list[Source], bool]:
+    """Returns the checkpoints at `path`, by ascending steps, and whether it is a folder of them.
+
+    Raises:
+      UserError: there are none, or names of folders have no step or the same one.
+    """
+    if _is_of_transformers(path):
+        return [Source(path, _step_in(path) or 0, True)], False
+    if read.is_checkpoint(path):
+        return [Source(read.find(path), _step_in(path.removesuffix(".index")) or 0, False)], False
+    if steps := read.steps(path):
+        return [Source(read.of_step(path, step), step, False) for step in steps], True
+    below = [] if files.is_remote(path) else sorted(files.list_names(path))
+    folders = [files.join(path, name) for name in below if not name.startswith(".")]
+    found: dict[int, Source] = {}
+    for folder in filter(_is_of_transformers, folders):
+        step = _step_in(folder)
+        if step is None:
+            raise UserError(
+                f"{FLAG}={path}: the name of {folder} does not end with a step, as checkpoint_1000 "
+                "does: convert it alone, or rename it"
+            )
+        if step in found:
+            raise UserError(f"{FLAG}={path}: {found[step].path} and {folder} are of one step")
+        found[step] = Source(folder, step, True)
+    if not found:
+        raise UserError(
+            f"{FLAG}={path} holds no checkpoint: it is no folder of transformers (config.json), of "
+            "T5X or this trainer (checkpoint_STEP), or of Mesh TensorFlow (model.ckpt-STEP.index)"
+        )
+    return [found[step] for step in sorted(found)], True
+
+
+def _is_of_transformers(path: str) -> bool:
+    where = files.join(path, huggingface.CONFIG)
+    if files.is_remote(path) or not os.path.isfile(files.local_path(where)):
+        return False
+    try:
+        written = files.read_json(where)
+    except ValueError as error:
+        raise UserError(f"{where} is not valid JSON: {error}") from error
+    return isinstance(written, dict) and "model_type" in written
+
+
+def _step_in(path: str) -> int | None:
+    """Returns the number at the end of a name, as in checkpoint_1000 and step-1000."""
+    found = re.fullmatch(r".*?(?<!\d)(\d+)", path.rstrip("/").rpartition("/")[2])
+    return int(found[1]) if found else None
+
+
+def opened(source: Source, given: Given) -> Opened:
+    """Opens a checkpoint and checks it against its model; arrays of transformers are read.
+
+    Raises:
+      UserError: it cannot be read, nothing says which model it is of, or it is not of that model.
+    """
+    flag = f"{FLAG}={source.path}"
+    if source.transformers:
+        _refuse_given(flag, given, "its config.json describes the model")
+        config = huggingface.model_config(source.path)
+        tree = huggingface.load(source.path, config)
+        found = {name: {"value": held(array)} for name, array in named(tree).items()}
+        model = Model(config, source.path, _positions_of(source.path, config))
+        return Opened(source, model, found, None, source.step)
+    checkpoint = read.load(source.path)
+    found = layout.read_parts(checkpoint)
+    model = _model_of(source, checkpoint, given, found)
+    scanned = any(map(layout.is_stacked, checkpoint.parameters))
+    found = init_from.fitted(flag, found, model.config, 0, scanned)
+    step = source.step if checkpoint.step == NO_STEP else checkpoint.step
+    return Opened(source, model, found, checkpoint, step)
+
+
+def _refuse_given(flag: str, given: Given, reason: str) -> None:
+    for name, value in (
+        ("--preset", given.preset),
+        ("--gin_file", given.gin_files),
+        (given.overrides[0] if given.overrides else "", given.overrides),
+    ):
+        if value:
+            raise UserError(f"{name} has no effect on {flag}: {reason}")
+
+
+def _positions_of(path: str, config: ModelConfig) -> int:
+    written = files.read_json(files.join(path, huggingface.CONFIG))
+    return int(written.get("max_position_embeddings") or config.max_positions)
+
+
+def _model_of(
+    source: Source, checkpoint: Checkpoint, given: Given, found: dict[str, Parts]
+) -> Model:
+    """Returns the model of a checkpoint of T5X, Mesh TensorFlow or this trainer.
+
+    Raises:
+      UserError: nothing says which model it is.
+    """
+    flag = f"{FLAG}={source.path}"
+    if checkpoint.run is not None:
+        _refuse_given(flag, given, "the checkpoint describes its model")
+        config = fields.from_dict(Config, checkpoint.run["config"], source.path)
+        lengths = (config.lengths.inputs, config.lengths.targets)
+        positions = max((length for length in lengths if length), default=0)
+        model = Model(config.model, config.preset, positions or config.model.max_positions)
+        return model._replace(config=_unscanned(model.config))
+    record = recorded(source.path)
+    if record and not (given.preset or given.gin_files):
+        config = fields.from_dict(ModelConfig, record["model"], source.path)
+        model = Model(config, record["name"], record["positions"])
+    else:
+        model = _given_model(source, given)
+    config = fields.override(Config(model.name, model.config), {}, list(given.overrides)).model
+    rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}
+    if len(rows) == 1:
+        # The number of ids follows from the vocabulary of a run, not from the model's files.
+        config = dataclasses.replace(config, vocab_size=rows.pop())
+    return model._replace(config=_unscanned(config))
+
+
+def _given_model(source: Source, given: Given) -> Model:
+    if given.preset and given.gin_files:
+        raise UserError("--preset and --gin_file both name the model: leave out one")
+    if given.preset:
+        config = model_preset(given.preset)
+        return Model(config, given.preset, config.max_positions)
+    gin_files = list(given.gin_files) or _gin_beside(source.path)
+    if not gin_files:
+        raise UserError(
+            f"{FLAG}={source.path} does not say which model it is of (there is neither "
+            f"{' nor '.join(_GIN_FILES)} beside it): name it by --preset, as "
+            "--preset=t5_1_1_base, or by --gin_file"
+        )
+    config = _from_gin(gin_files, given)
+    return Model(config, "+".join(map(os.path.basename, gin_files)), config.max_positions)
+
+
+def _gin_beside(path: str) -> list[str]:
+    """Returns the first gin file in the checkpoint's folder or in the folder of checkpoints."""
+    folders = (path, path.rstrip("/").rpartition("/")[0] or ".")
+    places = [files.join(folder, name) for folder in folders for name in _GIN_FILES]
+    return [place for place in places if files.exists(place)][:1]
+
+
+def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
+    """Returns the model of gin files, which may describe the model alone."""
+
+    def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
+        flags = [*bindings, *given.bindings]
+        paths = list(given.search_paths)
+        config, _, _ = build_from_gin(names, paths, flags, None, list(_OF_A_RUN))
+        return config.model
+
+    try:
+        return model(gin_files, ())
+    except UserError as error:
+        try:
+            return model([_T5X_RUN, *gin_files], _T5X_BINDINGS)
+        except UserError:
+            raise error from None
+
+
+def _unscanned(config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(config, scan_layers=False)
+
+
+def tree_of(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Returns arrays by path as a tree."""
+    from flax import traverse_util
+
+    return traverse_util.unflatten_dict(arrays, sep="/")

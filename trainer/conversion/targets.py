@@ -1,0 +1,254 @@
+"""Writes converted checkpoints, each into a folder of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import PAD_ID, Vocabulary
+from trainer import description, init_from
+from trainer.checkpoint import Checkpoints
+from trainer.config import CONFIG_FILE, Config, load_config, save_config
+from trainer.conversion.sources import FLAG, Opened, tree_of
+from trainer.engine.step import TrainState, zero_metrics
+from trainer.huggingface import card, configs, folding, names, tokenizer, weights
+from trainer.model.config import ModelConfig
+from trainer.model.paths import named
+from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model
+from trainer.optim.optimizer import optimizer_of
+from trainer.setup import Run, prepare
+from trainer.t5x import write
+from trainer.t5x.layout import Parts
+from trainer.t5x.tensors import held
+
+HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
+FORMATS = (HUGGING_FACE, T5X, OURS)
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# The vocabulary's name beside checkpoints; folders of transformers have their own.
+VOCABULARY = "sentencepiece.model"
+# The origins in the configuration of a converted run.
+_ORIGINS = dict.fromkeys(("preset", "model.vocab_size"), "trainer.convert")
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How checkpoints are written.
+
+    Attributes:
+      format: one of FORMATS.
+      dtype: one of DTYPES, that of the stored parameters.
+      scanned: joins layers, as T5X's `scalable_t5` does.
+      custom_code: writes a modelling file for a model that transformers does not have.
+      shard_bytes: largest size of a weights file of transformers.
+      vocabulary: is written along; None for none.
+      task: the task of a run of this trainer, "" for none.
+      cache_dir: the folder of its caches.
+    """
+
+    format: str
+    dtype: str = "float32"
+    scanned: bool = False
+    custom_code: bool = False
+    shard_bytes: int = 5 * 10**9
+    vocabulary: Vocabulary | None = None
+    task: str = ""
+    cache_dir: str = ""
+
+
+def refuse(model: ModelConfig, settings: Settings, source: str) -> None:
+    """Rejects a model that the format does not have, and a vocabulary that the model has not.
+
+    Raises:
+      UserError: says why.
+    """
+    problems = []
+    if settings.format == HUGGING_FACE:
+        problems = [configs.refusal(model, settings.custom_code) or ""]
+    if settings.format == T5X:
+        problems = write.unsupported(model)
+    for problem in filter(None, problems):
+        raise UserError(f"{FLAG}={source} cannot be converted to {settings.format}: {problem}")
+    vocabulary = settings.vocabulary
+    if vocabulary and vocabulary.size > model.vocab_size:
+        raise UserError(
+            f"--vocabulary has {vocabulary.size} ids, but {source} has {model.vocab_size} "
+            "embeddings"
+        )
+    if vocabulary and model.architecture == "encoder" and settings.format == HUGGING_FACE:
+        raise UserError(
+            "--vocabulary: which piece masks words is known to the run of an encoder-only model "
+            "alone; convert it with trainer.export"
+        )
+
+
+def values(opened: Opened, dtype: str) -> Arrays:
+    """Returns the parameters by name in `dtype`, each layer apart.
+
+    Raises:
+      UserError: a parameter cannot be read, or is NaN, infinite or absurd.
+    """
+    flag = f"{FLAG}={opened.source.path}"
+    return {
+        name: init_from.sound(name, parts["value"].whole().astype(np.float32), flag).astype(
+            DTYPES[dtype]
+        )
+        for name, parts in opened.parameters.items()
+    }
+
+
+def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
+    """Returns the model that transformers has, and its parameters: multipliers are folded away."""
+    model = opened.model.config
+    plain = configs.exportable(model)[0]
+    if plain == model:
+        return model, arrays
+    dtype = next(iter(arrays.values())).dtype
+    wide = {name: array.astype(np.float32) for name, array in arrays.items()}
+    folded = named(folding.fold(tree_of(wide), model))
+    return plain, {name: np.asarray(array).astype(dtype) for name, array in folded.items()}
+
+
+def to_transformers(
+    folder: str, opened: Opened, model: ModelConfig, arrays: Arrays, settings: Settings
+) -> dict[str, Any]:
+    """Writes a folder of transformers, except for its card, and returns its config.json."""
+    mt5 = opened.model.name.startswith("mt5")
+    written = configs.to_config(model, opened.model.positions, mt5=mt5)
+    written["dtype"] = settings.dtype
+    files.write_json(os.path.join(folder, "config.json"), written)
+    generation = card.generation_config(written)
+    files.write_json(os.path.join(folder, "generation_config.json"), generation)
+    tensors = names.to_tensors(tree_of(arrays), model, written["model_type"])
+    weights.write(folder, tensors, settings.shard_bytes)
+    if written["model_type"] == configs.CUSTOM:
+        source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
+        shutil.copy(source, folder)
+    if settings.vocabulary:
+        tokenizer.write(folder, settings.vocabulary, _roles(model, settings.vocabulary))
+    return written
+
+
+def _roles(model: ModelConfig, vocabulary: Vocabulary) -> tokenizer.Roles:
+    if model.architecture == "decoder":
+        return tokenizer.Roles(begins=vocabulary.processor.id_to_piece(PAD_ID), ends=False)
+    return tokenizer.Roles()
+
+
+def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
+    """Writes `checkpoint_STEP` into a folder, and returns what became of Adafactor's moments."""
+    model = dataclasses.replace(opened.model.config, dtype="float32")
+    parameters = {
+        name: {**parts, "value": held(arrays[name])} for name, parts in opened.parameters.items()
+    }
+    plain = {name: {"value": parts["value"]} for name, parts in parameters.items()}
+
+    def save(parameters: dict[str, Parts]) -> None:
+        dtype = DTYPES[settings.dtype]
+        write.write_parts(parameters, opened.step, model, folder, settings.scanned, dtype=dtype)
+
+    if all(parts.keys() == {"value"} for parts in parameters.values()):
+        save(plain)
+        return "Adafactor's moments start at 0: the source has none"
+    try:
+        save(parameters)
+    except write.OtherMoments as error:
+        save(plain)
+        return f"Adafactor's moments start at 0: {error}"
+    return "Adafactor's moments are those of the source"
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoData:
+    """The data of a run that was not trained here."""
+
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
+    """Writes `checkpoint_STEP` of a run into a folder; returns what became of Adafactor's moments.
+
+    The optimizer is Adafactor with this trainer's defaults; its moments are those of the source, or
+    0.
+    """
+    config = run.config
+    spec = model_spec(config.model)
+    optimizer = optimizer_of(config.optimizer, spec)
+    found: dict[str, Parts] = {
+        name: {**parts, "value": held(arrays[name])} for name, parts in opened.parameters.items()
+    }
+    params = jax.tree.map(jnp.asarray, tree_of(arrays))
+    kept, reset = init_from.optimizer_state(config, opened.checkpoint, found)
+    state = TrainState(
+        step=jnp.asarray(opened.step, jnp.int32),
+        params=params,
+        opt_state=init_from.placed(kept, jax.jit(optimizer.init)(params)),
+        metrics=zero_metrics(build_model(spec)),
+    )
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(opened.step, state, run)
+    checkpoints.close()
+    if settings.vocabulary and not settings.task:
+        sha256 = settings.vocabulary.record.sha256
+        description.update(checkpoints.path(opened.step), vocabulary_sha256=sha256)
+    if reset:
+        return f"Adafactor's moments start at 0: {reset}"
+    return "Adafactor's moments are those of the source"
+
+
+def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
+    """Returns the run of a converted model, which has data if a task was named.
+
+    Raises:
+      UserError: the task cannot be opened, or is not for this model.
+    """
+    model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
+    config = Config(
+        preset=opened.model.name,
+        model=model,
+        model_dir=folder,
+        task=settings.task,
+        cache_dir=settings.cache_dir,
+        train_steps=max(Config.train_steps, opened.step),
+    )
+    if settings.task:  # which has lengths of its own
+        return prepare(config, dict(_ORIGINS))
+    positions = opened.model.positions
+    lengths = dataclasses.replace(
+        config.lengths,
+        inputs=positions if model.num_encoder_layers else None,
+        targets=positions if model.num_decoder_layers else None,
+    )
+    config = dataclasses.replace(config, lengths=lengths)
+    return Run(config, cast(Any, _NoData()), cast(Any, None))
+
+
+def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
+    """Writes config.json of a converted run, and its vocabulary, unless they are there.
+
+    Raises:
+      UserError: the folder holds another run.
+    """
+    config, folder = run.config, run.config.model_dir
+    files.make_folder(folder)
+    if vocabulary:
+        files.write_bytes(os.path.join(folder, VOCABULARY), vocabulary.model)
+    if files.exists(os.path.join(folder, CONFIG_FILE)):
+        before, origins = load_config(folder)
+        if origins != _ORIGINS or (before.model, before.task) != (config.model, config.task):
+            raise UserError(f"{folder} holds another run: name another folder by --to")
+        if before.train_steps >= config.train_steps:
+            return
+    save_config(config, _ORIGINS, run.data.record if config.task else None)

@@ -1,0 +1,150 @@
+"""Checks of a conversion: arrays bit for bit, and logits against those of transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+
+from tasks.storage import files
+from trainer.conversion.sources import tree_of
+from trainer.data.features import Batch
+from trainer.huggingface import names, parity, weights
+from trainer.model.config import ModelConfig
+from trainer.t5x import layout, read
+
+# Rows of the compared batch, and positions of its inputs and targets: far enough apart that
+# distances share buckets of relative positions.
+_ROWS, _INPUTS, _TARGETS = 4, 160, 60
+# Ids below are padding, EOS and the unknown piece.
+_FIRST_ID = 3
+# Largest allowed difference, in differences between float32 and float64 in transformers.
+_ROUNDINGS = 20
+# The classes that compute the logits of all our heads.
+_COMPARABLE = (
+    *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
+    *("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "PalimpsestForCausalLM"),
+    "BertForPreTraining",
+)
+
+
+class NotEqual(Exception):
+    """What was written is not what was read, or computes something different."""
+
+
+def transformers_arrays(
+    folder: str, model: ModelConfig, kind: str, arrays: dict[str, np.ndarray]
+) -> int:
+    """Compares the tensors of a folder of transformers with what was to be written.
+
+    Returns:
+      The number of equal parameters.
+
+    Raises:
+      NotEqual: an array differs; names it.
+    """
+    stored = weights.read(folder)
+    wanted = names.to_tensors(tree_of(arrays), model, kind)
+    if stored.keys() != wanted.keys():
+        raise NotEqual(f"{folder} has other tensors: {sorted(stored.keys() ^ wanted.keys())[:3]}")
+    for name, array in wanted.items():
+        _require_equal(name, stored[name], array)
+    return len(arrays)
+
+
+def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
+    """Compares the parameters of a checkpoint with what was to be written.
+
+    Args:
+      path: a checkpoint of T5X or of this trainer.
+      model: its model.
+      arrays: parameters by name, each layer apart, in the stored dtype.
+
+    Returns:
+      The number of equal parameters.
+
+    Raises:
+      NotEqual: an array differs; names it.
+    """
+    found = layout.read_parts(read.load(path))
+    if not layout.have_positions_per_layer(arrays):
+        found = layout.with_shared_positions(path, found)
+    if found.keys() != arrays.keys():
+        raise NotEqual(f"{path} has other parameters: {sorted(found.keys() ^ arrays.keys())[:3]}")
+    for name, array in arrays.items():
+        _require_equal(name, found[name]["value"].whole(), array)
+    return len(arrays)
+
+
+def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
+    same = stored.dtype == wanted.dtype and stored.shape == wanted.shape
+    if not same or stored.tobytes() != np.ascontiguousarray(wanted).tobytes():
+        raise NotEqual(f"{name} is not what was read; nothing was written")
+
+
+def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
+    """Compares the logits of transformers with ours on rows of random ids.
+
+    Args:
+      folder: a folder of transformers, whose config.json names its class.
+      model: the model of the parameters.
+      arrays: parameters by name, each layer apart.
+
+    Returns:
+      The result, or why there is none.
+
+    Raises:
+      NotEqual: the logits differ.
+      UserError: transformers cannot load the folder.
+    """
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            return f"logits were not compared: the package {name} is not installed"
+    written = files.read_json(os.path.join(folder, "config.json"))
+    kind = next(iter(written.get("architectures") or ["an unnamed class"]))
+    if kind not in _COMPARABLE:
+        return f"logits were not compared: {folder} is of {kind}"
+    params = tree_of({name: array.astype(np.float32) for name, array in arrays.items()})
+    batch, theirs = _batch(model), parity.their_model(folder, written)
+    single = parity.their_logits(theirs)(batch)
+    ours = parity.our_logits(model, params)(batch)
+    found = parity.compare(lambda _: ours, lambda _: single, [batch])
+    if found.holds:
+        return str(found)
+    # Large weights amplify rounding: transformers in float64 shows by how much.
+    double = parity.their_logits(theirs.double())(batch)
+    rounding = parity.compare(lambda _: single, lambda _: double, [batch]).difference
+    if found.agreement < 1.0 or not found.difference <= _ROUNDINGS * rounding:
+        raise NotEqual(
+            f"transformers computes different logits: {found}; its own float32 and float64 differ "
+            f"by {rounding:.1e}; nothing was written"
+        )
+    return f"{found}; float32 and float64 differ by {rounding:.1e} in transformers itself"
+
+
+def _batch(model: ModelConfig) -> Batch:
+    """Returns rows of random ids of different lengths, padded."""
+    random = np.random.default_rng(0)
+
+    def tokens(length: int) -> np.ndarray:
+        ids = random.integers(_FIRST_ID, model.vocab_size, (_ROWS, length))
+        lengths = np.linspace(length // 2, length, _ROWS).astype(int)
+        return np.where(np.arange(length) < lengths[:, None], ids, 0).astype(np.int32)
+
+    longest = model.max_positions if model.counts_positions else _INPUTS
+    inputs, targets = min(_INPUTS, longest), min(_TARGETS, longest)
+    if model.architecture == "encoder":
+        ids = tokens(inputs)
+        types = (np.arange(inputs) >= inputs // 3) & (ids > 0)
+        return {"encoder_input_tokens": ids, "encoder_token_types": types.astype(np.int32)}
+    if model.architecture == "decoder":
+        targets = inputs
+    ids = tokens(targets)
+    batch = {
+        "decoder_target_tokens": ids,
+        "decoder_input_tokens": np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
+    }
+    if model.architecture == "encoder_decoder":
+        batch["encoder_input_tokens"] = tokens(inputs)
+    return batch

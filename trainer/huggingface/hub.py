@@ -1,0 +1,105 @@
+"""Uploads exported folders to a repository of the Hugging Face Hub.
+
+A step is a branch `step_N` of the repository, so that `from_pretrained(…, revision="step_N")` loads
+it, and `main` is what was uploaded last. The token is the environment's, HF_TOKEN, or that of
+`hf auth login`. Uploaded files that are complete are not uploaded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from tasks.terminal.command_line import UserError
+
+_AGAIN = "run the same command again to go on; what was uploaded is kept"
+_DENIED = {401: "the token is not valid", 403: "the token has no permission to write there"}
+
+
+def check(repository: str) -> None:
+    """Rejects a name that no repository can have, and a missing token, before any work is done.
+
+    Raises:
+      UserError: says which.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import validate_repo_id
+
+    flag = f"--push_to={repository}"
+    try:
+        validate_repo_id(repository)
+        owner, _, name = repository.partition("/")
+        valid = bool(owner and name)
+    except huggingface_hub.errors.HFValidationError:
+        valid = False
+    if not valid:
+        raise UserError(f"{flag} is not the name of a repository: give OWNER/NAME")
+    if huggingface_hub.get_token() is None:
+        raise UserError(
+            f"{flag} needs a token that may write: set HF_TOKEN, or log in with hf auth login"
+        )
+
+
+def push(
+    folder: str, repository: str, step: int, message: str, facts: str, main: bool = True
+) -> str:
+    """Makes the branch `step_N` of a repository what a folder is, and `main`, too.
+
+    The repository and the branch are made if they do not exist.
+
+    Args:
+      folder: local folder.
+      repository: OWNER/NAME.
+      step: number of updates made.
+      message: first line of the commit's message.
+      facts: the rest of it.
+      main: False to leave `main` as it is.
+
+    Returns:
+      The address of the branch.
+
+    Raises:
+      UserError: the Hub refuses it, or the connection was lost.
+    """
+    from huggingface_hub import HfApi
+
+    # Retries are logged as warnings, of which the error at the end is enough.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    api, branch = HfApi(), f"step_{step}"
+    with _in_one_line(repository):
+        url = api.create_repo(repository, exist_ok=True)
+        api.create_branch(repository, branch=branch, exist_ok=True)
+        for revision in (branch, "main") if main else (branch,):
+            api.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                revision=revision,
+                commit_message=message,
+                commit_description=facts,
+                delete_patterns="*",  # weights of an earlier upload may have other names
+            )
+    return f"{url}/tree/{branch}"
+
+
+@contextlib.contextmanager
+def _in_one_line(repository: str) -> Iterator[None]:
+    """Raises the errors of huggingface_hub as `UserError`."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    flag = f"--push_to={repository}"
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        if status in _DENIED:
+            raise UserError(f"{flag}: {_DENIED[status]} ({status})") from error
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{flag}: the Hub refused it ({said}); {_AGAIN}") from error
+    except (httpx.HTTPError, OSError, RuntimeError) as error:
+        said = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        raise UserError(f"{flag}: the connection to the Hub was lost ({said}); {_AGAIN}") from error
+    except ValueError as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{flag}: the Hub refused it ({said})") from error

@@ -1,0 +1,172 @@
+"""Reads checkpoints of Mesh TensorFlow, the T5 library before T5X, and of Primer.
+
+A folder holds `model.ckpt-STEP.index` and `model.ckpt-STEP.data-…`. Variables are named by the
+scopes of Mesh's layers, and each layer of a stack has its own: variables that Mesh stacks for its
+devices are still saved one by one. Adafactor's slots stand beside a variable, as NAME_slot_vr.
+
+Source: tensorflow/mesh, `transformer/` and `optimize.AdafactorOptimizer`; T5X,
+`checkpoint_importer.py`; Primer, `t5_models.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.t5x import tensor_bundle
+from trainer.t5x.tensors import Tensor
+
+_INDEX = re.compile(r"model\.ckpt-(\d+)\.index")
+_STEP = "global_step"
+_TOWERS = {"encoder": "encoder", "decoder": "decoder", "transformer": "decoder"}
+_TOWER = "(encoder|decoder|transformer)"
+_SLOT = re.compile(r"(.+)_slot_(vr|vc|v|m)")
+_MOMENTS = {"vr": "v_row", "vc": "v_col", "v": "v", "m": "m"}
+# The state of Mesh's other optimizers, which is not taken over.
+_OF_OTHER_OPTIMIZERS = ("/adam_m", "/adam_v", "_momentum_v")
+# The names of norms, of which the first two are one norm: the older files have "layer_norm".
+_NORM = (
+    r"(?:(?:layer_norm|rms_norm|final_layer_norm)/|"
+    r"true_layer_norm/layer_prepostprocess/layer_norm/layer_norm_|"
+    r"primer_norm/layer_prepostprocess/primer_norm/primer_norm_)(scale|bias)"
+)
+_PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out", "qk": "query"}
+_ATTENTION = r"(SelfAttention|MDHA|EncDecAttention)"
+_TABLE = "relpos_bias/rel_embedding"
+
+
+class Found(NamedTuple):
+    """A checkpoint of Mesh TensorFlow under T5X's names.
+
+    Attributes:
+      step: number of updates made; None if it is not recorded.
+      parameters: parameters by T5X's names, each layer apart.
+      moments: Adafactor's state as T5X has it, parameter -> "m", "v", "v_row" or "v_col".
+    """
+
+    step: int | None
+    parameters: dict[str, Tensor]
+    moments: dict[str, dict[str, Tensor]]
+
+
+def prefix_of(path: str) -> str | None:
+    """Returns the prefix of the checkpoint that `path` names, with or without ".index"; or None."""
+    prefix = path.removesuffix(tensor_bundle.SUFFIX)
+    is_one = not path.endswith("/") and files.exists(prefix + tensor_bundle.SUFFIX)
+    return prefix if is_one else None
+
+
+def prefixes(folder: str) -> dict[int, str]:
+    """Returns the prefixes of the checkpoints in a folder by step, ascending."""
+    found = filter(None, map(_INDEX.fullmatch, files.list_names(folder)))
+    steps = sorted(int(match[1]) for match in found)
+    return {step: files.join(folder, f"model.ckpt-{step}") for step in steps}
+
+
+def load(prefix: str) -> Found:
+    """Opens a checkpoint and reads names, shapes and dtypes.
+
+    Raises:
+      UserError: it cannot be read, or has a variable that no model of this project has.
+    """
+    variables = tensor_bundle.load(prefix)
+    stored = variables.pop(_STEP, None)
+    names = {name: _SLOT.fullmatch(name) for name in variables}
+    parameters: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    layers = _layers(list(variables))
+    for name, slot in names.items():
+        if name.endswith(_OF_OTHER_OPTIMIZERS):
+            continue
+        ours = _ours(slot[1] if slot else name, layers)
+        if ours is None:
+            unknown.append(name)
+        elif slot:
+            moments.setdefault(ours, {})[_MOMENTS[slot[2]]] = variables[name]
+        else:
+            parameters[ours] = variables[name]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise UserError(
+            f"{prefix}: there is no counterpart of the variable {sorted(unknown)[0]}{more}"
+        )
+    for name, kept in moments.items():
+        shape = parameters[name].shape if name in parameters else ()
+        if len(shape) == 2 and shape[0] == shape[1] and {"v_row", "v_col"} <= kept.keys():
+            # Mesh takes the first of two axes of one size for the larger, T5X the second.
+            kept["v_row"], kept["v_col"] = kept["v_col"], kept["v_row"]
+    step = int(stored.whole()) if stored else None
+    shared = _shared_tables(parameters)
+    return Found(
+        step,
+        {shared.get(name, name): value for name, value in parameters.items()},
+        {shared.get(name, name): kept for name, kept in moments.items()},
+    )
+
+
+def _layers(names: list[str]) -> dict[str, int]:
+    """Returns the number of sublayers of a block, by tower."""
+    found: dict[str, int] = {}
+    for name in names:
+        if match := re.match(rf"{_TOWER}/block_\d+/layer_(\d+)/", name):
+            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
+    return found
+
+
+def _ours(name: str, layers: dict[str, int]) -> str | None:
+    """Returns T5X's name of a variable; None if there is none."""
+    if name == "shared/embedding":
+        return "token_embedder/embedding"
+    top = re.fullmatch(rf"{_TOWER}/(.+)", name)
+    if not top:
+        return None
+    tower, rest = _TOWERS[top[1]], top[2]
+    if rest == "embedding":
+        return f"{tower}/token_embedder/embedding"
+    if rest == "logits/kernel" and tower == "decoder":
+        return "decoder/logits_dense/kernel"
+    if norm := re.fullmatch(_NORM, rest):
+        return f"{tower}/{tower}_norm/{norm[1]}"
+    block = re.fullmatch(r"block_(\d+)/layer_(\d+)/(.+)", rest)
+    if not block:
+        return None
+    inside = _in_block(tower, int(block[2]), layers[top[1]], block[3])
+    return inside and f"{tower}/layers_{int(block[1])}/{inside}"
+
+
+def _in_block(tower: str, layer: int, layers: int, name: str) -> str | None:
+    """Returns the name within its layer of a variable of a block's sublayer number `layer`."""
+    own = "attention" if tower == "encoder" else "self_attention"
+    sublayers = [own, "cross_attention", "mlp"] if layers == 3 else [own, "mlp"]
+    if norm := re.fullmatch(_NORM, name):
+        return f"pre_{sublayers[layer]}_layer_norm/{norm[1]}" if layer < len(sublayers) else None
+    if dense := re.fullmatch(r"DenseReluDense/(wi|wi_0|wi_1|wo)/(kernel|bias)", name):
+        return f"mlp/{dense[1]}/{dense[2]}"
+    found = re.fullmatch(rf"{_ATTENTION}/(.+)", name)
+    if not found:
+        return None
+    mixer = "encoder_decoder_attention" if found[1] == "EncDecAttention" else own
+    if found[2] in ("q", "k", "v", "o"):
+        return f"{mixer}/{_PROJECTIONS[found[2]]}/kernel"
+    if found[2] == "relative_attention_bias" and mixer == own:
+        return _TABLE
+    if found[2] == "q_solo_project/kernel":
+        return f"{mixer}/query_from_key/kernel"
+    if tap := re.fullmatch(r"(q|k|v|qk)_dconv/conv_(\d+)", found[2]):
+        return f"{mixer}/{_PROJECTIONS[tap[1]]}_convolution/tap_{tap[2]}"
+    return None
+
+
+def _shared_tables(names: Iterable[str]) -> dict[str, str]:
+    """Returns new names of the tables that layer 0 holds for its whole stack."""
+    own = [name for name in names if name.endswith(_TABLE)]
+    stacks = [name.partition("/")[0] for name in own]
+    return {
+        name: name.replace("layers_0/", "")
+        for name, stack in zip(own, stacks, strict=True)
+        if "/layers_0/" in name and stacks.count(stack) == 1
+    }
