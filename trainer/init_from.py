@@ -254,7 +254,8 @@ def _adafactor_leaves(
 def _abstract_state(config: Config) -> Any:
     """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
-    optimizer = optimizer_of(config.optimizer, spec)
+    drops = config.plateau.metric is not None
+    optimizer = optimizer_of(config.optimizer, spec, drops)
     return jax.eval_shape(lambda key: optimizer.init(init_params(spec, key)), jax.random.key(0))
 
 

@@ -27,6 +27,7 @@ from trainer.reporting.reports import Reports, due
 from trainer.reporting.software import save_software
 from trainer.reporting.startup import startup_text
 from trainer.setup import Run
+from trainer.watch import Watch, flattened
 
 # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
@@ -68,11 +69,16 @@ def _locked(model_dir: str) -> Iterator[Callable[[], None]]:
 def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) -> int:
     config, last = run.config, run.config.train_steps
     processes.check_shared(config.model_dir)
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint)
+    watch = Watch(config.checkpoint, config.stopping, config.plateau)
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, watch=watch)
     program = Program(run)
     beginning, state = begin(run, checkpoints, program)
     if state is None:
-        print(f"training is finished: checkpoint of step {beginning.step} in {config.model_dir}")
+        early = f", early: {watch.why_exhausted}" if watch.exhausted else ""
+        print(
+            f"training is finished{early}: checkpoint of step {beginning.step} in "
+            f"{config.model_dir}"
+        )
         checkpoints.close()
         return 0
     evaluated = checkpoints.evaluated or not config.evaluation.every_steps
@@ -101,10 +107,11 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                 stopping = True
             else:
                 reports.evaluations(step, results)
-                checkpoints.improved(step, results["validation"])
+                watch.see(step, flattened(results))
+                state = program.with_rate_scale(state, watch.rate_scale)
                 checkpoints.record_evaluation(step)
                 evaluated = True
-        for step in () if stopping else range(begun + 1, last + 1):
+        for step in () if stopping or watch.exhausted else range(begun + 1, last + 1):
             with profile.update(step):
                 batch = put_batch(next(batches), program.mesh, config.batch_size)
                 reports.before(step, state, batch)
@@ -124,7 +131,8 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     evaluated, stopping, saving = False, True, True
                 else:
                     reports.evaluations(step, results)
-                    saving |= checkpoints.improved(step, results["validation"])
+                    saving |= watch.see(step, flattened(results)) or watch.exhausted
+                    state = program.with_rate_scale(state, watch.rate_scale)
                 reports.speed.restart(step)
             if saving:
                 with reports.speed.blocking():
@@ -133,11 +141,13 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     check_lock()
                     checkpoints.save(step, state, run, evaluated)
             bar.update(step, reports.note)
-            if stopping:
+            if stopping or watch.exhausted:
                 break
     checkpoints.close()
     writer.close()
-    if stopping and (step < last or not evaluated):
+    if watch.exhausted and evaluated:
+        print(f"stopped early at step {step}: {watch.why_exhausted}")
+    elif stopping and (step < last or not evaluated):
         print(f"{stop.cause}: saved step {step}; run the same command to resume", file=sys.stderr)
         return EXIT_INTERRUPTED if stop.cause == _CTRL_C else EXIT_PREEMPTED
     return 0

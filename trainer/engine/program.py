@@ -33,6 +33,7 @@ from trainer.model.transformer import (
     logical_axes,
 )
 from trainer.optim.optimizer import optimizer_of
+from trainer.optim.plateau import set_rate_scale
 from trainer.setup import Run
 
 
@@ -72,7 +73,8 @@ class Program:
         self._spec = model_spec(config.model)
         self._seed, self._rules = config.seed, config.mesh.rules
         axes = logical_axes(self._spec)
-        self._optimizer = optimizer_of(config.optimizer, self._spec)
+        drops = config.plateau.metric is not None
+        self._optimizer = optimizer_of(config.optimizer, self._spec, drops)
         self._model = build_model(self._spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
         self.shardings = self._shardings(axes)
@@ -104,6 +106,13 @@ class Program:
         """Returns a state with `params` and `step`, and a new optimizer state; donates `params`."""
         make = jax.jit(self._state_of, donate_argnums=0, out_shardings=self.shardings)
         return make(params, np.int32(step))
+
+    def with_rate_scale(self, state: TrainState, scale: float) -> TrainState:
+        """Returns `state` with the schedule multiplied by `scale` from the next update on.
+
+        It is the same object if the run has no `plateau.metric`.
+        """
+        return set_rate_scale(state, scale)
 
     def zero_metrics(self) -> Metrics:
         """Returns metrics that are all zero."""

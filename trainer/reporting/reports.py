@@ -129,7 +129,9 @@ class Reports:
         if config.on_nan == "skip":
             values["skipped_updates"] = skipped
         # Skipped updates do not advance the schedule.
-        values["learning_rate"] = float(self._learning_rate(max(0, step - 1 - skipped)))
+        rate = float(self._learning_rate(max(0, step - 1 - skipped)))
+        # Read before the evaluation of this step, which may drop the rate.
+        values["learning_rate"] = rate * self._checkpoints.watch.rate_scale
         rates = self.speed.since_last(step)
         self._writer.write(step, "train", values, rates)
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
