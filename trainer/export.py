@@ -139,7 +139,8 @@ def _restore(run: Run, step: int | None) -> tuple[int, Any]:
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)
     (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
-    params = checkpoints.restore(chosen, Program(run).abstract_state()).params
+    program = Program(run)
+    params = program.merged(checkpoints.restore(chosen, program.abstract_state()).params)
     checkpoints.close()
     return chosen, params
 

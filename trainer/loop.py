@@ -18,9 +18,9 @@ from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine import processes
-from trainer.engine.evaluator import Evaluator
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
+from trainer.evaluating.evaluation import Evaluation
 from trainer.reporting.metrics import MetricsWriter
 from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
@@ -90,7 +90,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
     batches = run.data.training(beginning.step, *program.host_part)
     evaluator = None
     if config.evaluation.every_steps:
-        evaluator = Evaluator(run, "validation", program.evaluation_step, program.mesh)
+        evaluator = Evaluation(run, "validation", program)
     reports = Reports(run, program, checkpoints, writer)
 
     with (
@@ -102,7 +102,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
         stopping = False
         if evaluator and not evaluated:
             # SIGTERM ended the run when it had saved this step and not evaluated it.
-            results = evaluator(state.params, stop.asked)
+            results = evaluator(state.params, step, stop.asked)
             if results is None:
                 stopping = True
             else:
@@ -126,7 +126,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
             evaluated = True
             if evaluator and evaluating:
                 # An evaluation may take longer than the time between SIGTERM and SIGKILL.
-                results = None if stopping else evaluator(state.params, stop.asked)
+                results = None if stopping else evaluator(state.params, step, stop.asked)
                 if results is None:
                     evaluated, stopping, saving = False, True, True
                 else:

@@ -228,10 +228,20 @@ def _fit(
     converter = features.converter(config.model, lengths)
     _check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
+    config = _imply_new_tokens(config, origins, lengths)
     # Sizes of the mesh that depend on the number of devices are checked by Program.
     sizes, rules = config.mesh.planned(), config.mesh.rules
     check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
     return config, converter
+
+
+def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
+    """Sets the most tokens of a prediction to the length of targets, unless it was set."""
+    path = "evaluation.decoding.max_new_tokens"
+    if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
+        return config
+    origins[path] = "lengths.targets"
+    return fields.replace(config, path, lengths.targets)
 
 
 def _reject_unused(config: Config, unused: tuple[str, ...]) -> None:

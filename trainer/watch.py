@@ -170,7 +170,7 @@ def is_better(metric: str, value: float, than: float, by: float = 0.0) -> bool:
 
 
 def _counts_down(metric: str) -> bool:
-    direction, colon, name = metric.partition(":")
+    direction, colon, _ = metric.partition(":")
     if colon and direction in ("min", "max"):
         return direction == "min"
     return lower_is_better(metric.rpartition("/")[2])

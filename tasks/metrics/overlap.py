@@ -29,7 +29,7 @@ def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
 
 
 def _streams(targets: Sequence[Any]) -> list[list[str | None]]:
-    """Returns the first reference of every example, then the second, …; None where there is none."""
+    """Returns the first references of all examples, then the second ones, None where missing."""
     all_of = [references(target) for target in targets]
     most = max(map(len, all_of))
     return [

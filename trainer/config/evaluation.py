@@ -3,6 +3,7 @@
 import dataclasses
 
 from tasks.terminal.fields import BELOW_ONE, Rule, at_least, check, field, one_of, require
+from trainer.decoding.config import Decoding
 
 _ON_DAMAGE = ("stop", "fall_back")
 # Metrics that every evaluation has, or that of every language model, and that rank checkpoints.
@@ -88,6 +89,10 @@ class EvaluationConfig:
         None,
         "most examples of each task to generate text for, from the first; None: the whole split",
         rule=at_least(1),
+    )
+    decoding: Decoding = field(
+        Decoding,
+        "How predictions are generated; the most new tokens are lengths.targets unless set",
     )
     probes: str | None = field(
         None,

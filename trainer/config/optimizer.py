@@ -439,6 +439,8 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
     {
         # Source: T5X, `configs/runs/pretrain.gin`.
         "t5x": OptimizerConfig(),
+        # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
+        "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
         "nanot5": _NANOT5,
         # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
         "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),

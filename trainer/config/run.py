@@ -34,6 +34,7 @@ from trainer.config.evaluation import (
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
+from trainer.config.tuning import LoraConfig, check_pattern
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -317,6 +318,11 @@ class Config:
         "take the optimizer state and the step of init_from as well, and with them the place in "
         "the schedule and in the data, in this run's own order; false = parameters only",
     )
+    trainable: str | None = field(
+        None,
+        "regular expression; only parameters whose path, as decoder/layers_0/mlp/wo/kernel, it is "
+        "found in learn; None: all, or with lora.rank only LoRA's",
+    )
     on_nan: str = field(
         "stop",
         "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
@@ -349,6 +355,7 @@ class Config:
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
+    lora: LoraConfig = field(LoraConfig, "Low-rank additions that learn in place of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
         CheckpointConfig, "When checkpoints are saved, and which are kept"
@@ -372,6 +379,7 @@ class Config:
             self.init_from_state,
             "true without --init_from",
         )
+        check_pattern("Config.trainable", self.trainable)
         check_watched(self.checkpoint, self.stopping, self.plateau, self.evaluation, self.task)
         require(
             self.profiled.stop <= self.train_steps + 1,

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from tasks import mixture, registry
+from tasks import mixture, registry, vocabulary
 from tasks.cache.cache import Cache, cache_names, find_cache
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
@@ -18,9 +18,13 @@ from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
 from trainer.data import recorded, startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
+from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
+
+# Rows of a batch that examples are taken from.
+_EXAMPLE_ROWS = 64
 
 
 class EvaluationSet(NamedTuple):
@@ -71,6 +75,20 @@ class Data(Protocol):
 
         Raises:
           UserError: there are none.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without EOS.
+
+        Raises:
+          UserError: SentencePiece is not installed.
+        """
+
+    def examples(self, split: str) -> list[ExampleSet]:
+        """Returns the examples of a split by task, with the metrics of text to be computed.
+
+        Raises:
+          UserError: there is no such split, or no metric of a name in `evaluation.metrics`.
         """
 
     def consequences(
@@ -301,6 +319,30 @@ class CachedData:
         for each in empty:
             print(f"{split}: {each.cache} has no text in it, {each.task.name} is not evaluated")
         return sets
+
+    def examples(self, split: str) -> list[ExampleSet]:
+        """Returns a split's examples by task, with the metrics of `evaluation.metrics`, if any."""
+        metrics = named_metrics(self._config)
+        if not metrics:
+            return []
+        ids = {each.task.name: each.ids for each in self.tasks}
+        return [
+            of_batches(rows.name, rows.iterate, ids[rows.name], metrics)
+            for rows in self.evaluation(split, _EXAMPLE_ROWS)
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without EOS, by SentencePiece."""
+        return self._vocabulary.encode([text])[0].tolist()
+
+    @functools.cached_property
+    def _vocabulary(self) -> vocabulary.Vocabulary:
+        try:
+            return vocabulary.from_bytes(self.tasks[0].ids.model)
+        except ImportError as error:
+            raise UserError(
+                "text of your own needs SentencePiece: pip install sentencepiece"
+            ) from error
 
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1

@@ -106,10 +106,10 @@ def make_optimizer(
 
 
 def optimizer_of(
-    config: OptimizerConfig, spec: ModelSpec | EncoderSpec, drops: bool = False
+    config: OptimizerConfig, spec: ModelSpec | EncoderSpec
 ) -> optax.GradientTransformation:
-    """Returns the optimizer of a model, as `make_optimizer` makes it."""
-    return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec), drops)
+    """Returns the optimizer of a model all of which learns, as `make_optimizer` makes it."""
+    return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 
 def _direction(name: str) -> Direction:
