@@ -83,6 +83,19 @@ class Objective(abc.ABC):
         return None
 
     @property
+    def reads_pairs(self) -> bool:
+        """True if a window is a pair: ids of inputs, PAIR_BORDER, then ids of targets."""
+        return False
+
+    def sides(self, lengths: Lengths) -> tuple[int, int]:
+        """Returns the most ids of inputs and of targets of a pair that these lengths hold.
+
+        Raises:
+          UserError: a length holds no id.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads no pairs")
+
+    @property
     def architectures(self) -> tuple[str, ...]:
         """Architectures that can train on the examples, the most usual first.
 

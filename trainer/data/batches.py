@@ -18,7 +18,7 @@ import numpy as np
 from tasks.cache.windows import Windows
 from tasks.objectives import Objective, noise
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import UNK_ID, TokenIds
+from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, Order
@@ -40,6 +40,8 @@ class BatchMaker:
     def blank(self) -> Batch:
         """Returns the features of one window of unknown tokens, without reading anything."""
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
+        if self.objective.reads_pairs:
+            tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
         return self._features(tokens_WN, np.array([tokens_WN.size]), np.zeros(1, np.uint64))
 
     def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:

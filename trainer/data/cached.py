@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from tasks import mixture, registry, vocabulary
 from tasks.cache.cache import Cache, cache_names, find_cache
 from tasks.cache.manifest import CacheManifest
+from tasks.cache.pair_windows import check_kind, open_windows
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
@@ -186,6 +187,7 @@ class CachedData:
                     "the same --vocabulary"
                 )
         for each in tasks:
+            check_kind(each.cache, each.manifest, each.task.objective)
             try:
                 each.task.objective.window_tokens(self.lengths)
             except UserError as error:
@@ -229,16 +231,16 @@ class CachedData:
     def maker(self, each: CachedTask, split: str, keep_tails: bool) -> BatchMaker:
         """Opens a split of a task's cache; for `keep_tails` see tasks.cache.windows.Windows."""
         objective = each.task.objective
-        window = objective.window_tokens(self.lengths)
         reading = self._config.data
-        windows = Windows(
+        windows = open_windows(
             each.cache,
             each.manifest,
             split,
-            window,
-            keep_tails,
-            reading.local_dir,
-            reading.local_bytes,
+            objective,
+            self.lengths,
+            keep_tails=keep_tails,
+            local_dir=reading.local_dir,
+            local_bytes=reading.local_bytes,
             across_shards=reading.order > 1,
         )
         return BatchMaker(windows, objective, self._converter, each.ids)
@@ -357,6 +359,7 @@ class CachedData:
                 startup.sentinels_line(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
                 *startup.unread_lines(source, each.manifest, self._config.data.order),
+                *startup.cut_lines(source, each.manifest),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]
             if len(self.tasks) > 1:
