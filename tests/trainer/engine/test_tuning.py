@@ -50,7 +50,7 @@ def test_the_sum_is_the_model(microbatches):
     _, state = changed(program)
     merged = numbers(program.merged(state.params))
     params = numbers(state.params)
-    kernel = "encoder/layers_0/mlp/wo/kernel"
+    kernel = "decoder/layers_0/mlp/wo/kernel"
     a, b = params[f"lora/{kernel}/a"], params[f"lora/{kernel}/b"]
     np.testing.assert_allclose(merged[kernel], params[kernel] + 8 / 2 * (a @ b), rtol=1e-6)
     assert np.abs(merged[kernel] - params[kernel]).max() > 1e-4
@@ -87,7 +87,7 @@ def test_norms_are_those_of_what_learns():
     program = program_of(*LORA_FLAGS, "--metrics.norms_every_steps=1")
     state = program.initial_state()
     found = program.norms.by_name(program.norms(state, batch_of(0)))
-    assert "weight_gradient_rms/lora/encoder/layers_0/mlp/wo/kernel/b" in found
+    assert "weight_gradient_rms/lora/decoder/layers_0/mlp/wo/kernel/b" in found
     assert all("/lora/" in name for name in found)
 
 
