@@ -2,7 +2,7 @@
 
     python -m experiments.diacritics --corpus='parquet:DATA/ro_*.parquet' --output=DIR
 
-Makes a vocabulary, pairs of sentences without and with diacritics, and caches; pretrains a small
+Makes a vocabulary, pairs of words without and with diacritics, and caches; pretrains a small
 T5 on the same corpus; fine-tunes it and the same model from random parameters on the pairs, with
 every seed; and prints a table. Finished parts are kept when the command is run again.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -26,9 +25,9 @@ from tasks.terminal.table import table
 
 _METRICS = ("exact_match", "character_error_rate")
 _PRETRAINED, _RANDOM = "pretrained", "random"
-# Sentences with diacritics and of these lengths are examples, in characters.
-_SHORTEST, _LONGEST = 20, 60
-_INPUTS = _TARGETS = 48
+# Examples are runs of so many words that together have a diacritic, in rows of so many tokens.
+_WORDS = 2
+_INPUTS = _TARGETS = 16
 # T5's objective "BERT-style" without its random and kept tokens: the whole text is predicted from a
 # text with masks, so that a model learns to copy, which span corruption does not ask for.
 _OBJECTIVE = "iid_15_m_f"
@@ -40,7 +39,7 @@ def main(argv: list[str]) -> int:
     add("--corpus", required=True, help="Romanian text, as in pipeline.build")
     add("--output", required=True, help="local folder of everything that is made")
     add("--preset", default="t5_1_1_mini", help="the model; %(default)s if left out")
-    add("--vocab_size", type=positive, default=1000, help="pieces; %(default)s if left out")
+    add("--vocab_size", type=positive, default=500, help="pieces; %(default)s if left out")
     add("--pretrain_steps", type=positive, default=2000, help="updates; %(default)s if left out")
     add("--finetune_steps", type=positive, default=1000, help="updates; %(default)s if left out")
     add("--seeds", default="0,1,2", help="seeds of fine-tuning; %(default)s if left out")
@@ -74,7 +73,8 @@ def _prepare(arguments: Any) -> None:
         *("trainer.pretrain", f"--preset={arguments.preset}", f"--task=ro_{_OBJECTIVE}"),
         *(f"--cache_dir={caches}", f"--model_dir={folder}/pretrained"),
         f"--train_steps={arguments.pretrain_steps}",
-        *("--lengths.inputs=48", "--lengths.targets=48", *_updates(arguments.pretrain_steps)),
+        *(f"--lengths.inputs={_INPUTS}", f"--lengths.targets={_TARGETS}"),
+        *_updates(arguments.pretrain_steps),
         *("--optimizer.learning_rate=0.03", "--optimizer.warmup_steps=100"),
         "--optimizer.schedule=constant * linear_warmup * cosine_decay",
         f"--optimizer.steps_per_cycle={arguments.pretrain_steps}",
@@ -83,7 +83,7 @@ def _prepare(arguments: Any) -> None:
 
 def _updates(steps: int) -> tuple[str, ...]:
     return (
-        *("--batch_size=32", "--metrics.every_steps=50", "--metrics.tensorboard=false"),
+        *("--batch_size=64", "--metrics.every_steps=50", "--metrics.tensorboard=false"),
         *(f"--evaluation.every_steps={steps}", f"--checkpoint.every_steps={steps}"),
     )
 
@@ -106,7 +106,8 @@ def _finetuned(arguments: Any, folder: str, arm: str, seed: int) -> dict[str, fl
         f"--evaluation.metrics={','.join(_METRICS)}",
         *(f"--evaluation.examples={arguments.examples}", "--evaluation.batch_size=100"),
     )
-    lines = [json.loads(line) for line in open(f"{model_dir}/metrics.jsonl", encoding="utf-8")]
+    text = files.read_bytes(f"{model_dir}/metrics.jsonl").decode()
+    lines = [json.loads(line) for line in text.splitlines()]
     last = [line["metrics"] for line in lines if line["split"] == "validation"][-1]
     return {name: last[name] for name in ("loss", *_METRICS)}
 
@@ -120,7 +121,7 @@ def _run(module: str, *flags: str) -> None:
 
 
 def _write_pairs(corpus: str, folder: str) -> None:
-    """Writes train.jsonl and validation.jsonl of {"inputs", "targets"} sentences."""
+    """Writes train.jsonl and validation.jsonl of {"inputs", "targets"} lines."""
     if files.exists(f"{folder}/train.jsonl"):
         return
     from tasks.reading import sources
@@ -130,23 +131,24 @@ def _write_pairs(corpus: str, folder: str) -> None:
     for piece in found.pieces:
         for split, batch in sources.read(found, piece):
             for text in batch.column("text").to_pylist():
-                by_split[split] += _sentences(text or "")
+                by_split[split] += _phrases(text or "")
     os.makedirs(folder, exist_ok=True)
-    for split, sentences in by_split.items():
-        if not sentences:
-            raise UserError(f"--corpus={corpus}: its {split} split has no sentence with diacritics")
+    for split, phrases in by_split.items():
+        if not phrases:
+            raise UserError(f"--corpus={corpus}: its {split} split has no diacritics")
         lines = (
             json.dumps({"inputs": plain(text), "targets": text}, ensure_ascii=False) + "\n"
-            for text in dict.fromkeys(sentences)
+            for text in dict.fromkeys(phrases)
         )
         files.write_bytes(f"{folder}/{split}.jsonl", "".join(lines).encode())
 
 
-def _sentences(text: str) -> Iterator[str]:
-    for part in re.split(r"(?<=[.!?])\s+|\n+", text):
-        sentence = unicodedata.normalize("NFC", " ".join(part.split()))
-        if _SHORTEST <= len(sentence) <= _LONGEST and plain(sentence) != sentence:
-            yield sentence
+def _phrases(text: str) -> Iterator[str]:
+    words = unicodedata.normalize("NFC", text).split()
+    for first in range(0, len(words) - _WORDS + 1, _WORDS):
+        phrase = " ".join(words[first : first + _WORDS])
+        if plain(phrase) != phrase:
+            yield phrase
 
 
 def plain(text: str) -> str:

@@ -20,14 +20,18 @@ def _equal(target: Any, prediction: Any) -> bool:
 
 
 def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the F1 of the positive class, label 1 or true, in percent."""
+    """Returns the F1 of the positive class, label 1 or true, in percent.
+
+    A label may be in a dict with "value", as for `grouped_exact_match`.
+    """
     metrics = load_library("sklearn.metrics", "scikit-learn")
     positive = [[int(_is_positive(each)) for each in of] for of in (targets, predictions)]
     return {"f1": 100 * metrics.f1_score(*positive, zero_division=0.0)}
 
 
 def _is_positive(label: Any) -> bool:
-    return str(label).lower() in ("1", "true")
+    value = label["value"] if isinstance(label, dict) else label
+    return str(value).lower() in ("1", "true")
 
 
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -44,9 +48,11 @@ def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 
 def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns Matthews's correlation of labels times 100, 0 if there is one class alone."""
+    """Returns Matthews's correlation of labels times 100, 0 if one side is constant."""
     metrics = load_library("sklearn.metrics", "scikit-learn")
-    texts = ([str(each) for each in of] for of in (targets, predictions))
+    texts = [[str(each) for each in of] for of in (targets, predictions)]
+    if any(len(set(side)) == 1 for side in texts):
+        return {"matthews": 0.0}
     return {"matthews": 100 * metrics.matthews_corrcoef(*texts)}
 
 

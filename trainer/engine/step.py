@@ -63,7 +63,8 @@ def make_update(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
     """Returns (state, batch) -> (state, gradients, changes of the parameters), to be jitted.
 
-    Gradients and changes are trees of `tuning.learned`. If the update is rejected, the state is that of `checked`, and the rest is what was rejected.
+    Gradients and changes are trees of `tuning.learned`. If the update is rejected, the state is
+    that of `checked`, and the rest is what was rejected.
     """
     gradients_of = make_gradients(model, config, tuning)
 
@@ -127,7 +128,8 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are those of what learns by `tuning`; None: of all parameters. With `config.microbatches` above 1 the batch is split into that many parts, which the model
+    Gradients are those of what learns by `tuning`; None: of all parameters. With
+    `config.microbatches` above 1 the batch is split into that many parts, which the model
     processes one after the other; gradients and metrics are float32 sums over the parts. The
     loss's divisor is computed from the whole batch first, so that the parts' losses add up to the
     batch's loss however its tokens are distributed; with `loss.normalize_over` "microbatch", from

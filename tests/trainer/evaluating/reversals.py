@@ -43,7 +43,11 @@ def confident(targets, predictions, aux_values):
     return {{"confidence": float(sum(aux_values["scores"]))}}
 
 
-METRICS = (Metric("first_letters", lambda t, p: {{"first_letters": sum(a[:1] == b[:1] for a, b in zip(t, p))}}),)
+def first_letters(targets, predictions):
+    return {{"first_letters": sum(t[:1] == p[:1] for t, p in zip(targets, predictions))}}
+
+
+METRICS = (Metric("first_letters", first_letters),)
 
 seqio.TaskRegistry.add(
     "reversals",
