@@ -24,6 +24,7 @@ COPA = {
 }
 PAIR = {"sentence1": "a b", "sentence2": "c"}
 NLI = {"premise": "yeah well", "hypothesis": "They won."}
+OF_NLI = "hypothesis: They won. premise: yeah well"
 # Source: Raffel et al. 2020, appendix D, for the form; of each task a row, its inputs and targets.
 GOLDEN = {
     "glue_cola": (
@@ -31,7 +32,7 @@ GOLDEN = {
         "cola sentence: John made Bill master of himself.",
         "acceptable",
     ),
-    "glue_sst2": ({"sentence": "it is great", "label": 1}, "sst2 sentence: it is great", "positive"),
+    "glue_sst2": ({"sentence": "is great", "label": 1}, "sst2 sentence: is great", "positive"),
     "glue_mrpc": ({**PAIR, "label": 1}, "mrpc sentence1: a b sentence2: c", "equivalent"),
     "glue_stsb": ({**PAIR, "label": 3.25}, "stsb sentence1: a b sentence2: c", "3.2"),
     "glue_qqp": (
@@ -39,7 +40,7 @@ GOLDEN = {
         "qqp question1: why? question2: how?",
         "not_duplicate",
     ),
-    "glue_mnli": ({**NLI, "label": 2}, "mnli hypothesis: They won. premise: yeah well", "contradiction"),
+    "glue_mnli": ({**NLI, "label": 2}, f"mnli {OF_NLI}", "contradiction"),
     "glue_qnli": (
         {"question": "Where?", "sentence": "Here.", "label": 0},
         "qnli question: Where? sentence: Here.",
@@ -56,7 +57,7 @@ GOLDEN = {
         "boolq passage: P question: is it",
         "False",
     ),
-    "super_glue_cb": ({**NLI, "label": 1}, "cb hypothesis: They won. premise: yeah well", "contradiction"),
+    "super_glue_cb": ({**NLI, "label": 1}, f"cb {OF_NLI}", "contradiction"),
     "super_glue_copa": (
         COPA,
         f"copa choice1: {COPA['choice1']} choice2: {COPA['choice2']} premise: {COPA['premise']} "
@@ -73,13 +74,14 @@ GOLDEN = {
     ),
     "super_glue_record": (
         {
-            "query": "@placeholder won", "passage": "They met.\n@highlight\nAnn won\n@highlight\nso",
+            "query": "@placeholder won",
+            "passage": "They met.\n@highlight\nAnn won\n@highlight\nso",
             "entities": ["Ann", "Bob"], "answers": ["Ann"],
         },
         "record query: @placeholder won entities: Ann, Bob passage: They met. Ann won. so",
         "Ann",
     ),
-    "super_glue_rte": ({**NLI, "label": 0}, "rte hypothesis: They won. premise: yeah well", "entailment"),
+    "super_glue_rte": ({**NLI, "label": 0}, f"rte {OF_NLI}", "entailment"),
     "super_glue_wic": (
         {**PAIR, "word": "b", "label": 1},
         "wic sentence1: a b sentence2: c word: b",

@@ -88,7 +88,7 @@ def of_batches(
     beginning of a decoder-only model's row. Rows without targets are left out.
     """
 
-    def text_of(tokens: Sequence[int]) -> str:
+    def text_of(tokens: Iterable[int]) -> str:
         return decode.decode([int(token) for token in tokens], ids)
 
     def read(limit: int | None) -> list[Example]:
