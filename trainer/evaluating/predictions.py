@@ -124,11 +124,12 @@ class Predicting:
                 found_values = function(targets, predictions, {"scores": scores})
                 _add(values, task.name, numbers(found_values))
         if task.scored:
-            scores = self._likelihood(params, [(each.inputs, each.targets) for each in examples])
-            for line, score in zip(lines, scores, strict=True):
-                line["target_score"] = float(score)
+            pairs = [(each.inputs, each.targets) for each in examples]
+            likelihoods = self._likelihood(params, pairs)
+            for line, likelihood in zip(lines, likelihoods, strict=True):
+                line["target_score"] = float(likelihood)
             for metric in task.scored:
-                _add(values, task.name, metric(targets, scores))
+                _add(values, task.name, metric(targets, likelihoods))
         return values, lines
 
     def _generated(
