@@ -1,4 +1,9 @@
-"""Only what shall learn changes, in LoRA and by name; and LoRA's sum is the model."""
+"""Only what shall learn changes, in LoRA and by name; and LoRA's sum is the model.
+
+As a program it prints sums of what LoRA's updates on all devices leave, as JSON.
+"""
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +11,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests import eight_devices
 from tests.trainer.engine.test_sharding import batch_of, program_of
 from trainer.engine.tuning import LORA
 from trainer.model.paths import named
@@ -114,3 +120,22 @@ def test_logits_of_a_merged_model_are_those_of_the_run():
     merged = jax.tree.map(np.array, program.merged(state.params))
     logits = run_model(program._model, merged, batch)
     np.testing.assert_allclose(logits, tuned, atol=1e-5)
+
+
+def sums(*flags):
+    """Returns the root mean square of each parameter after updates of LoRA."""
+    _, state = changed(program_of(*LORA_FLAGS, *flags))
+    return {name: float(np.sqrt(np.mean(leaf**2))) for name, leaf in numbers(state.params).items()}
+
+
+@pytest.mark.parametrize("mesh", ["fsdp", "tensor"])
+def test_on_a_mesh_lora_learns_the_same(mesh):
+    flags = ["--mesh.data=2", "--mesh.fsdp=4"] if mesh == "fsdp" else ["--mesh.tensor=2"]
+    found = eight_devices.run("tests/trainer/engine/test_tuning.py", *flags)
+    assert found == pytest.approx(sums(), rel=1e-4, abs=1e-7)
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(json.dumps(sums(*sys.argv[1:])))
