@@ -66,7 +66,7 @@ def _prepare(arguments: Any) -> None:
     _write_pairs(corpus, f"{folder}/pairs")
     shared = (f"--vocabulary={vocabulary}", f"--cache_dir={caches}")
     _run("pipeline.build", f"--task=ro_{_OBJECTIVE}", f"--corpus={corpus}", *shared)
-    pairs = f"json:{folder}/pairs/*.jsonl?inputs=inputs&targets=targets"
+    pairs = f"json:{folder}/pairs/*.jsonl?split=train&inputs=inputs&targets=targets"
     limits = (f"--max_inputs={_INPUTS}", f"--max_targets={_TARGETS}")
     _run("pipeline.build", "--task=diacritics_supervised", f"--corpus={pairs}", *shared, *limits)
     _run(
@@ -121,7 +121,7 @@ def _run(module: str, *flags: str) -> None:
 
 
 def _write_pairs(corpus: str, folder: str) -> None:
-    """Writes train.jsonl and validation.jsonl of {"inputs", "targets"} lines."""
+    """Writes train.jsonl and validation.jsonl of {"inputs", "targets"} lines, none in both."""
     if files.exists(f"{folder}/train.jsonl"):
         return
     from tasks.reading import sources
@@ -132,6 +132,8 @@ def _write_pairs(corpus: str, folder: str) -> None:
         for split, batch in sources.read(found, piece):
             for text in batch.column("text").to_pylist():
                 by_split[split] += _phrases(text or "")
+    held_out = set(by_split["validation"])
+    by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
     os.makedirs(folder, exist_ok=True)
     for split, phrases in by_split.items():
         if not phrases:

@@ -29,7 +29,7 @@ import numpy as np
 from tasks.storage import files, whole_folder
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from tasks.vocabulary import PAD_ID
+from tasks.vocabulary import PAD_ID, PAIR_BORDER
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
@@ -294,7 +294,8 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
         for begin in range(0, length, _TEXT_TOKENS)
     ]
     taken = np.unique(np.linspace(0, len(parts) - 1, _TEXTS).astype(np.int64))
-    return [vocabulary.decode(parts[place]) for place in taken]
+    # The border of a pair is no token.
+    return [vocabulary.decode(parts[place][parts[place] != PAIR_BORDER]) for place in taken]
 
 
 def _named(flags: argparse.Namespace) -> Named:

@@ -28,7 +28,7 @@ def pairs(text_cache, tmp_path_factory):
                 file.write(json.dumps({"q": text, "a": text.upper()}) + "\n")
     made = command(
         "pipeline.build", "--task=caps_supervised",
-        f"--corpus=json:{folder}/*.jsonl?inputs=q&targets=a",
+        f"--corpus=json:{folder}/*.jsonl?split=train&inputs=q&targets=a",
         f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
