@@ -55,6 +55,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
         MANIFEST,
         CacheManifest,
         Plan,
+        as_json,
         shard_file,
         shard_from_dict,
     )  # fmt: skip
@@ -86,7 +87,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
             entries[name] = first.files[shard_file("train", kind, 0, count)]
         shards.append(dataclasses.replace(first, files=entries))
     manifest = CacheManifest(plan, {"train": tuple(shards)}, {})
-    files.write_json(str(folder / MANIFEST), dataclasses.asdict(manifest))
+    files.write_json(str(folder / MANIFEST), as_json(manifest))
 
 
 def source(folder: str, local_dir: str | None = None):
