@@ -169,7 +169,8 @@ def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
     """Prepares a run on caches of pipeline.build."""
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
-    _reject_unused(config, ("data.use_cached", "data.pack"))
+    _reject_unused(config, ("data.use_cached", "data.pack"), used=("data.pack_examples",))
+    _check_packing(config)
     names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
     tasks = [open_cache(config, name) for name in names]
     for each in tasks:
@@ -192,7 +193,8 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
     """Prepares a run on a task or mixture registered with seqio."""
     from trainer.data.seqio_data import SeqioData
 
-    _reject_unused(config, ("mixing.", "objective", "data.local_", "data.block_", "data.threads"))
+    unused = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
+    _reject_unused(config, (*unused, "data.pack_examples", "data.example_"))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":
@@ -244,14 +246,30 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
     return fields.replace(config, path, lengths.targets)
 
 
-def _reject_unused(config: Config, unused: tuple[str, ...]) -> None:
+def _check_packing(config: Config) -> None:
+    """Rejects rows of several examples where they cannot be, and lengths without an effect."""
+    if not config.data.pack_examples:
+        for name in ("example_inputs", "example_targets"):
+            if getattr(config.data, name) is not None:
+                raise UserError(f"--data.{name} has no effect without --data.pack_examples=true")
+        return
+    if config.model.architecture == "encoder":
+        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
+    if config.model.memory_tokens:
+        raise UserError(
+            f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: leave "
+            "out --data.pack_examples"
+        )
+
+
+def _reject_unused(config: Config, unused: tuple[str, ...], used: tuple[str, ...] = ()) -> None:
     """Rejects fields that the run's data ignore but that differ from their defaults.
 
-    `unused` are beginnings of field paths.
+    `unused` are beginnings of field paths, except those that are in `used`.
     """
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     for path, value in fields.leaves(config):
-        if path.startswith(unused) and value != defaults[path]:
+        if path.startswith(unused) and path not in used and value != defaults[path]:
             raise UserError(f"--{path} has no effect on --task={config.task}")
 
 

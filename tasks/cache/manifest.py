@@ -352,7 +352,7 @@ def plan_from_dict(value: Any) -> Plan:
             raise _wrong(name, value[name], "one of " + ", ".join(known))
     is_pairs = value["packing"] == PAIRS
     _count(value["row_tokens"], "row_tokens", least=0 if is_pairs else 1)
-    if is_pairs != ("pairs" in value):
+    if is_pairs != (value.get("pairs") is not None):
         raise _wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
     limits = _limits(value["pairs"]) if is_pairs else None
     for split, count in _form(value["shards"], dict, "shards", "an object").items():
@@ -387,7 +387,7 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     for reason, count in _form(value["dropped"], dict, f"dropped of {name}", "an object").items():
         _count(count, f"dropped {reason} of {name}", least=1)
     pairs = None
-    if "pairs" in value:
+    if value.get("pairs") is not None:
         _keys(value["pairs"], f"pairs of {name}", _PAIR_KEYS)
         for key in _PAIR_KEYS:
             _count(value["pairs"][key], f"pairs.{key} of {name}")

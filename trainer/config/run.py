@@ -194,6 +194,21 @@ class DataConfig:
     pack: bool = field(
         True, "pack several examples of a seqio task into one row; false = one example per row"
     )
+    pack_examples: bool = field(
+        False,
+        "pack several examples of a cache's task into each training row of --lengths; false = one "
+        "example a row. Evaluation always reads one a row",
+    )
+    example_inputs: int | None = field(
+        None,
+        "most inputs of an example with pack_examples; None: the task's, of pairs those of a row",
+        rule=at_least(1),
+    )
+    example_targets: int | None = field(
+        None,
+        "most targets of an example with pack_examples; None: the task's, of pairs those of a row",
+        rule=at_least(1),
+    )
 
     def __post_init__(self) -> None:
         check(self)

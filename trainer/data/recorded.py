@@ -21,16 +21,25 @@ from tasks.vocabulary import EOS_ID, PAIR_BORDER, UNK_ID, TokenIds
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
-def task_record(task: TaskSpec, lengths: Lengths, ids: TokenIds, separator: str) -> dict[str, Any]:
+def task_record(
+    task: TaskSpec,
+    lengths: Lengths,
+    ids: TokenIds,
+    separator: str,
+    rows: Lengths | None = None,
+) -> dict[str, Any]:
     """Returns what determines the examples of a task, as JSON values.
 
     Args:
       task: the task, with the run's settings of its objective.
-      lengths: lengths of the features.
+      lengths: lengths of the features of an example.
       ids: the vocabulary.
       separator: what ends a document in the cache.
+      rows: lengths of rows of several examples; None for rows of one.
     """
+    packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
     return {
+        **packed,
         "objective": plain(task.objective),
         "lengths": dataclasses.asdict(lengths),
         "window_tokens": task.objective.window_tokens(lengths),

@@ -26,6 +26,18 @@ def task_line(source: Source, lengths: Lengths) -> Line:
     return "task", f"{source.task}: {text}"
 
 
+def rows_lines(source: Source, lengths: Lengths) -> list[Line]:
+    """Describes rows of several examples: how many share one, and how full rows are."""
+    layout = source.packed
+    if layout is None:
+        return []
+    windows, rows = len(source.maker.windows), layout.rows_per_epoch
+    text = (
+        f"{windows / rows:.2f} examples a row of inputs {lengths.inputs}, targets {lengths.targets}"
+    )
+    return [("rows", text)]
+
+
 def sentinels_line(source: Source, lengths: Lengths) -> Line:
     """Compares the sentinels that a task needs with the vocabulary's."""
     ids, needed = source.maker.ids, source.maker.objective.sentinels(lengths)
@@ -107,7 +119,10 @@ def batch_line(
 ) -> Line:
     """Describes the batch and, for a single task, how often its corpus is read."""
     tokens = sum(
-        source.maker.windows.mean_tokens * batch_size * share
+        source.maker.windows.mean_tokens
+        * (len(source.maker.windows) / source.layout.rows_per_epoch)
+        * batch_size
+        * share
         for source, share in zip(sources, shares, strict=True)
     )
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
@@ -126,4 +141,4 @@ def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:
 
 
 def _steps_per_epoch(source: Source, batch_size: int, share: float) -> float:
-    return len(source.maker.windows) / (batch_size * share) if share else float("inf")
+    return source.layout.rows_per_epoch / (batch_size * share) if share else float("inf")
