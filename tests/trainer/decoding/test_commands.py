@@ -1,7 +1,6 @@
 """Tests of `trainer.generate` and `trainer.fill` on runs with initial parameters."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ def spm(text_cache):
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
-    path.write_text("".join(f"The list <extra_id_0> number {n}.\n" for n in range(40)))
+    path.write_text("".join(f"The list <extra_id_0> number {n}.\n" for n in range(120)))
     return path
 
 
@@ -76,10 +75,8 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys):
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        # Slow enough to be killed in the middle.
-        preexec_fn=lambda: os.nice(19),
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 280
     while time.monotonic() < deadline and started.poll() is None:
         if partial.exists() and partial.read_bytes().count(b"\n") > 8:
             break
@@ -88,7 +85,7 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys):
     started.wait()
     assert not output.exists()
     lines = partial.read_bytes()
-    assert 9 <= lines.count(b"\n") < 41
+    assert 9 <= lines.count(b"\n") < 121
     partial.write_bytes(lines + b'{"prompt": "half a li')
     with pytest.raises(UserError, match="was written by another command"):
         generate.main(command(run, prompts, output, "--seed=1"))
