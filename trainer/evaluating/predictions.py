@@ -125,9 +125,9 @@ class Predicting:
                 _add(values, task.name, numbers(found_values))
         if task.scored:
             pairs = [(each.inputs, each.targets) for each in examples]
-            likelihoods = self._likelihood(params, pairs)
+            likelihoods = self._likelihood(params, pairs).tolist()
             for line, likelihood in zip(lines, likelihoods, strict=True):
-                line["target_score"] = float(likelihood)
+                line["target_score"] = likelihood
             for metric in task.scored:
                 _add(values, task.name, metric(targets, likelihoods))
         return values, lines
