@@ -15,6 +15,8 @@ DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --l
     --optimizer.schedule='constant * linear_warmup * cosine_decay' \
     --optimizer.steps_per_cycle=$(DEMO_STEPS) --metrics.every_steps=50 \
     --evaluation.every_steps=200 --checkpoint.every_steps=200
+# What the trained T5 is asked at the end.
+GAPS = 'Return the <extra_id_0> of the string.'
 
 # The tests and the demo run on the CPU.
 export JAX_PLATFORMS ?= cpu
@@ -52,6 +54,7 @@ demo-at:
 	    --cache_dir=$(AT)/cache --model_dir=$(AT)/model $(DEMO_FLAGS)
 	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --steps=all
 	$(BIN)/python -m trainer.report --model_dir=$(AT)/model
+	$(BIN)/python -m trainer.fill $(GAPS) --model_dir=$(AT)/model --max_new_tokens=29
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
 	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \

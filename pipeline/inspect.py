@@ -4,16 +4,18 @@ python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,1
 """
 
 import argparse
+import dataclasses
 
 import numpy as np
 
 from tasks import registry
 from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
-from tasks.cache.windows import Windows
+from tasks.cache.pair_windows import check_kind, open_windows, row_windows
 from tasks.inspection import show
 from tasks.inspection.trace import trace
-from tasks.objectives import Lengths, noise
+from tasks.objectives import Lengths, Supervised, noise
+from tasks.objectives.supervised import CUT
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import Parser, UserError, positive, run
@@ -47,14 +49,21 @@ def samples(
     """
     folder, manifest = cache.folder, cache.manifest
     if task:
+        check_kind(folder, manifest, task.objective)
         where = f"the vocabulary of {folder}"
         task.check(lengths, cache.ids, manifest.plan.separator, where)
-    width = task.objective.window_tokens(lengths) if task else manifest.plan.row_tokens
     # Training leaves out the unfinished last window; evaluation reads it.
     keep_tails = split != "train" or task is None
-    # Rows begin anew in each shard.
-    across_shards = task is not None
-    windows = Windows(folder, manifest, split, width, keep_tails, across_shards=across_shards)
+    if task and isinstance(task.objective, Supervised):  # show what fits
+        objective = dataclasses.replace(task.objective, too_long=CUT)
+        task = dataclasses.replace(task, objective=objective)
+    if task:
+        windows = open_windows(
+            folder, manifest, split, task.objective, lengths, keep_tails=keep_tails
+        )
+    else:
+        windows = row_windows(folder, manifest, split, keep_tails=keep_tails)
+    width = windows.window_tokens
     lineage = Lineage(folder, manifest, split)
     count = len(windows)
     if not count:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tasks import registry
 from tasks.cache.cache import Cache
+from tasks.cache.pair_windows import open_windows, row_windows
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, noise
 from tasks.task import TaskSpec
@@ -135,18 +136,17 @@ class CacheSource:
             raise UserError(
                 f"window_tokens has no effect with task {spec.name}: set inputs and targets"
             )
+        reading: dict[str, Any] = {
+            "keep_tails": self.keep_tails,
+            "across_shards": self.across_shards,
+        }
         if spec is not None:
-            window = spec.objective.window_tokens(self._lengths)
-        else:
-            window = self.window_tokens or manifest.plan.row_tokens
-        return Windows(
-            self.cache,
-            manifest,
-            self.split,
-            window,
-            self.keep_tails,
-            across_shards=self.across_shards,
-        )
+            return open_windows(
+                self.cache, manifest, self.split, spec.objective, self._lengths, **reading
+            )
+        if self.window_tokens is None:
+            return row_windows(self.cache, manifest, self.split, **reading)
+        return Windows(self.cache, manifest, self.split, self.window_tokens, **reading)
 
 
 def grain_dataset(source: CacheSource) -> Any:

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tasks import registry, vocabulary
 from tasks.cache.pack import Documents, packer
 from tasks.objectives import Lengths, noise
-from tasks.reading import sources
+from tasks.reading import pairs, sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 
@@ -36,7 +36,7 @@ _ROWS_PER_GROUP = 128
 class CorpusSource(seqio.DataSource):
     """A corpus as a seqio source of elements {"id", "text"}, one shard per piece of the corpus.
 
-    Bad documents are left out.
+    Elements of a corpus of pairs are {"id", "inputs", "targets"}. Bad documents are left out.
     """
 
     def __init__(self, corpus_spec: str):
@@ -77,19 +77,21 @@ class CorpusSource(seqio.DataSource):
             order = np.random.default_rng(seed).permutation(len(pieces))
             pieces = [pieces[index] for index in order]
 
+        names = ("id", *pairs.texts(sources.parse(self._spec)))
+
         def documents():
             for piece in pieces:
                 for of_split, batch in sources.read(self._corpus, piece):
                     if of_split != split:
                         continue
                     columns = batch.to_pydict()
-                    for name, text, problem in zip(
-                        columns["id"], columns["text"], columns["problem"], strict=True
+                    for problem, *values in zip(
+                        columns["problem"], *(columns[name] for name in names), strict=True
                     ):
                         if problem is None:
-                            yield {"id": name, "text": text}
+                            yield dict(zip(names, values, strict=True))
 
-        signature = {"id": tf.TensorSpec((), tf.string), "text": tf.TensorSpec((), tf.string)}
+        signature = {name: tf.TensorSpec((), tf.string) for name in names}
         dataset = tf.data.Dataset.from_generator(documents, output_signature=signature)
         return dataset.repeat(num_epochs)
 
@@ -118,6 +120,23 @@ def pack_rows(
 
     signature = {name: tf.TensorSpec([None], tf.int32) for name in ("targets", "document_starts")}
     return tf.data.Dataset.from_generator(rows, output_signature=signature)
+
+
+def encode_pairs(dataset: tf.data.Dataset, vocabulary_path: str, extra_ids: int) -> tf.data.Dataset:
+    """Tokenizes pairs like pipeline.build: {"inputs", "targets"}, int32 [None] each, without EOS.
+
+    Pairs with an empty side or with a sentinel are left out.
+    """
+    loaded = vocabulary.load(vocabulary_path, extra_ids)
+
+    def encoded():
+        for pair in dataset.as_numpy_iterator():
+            sides = [loaded.encode([pair[side].decode()])[0] for side in pairs.SIDES]
+            if all(len(ids) and ids.max() < loaded.first_sentinel for ids in sides):
+                yield dict(zip(pairs.SIDES, sides, strict=True))
+
+    signature = {side: tf.TensorSpec([None], tf.int32) for side in pairs.SIDES}
+    return tf.data.Dataset.from_generator(encoded, output_signature=signature)
 
 
 def _as_dicts(rows):
@@ -249,20 +268,22 @@ def _register_one(
         seqio.SentencePieceVocabulary(model_path, extra_ids=how["extra_ids"]), add_eos=True
     )
     number = seqio.Feature(seqio.PassThroughVocabulary(loaded.size), add_eos=False)
+    steps: list[Any] = [
+        functools.partial(pack_rows, **how),
+        seqio.CacheDatasetPlaceholder(),
+        functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=how["packing"]),
+    ]
+    if spec.objective.reads_pairs:  # T5's own steps, which cut sides that are too long
+        steps = [
+            functools.partial(encode_pairs, vocabulary_path=path, extra_ids=how["extra_ids"]),
+            seqio.CacheDatasetPlaceholder(),
+            seqio.preprocessors.append_eos_after_trim,
+        ]
     seqio.TaskRegistry.remove(spec.name)
     return seqio.TaskRegistry.add(
         spec.name,
         source=CorpusSource(corpus),
-        preprocessors=[
-            functools.partial(pack_rows, **how),
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(
-                rows_to_examples,
-                spec=spec,
-                ids=loaded.ids,
-                packing=how["packing"],
-            ),
-        ],
+        preprocessors=steps,
         output_features={
             name: text if name in ("inputs", "targets") else number
             for name in spec.objective.features

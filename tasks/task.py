@@ -9,6 +9,7 @@ from tasks.objectives import (
     DecoderPrefixLM,
     Lengths,
     Objective,
+    Supervised,
     prefix_lm,
     span_corruption,
 )
@@ -97,6 +98,7 @@ _SENTENCE_ORDER = MaskedLM(split="sentences", short_share=0.1)
 OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     **_PRETRAINING,
     "lm": _PRETRAINING["autoregressive_lm"],
+    "supervised": (Supervised(), Lengths(_INPUTS, _INPUTS)),
     # Megatron-LM's samples for BERT, as t5-experiments reads them, and BERT's own second task.
     "sentence_order": (_SENTENCE_ORDER, Lengths(_INPUTS, _INPUTS)),
     "next_sentence": (

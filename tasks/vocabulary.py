@@ -17,6 +17,8 @@ VOCABULARY = "sentencepiece.model"
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
+# Not an id: it stands between the inputs and the targets of a pair's window.
+PAIR_BORDER = -1
 _UNK_END = UNK_ID + 1
 # SentencePiece's mark for a space; the first piece of a word begins with it.
 _SPACE = "\u2581"

@@ -44,7 +44,7 @@ def commands(document):
 
 def refused(module, flags):
     """Returns the flags that a module does not have."""
-    if module in ("trainer.pretrain", "trainer.plan"):
+    if module in ("trainer.pretrain", "trainer.plan", "trainer.finetune"):
         from trainer.pretrain import build_config
 
         if module == "trainer.plan":

@@ -61,7 +61,10 @@ def begin(
         # Also read if training is finished, since nobody may look at its checkpoint for long.
         state = checkpoints.restore(newest, program.abstract_state())
         evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
-        finished = newest >= run.config.train_steps and evaluated
+        over = newest >= run.config.train_steps or checkpoints.watch.exhausted
+        finished = over and evaluated
+        # The evaluation that dropped the rate may have been made after the checkpoint was saved.
+        state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _Resumed(newest), None if finished else state
     except Damaged as error:
         sound = checkpoints.newest_sound(newest, run, program.abstract_state())
@@ -94,7 +97,8 @@ def _fall_back(
             file=sys.stderr,
         )
     checkpoints.check_resumable(sound, run)
-    return _Resumed(sound), checkpoints.restore(sound, program.abstract_state())
+    state = checkpoints.restore(sound, program.abstract_state())
+    return _Resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
 
 
 def start(run: Run) -> Start:

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -28,17 +28,16 @@ from orbax.checkpoint.checkpoint_managers import (
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import description, stores
-from trainer.config import BEST_METRICS, CheckpointConfig, Config, config_changes, fields
+from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import recorded
 from trainer.description import CHECKSUMS, STEP, Damaged
 from trainer.engine import checksums, guard, processes
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
 from trainer.setup import Run, vocabulary_sha256
+from trainer.watch import Watch
 
 _PREFIX = "checkpoint"
-# The only one of config.BEST_METRICS of which higher values are better.
-_HIGHER_IS_BETTER = "accuracy"
 # Beginnings of errors of reads that were left when another one failed.
 _LATE_READS = ("Event loop is closed", "Encountered error while reading array")
 # Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
@@ -49,14 +48,6 @@ _NOT_DAMAGE = (
 )
 
 
-class _Best(NamedTuple):
-    """The best evaluation so far."""
-
-    metric: str
-    value: float
-    step: int
-
-
 class Checkpoints:
     """The checkpoints of one model directory.
 
@@ -64,18 +55,24 @@ class Checkpoints:
       model_dir: local or remote folder.
       policy: which checkpoints to keep; None keeps all.
       writable: False to only read.
+      watch: follows the evaluations; None: only the best metric of `policy`.
 
     Attributes:
+      watch: follows the evaluations of the run; checkpoints hold its state.
       evaluated: False if the checkpoint of `check_resumable` was saved by a run that had to stop
         before it had evaluated this step.
     """
 
     def __init__(
-        self, model_dir: str, policy: CheckpointConfig | None = None, writable: bool = True
+        self,
+        model_dir: str,
+        policy: CheckpointConfig | None = None,
+        writable: bool = True,
+        watch: Watch | None = None,
     ):
         self._model_dir = model_dir
         self._policy = policy or CheckpointConfig(keep=None)
-        self._best: _Best | None = None
+        self.watch = watch or Watch(self._policy)
         self.evaluated = True
         self._warned = False
         # For every error that it raises, Orbax also logs a traceback from another thread, and
@@ -100,36 +97,15 @@ class Checkpoints:
         """Returns the steps of the finished checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def improved(self, step: int, result: dict[str, float]) -> bool:
-        """Returns whether an evaluation is better than all before; if so, records it as the best.
-
-        Raises:
-          UserError: the evaluation lacks `policy.best_metric`.
-        """
-        metric, best = self._policy.best_metric, self._best
-        if metric is None:
-            return False
-        if metric not in result:
-            raise UserError(
-                f"--checkpoint.best_metric={metric}: these tasks do not have this metric; choose "
-                f"one of {', '.join(name for name in result if name in BEST_METRICS)}"
-            )
-        value = result[metric]
-        if best and best.metric == metric:
-            better = value > best.value if metric == _HIGHER_IS_BETTER else value < best.value
-            if not better:
-                return False
-        self._best = _Best(metric, value, step)
-        return True
-
     def kept(self, steps: Sequence[int]) -> list[bool]:
         """Returns for each of the checkpoints with these ascending steps whether it is kept."""
         keep, every = self._policy.keep, self._policy.keep_every_steps
+        best = self.watch.best
         return [
             keep is None
             or number >= len(steps) - keep
             or bool(every and step % every == 0)
-            or bool(self._best and step == self._best.step)
+            or bool(best and step == best.step)
             for number, step in enumerate(steps)
         ]
 
@@ -153,7 +129,7 @@ class Checkpoints:
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
             "vocabulary_sha256": vocabulary_sha256(run.data),
-            "best": self._best and self._best._asdict(),
+            **self.watch.record(),
             "evaluated": evaluated,
             STEP: step,
             CHECKSUMS: checksums.of_state(state),
@@ -169,10 +145,9 @@ class Checkpoints:
             )
 
     def record_evaluation(self, step: int) -> None:
-        """Notes in the checkpoint at `step` that its evaluation has been made, and the best one."""
+        """Notes in the checkpoint at `step` that its evaluation has been made and watched."""
         if processes.is_first():
-            best = self._best and self._best._asdict()
-            description.update(self.path(step), evaluated=True, best=best)
+            description.update(self.path(step), evaluated=True, **self.watch.record())
 
     def path(self, step: int) -> str:
         """Returns the folder of the checkpoint at `step`."""
@@ -217,7 +192,7 @@ class Checkpoints:
         )
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Checks that `run` continues the run that wrote the checkpoint, and recalls its best one.
+        """Checks that `run` continues the run that wrote the checkpoint, and recalls its watch.
 
         Raises:
           Damaged: the description of the run in the checkpoint cannot be read.
@@ -255,11 +230,7 @@ class Checkpoints:
                 "use the same settings or another --model_dir"
             )
         self.evaluated = stored.get("evaluated", True)
-        best = stored.get("best")
-        # Without one, that of a damaged checkpoint which was looked at before is forgotten.
-        self._best = None
-        if best and best["metric"] == self._policy.best_metric:
-            self._best = _Best(**best)
+        self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
         """Returns the step of the newest undamaged checkpoint older than `before`, None if none."""

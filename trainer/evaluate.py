@@ -1,15 +1,23 @@
 """Evaluates checkpoints of a run on a whole split.
 
-python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000]
+python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--task=TASK]
+    [--split=SPLIT] [--metrics=NAME,NAME] [--plot=FILE.png]
 """
 
+from __future__ import annotations
+
+import json
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.terminal.table import table
+
+if TYPE_CHECKING:
+    from trainer.config import Config
 
 # By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
 Results = dict[str, dict[str, float]]
@@ -28,9 +36,19 @@ def main(argv: list[str]) -> None:
     add("--split", default="validation", help="split of the cache to evaluate on")
     add(
         "--output",
-        help="JSON file to write the metrics to; without it, they are added to "
-        "MODEL_DIR/evaluation.json",
+        help="file to write the metrics to, JSON lines if it ends with .jsonl and JSON otherwise; "
+        "without it, they are added to MODEL_DIR/evaluation.json",
     )
+    add("--plot", help="PNG of the metrics over steps to write")
+    add("--task", help="another task than the run's, or task=rate,task=rate")
+    add("--task_module", help="Python module that registers tasks and metrics")
+    add("--metrics", help="metrics of generated text, as exact_match,bleu; task: the task's own")
+    add(
+        "--examples",
+        type=positive,
+        help="most examples of each task to generate text for; without it, the run's own number",
+    )
+    add("--probes", help="JSON lines with probes to score; docs/finetuning.md")
     add("--cache_dir", help="folder that holds the caches, if it has moved since training")
     add(
         "--batch_size",
@@ -45,10 +63,20 @@ def main(argv: list[str]) -> None:
     from trainer.config import fields, load_config
 
     config, origins = load_config(arguments.model_dir)
+    label = arguments.split
+    if arguments.task and arguments.task != config.task:
+        config, label = (
+            _on_another_task(config, origins, arguments.task),
+            (f"{arguments.task}:{arguments.split}"),
+        )
     overrides = {
         "model_dir": arguments.model_dir,
         "cache_dir": arguments.cache_dir,
+        "task_module": arguments.task_module,
         "evaluation.batch_size": arguments.batch_size,
+        "evaluation.metrics": arguments.metrics and tuple(arguments.metrics.split(",")),
+        "evaluation.examples": arguments.examples,
+        "evaluation.probes": arguments.probes,
     }
     for path, value in overrides.items():
         if value is not None:
@@ -59,30 +87,65 @@ def main(argv: list[str]) -> None:
     determinism.set_flags(config.deterministic)
 
     from trainer.checkpoint import Checkpoints, chosen_steps
-    from trainer.engine.evaluator import Evaluator
     from trainer.engine.program import Program
+    from trainer.evaluating.evaluation import Evaluation
     from trainer.reporting.metrics import EVALUATION_FILE
     from trainer.setup import on_this_machine, prepare, warn_of_changes
 
     run = prepare(on_this_machine(config), origins)
-    warn_of_changes(arguments.model_dir, run)
+    if label == arguments.split:
+        warn_of_changes(arguments.model_dir, run)
     checkpoints = Checkpoints(arguments.model_dir, writable=False)
     steps = chosen_steps(arguments.steps, checkpoints.steps(), arguments.model_dir)
     program = Program(run)
-    evaluator = Evaluator(run, arguments.split, program.evaluation_step, program.mesh)
+    evaluation = Evaluation(run, arguments.split, program, label)
     output = arguments.output or files.join(arguments.model_dir, EVALUATION_FILE)
     # Read first: if it is damaged, the user should not wait for the evaluation to be told.
     add_to = not arguments.output and files.exists(output)
     before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
     results: dict[int, Results] = {}
     for step in steps:
-        found = evaluator(checkpoints.restore(step, program.abstract_state()).params)
+        found = evaluation(checkpoints.restore(step, program.abstract_state()).params, step)
         assert found is not None
         results[step] = found
         # Written each time: a later checkpoint may be damaged.
-        files.write_json(output, {_CHECKPOINTS: merged(before, results, arguments.split)})
+        if output.endswith(".jsonl"):
+            files.write_bytes(output, _as_lines(results).encode())
+        else:
+            files.write_json(output, {_CHECKPOINTS: merged(before, results, label)})
     checkpoints.close()
     print(_table(results))
+    if arguments.plot:
+        from trainer.reporting.drawing import draw_metrics
+
+        draw_metrics(results, arguments.plot, f"{config.preset} on {config.task}")
+
+
+def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:
+    """Returns `config` with another task; lengths that followed from the old task do so anew."""
+    from trainer.config import MixingConfig, fields
+
+    for side in ("inputs", "targets"):
+        path = f"lengths.{side}"
+        if origins.get(path, "").startswith("task "):
+            del origins[path]
+            config = fields.replace(config, path, None)
+    # What the old task's data were checked against or implied does not bind another task.
+    config = fields.replace(config, "objective", ())
+    config = fields.replace(config, "mixing", MixingConfig())
+    origins.setdefault("model.vocab_size", config.model_dir)
+    if origins["model.vocab_size"].startswith("preset"):
+        origins["model.vocab_size"] = config.model_dir
+    return fields.replace(config, "task", task)
+
+
+def _as_lines(results: dict[int, Results]) -> str:
+    """Returns JSON lines {"step", "split", "metrics"}."""
+    return "".join(
+        json.dumps({"step": step, "split": split, "metrics": values}) + "\n"
+        for step, by_split in results.items()
+        for split, values in by_split.items()
+    )
 
 
 def merged(
@@ -123,16 +186,31 @@ def _table(results: dict[int, Results]) -> str:
 
     Columns that say nothing new are left out: the split if it is validation, for instance.
     """
+    from trainer.engine.evaluator import TOKEN_METRICS
+
+    def shown(result: dict[str, float], name: str, form: str) -> str:
+        return format(result[name], form) if name in result else "-"
+
+    others = dict.fromkeys(
+        name
+        for by_split in results.values()
+        for result in by_split.values()
+        for name in result
+        if name not in TOKEN_METRICS
+    )
     rows = [
         {
             "step": step,
             "split": split.partition("/")[0],
             "task": split.partition("/")[2] or "all",
-            "loss": f"{result['loss']:.4f}",
-            "perplexity": f"{result['perplexity']:.2f}",
-            "accuracy": f"{result['accuracy']:.4f}",
-            "below unigram": f"{result['unigram_entropy'] - result['loss']:.3f} nats",
-            "bits/byte": f"{result['bits_per_byte']:.4f}" if "bits_per_byte" in result else "-",
+            "loss": shown(result, "loss", ".4f"),
+            "perplexity": shown(result, "perplexity", ".2f"),
+            "accuracy": shown(result, "accuracy", ".4f"),
+            "below unigram": f"{result['unigram_entropy'] - result['loss']:.3f} nats"
+            if "loss" in result
+            else "-",
+            "bits/byte": shown(result, "bits_per_byte", ".4f"),
+            **{name: shown(result, name, ".2f") for name in others},
         }
         for step, by_split in results.items()
         for split, result in by_split.items()

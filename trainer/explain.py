@@ -6,6 +6,7 @@ Reads the run's config.json and its caches; needs neither a checkpoint nor an ac
 """
 
 import dataclasses
+import itertools
 import sys
 
 import numpy as np
@@ -14,6 +15,7 @@ from tasks.cache.lineage import Lineage, Part
 from tasks.cache.windows import Place
 from tasks.inspection import show
 from tasks.inspection.trace import trace
+from tasks.objectives.packing import InSlot, Slots
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
@@ -31,6 +33,7 @@ class Row:
       key: key of the row's noise.
       places: where the cache stores the window, in each of its shards.
       parts: the documents that the window's tokens belong to.
+      slot: how the window became an example of a packed row; None in rows of one example.
     """
 
     task: str
@@ -39,6 +42,7 @@ class Row:
     key: np.uint64
     places: tuple[Place, ...]
     parts: tuple[Part, ...]
+    slot: Slots | None = None
 
 
 class Explanation:
@@ -78,72 +82,100 @@ class Explanation:
                 "task module, the caches and the version of this project that it was trained with"
             )
         self.step = step
-        self._lengths, self._data = run.lengths, run.data
+        self._data = run.data
         # Update k is made from batch k - 1.
-        self._places = self._data.batches().places(step - 1)
+        rows_E, self._places, self._members = self._data.batches().examples(step - 1)
+        # Of each row, the indices of its examples.
+        starts = np.searchsorted(rows_E, np.arange(config.batch_size + 1))
+        self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
         self._lineages: dict[int, Lineage] = {}
 
     def __len__(self) -> int:
-        return len(self._places.windows)
+        return len(self._examples)
 
-    @property
-    def ids(self) -> TokenIds:
-        """The vocabulary's ids."""
-        return self._data.tasks[0].ids
-
-    def row(self, row: int) -> Row:
-        """Returns the origin of a row.
+    def examples(self, row: int) -> int:
+        """Returns the number of examples of a row.
 
         Raises:
           UserError: the batch has no such row.
         """
         if not 0 <= row < len(self):
             raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
+        return len(self._examples[row])
+
+    @property
+    def ids(self) -> TokenIds:
+        """The vocabulary's ids."""
+        return self._data.tasks[0].ids
+
+    def row(self, row: int, example: int = 0) -> Row:
+        """Returns the origin of an example of a row, the only one unless rows are packed.
+
+        Raises:
+          UserError: the batch has no such row.
+        """
+        self.examples(row)
+        index = self._examples[row][example]
         places = self._places
         number, epoch, window = (
-            int(values[row]) for values in (places.sources, places.epochs, places.windows)
+            int(values[index]) for values in (places.sources, places.epochs, places.windows)
         )
         source, task = self._data.sources[number], self._data.tasks[number]
         if number not in self._lineages:
             self._lineages[number] = Lineage(task.cache, task.manifest, "train")
-        key = source.keys(np.array([epoch]), np.array([window]))[0]
+        members, place = self._members[index]
+        partner = members.partners_E[place]
+        epoch_and_window = members.epochs_E[[partner]], members.windows_E[[partner]]
+        key = source.keys(*epoch_and_window)[0]
+        slots = members.slots
+        slot = None
+        if slots is not None:
+            slot = Slots(slots.choices_W[[place]], slots.mirrored_W[[place]])
         where = source.maker.windows.where(window)
-        return Row(source.task, epoch, window, key, where, self._lineages[number].parts(where))
+        parts = self._lineages[number].parts(where)
+        return Row(source.task, epoch, window, key, where, parts, slot)
 
-    def sample(self, row: int) -> show.Sample:
-        """Returns a row's text and the example made from it, for display."""
-        found = self.row(row)
-        number = int(self._places.sources[row])
+    def sample(self, row: int, example: int = 0) -> show.Sample:
+        """Returns the text of an example of a row and what was made of it, for display."""
+        found = self.row(row, example)
+        number = int(self._places.sources[self._examples[row][example]])
         source, task = self._data.sources[number], self._data.tasks[number]
         tokens_WN, lengths_W = source.maker.windows.read(np.array([found.window]))
         tokens_N = tokens_WN[0, : int(lengths_W[0])]
-        made = trace(task.task.objective, tokens_N, found.key, self._lengths, task.ids)
+        objective, lengths = task.task.objective, source.maker.example_lengths
+        if found.slot:
+            objective = InSlot(objective, found.slot)
+        made = trace(objective, tokens_N, found.key, lengths, task.ids)
         facts = (
             ("task", found.task),
-            ("objective", task.task.objective.describe(found.key)),
+            ("objective", objective.describe(found.key)),
             ("window", f"{found.window:,}, epoch {found.epoch:,}"),
             *show.features(made),
             ("cache", task.cache),
         )
         return show.Sample(
-            f"Step {self.step:,}, row {row:,}",
+            f"Step {self.step:,}, row {row:,}{self._number(row, example)}",
             facts,
             found.places,
             found.parts,
             str(task.manifest.plan.corpus["spec"]),
             tokens_N,
             made,
-            self._lengths,
+            lengths,
         )
 
-    def line(self, row: int) -> str:
-        """Returns a line that names a row's documents."""
-        found = self.row(row)
+    def _number(self, row: int, example: int) -> str:
+        return f", example {example + 1}" if self._data.sources[0].packed else ""
+
+    def line(self, row: int, example: int = 0) -> str:
+        """Returns a line that names the documents of an example of a row."""
+        found = self.row(row, example)
         documents = ", ".join(
             f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts
         )
         return show.printable(
-            f"row {row}: {found.task}, epoch {found.epoch}, window {found.window}: {documents}"
+            f"row {row}{self._number(row, example)}: {found.task}, epoch {found.epoch}, "
+            f"window {found.window}: {documents}"
         )
 
 
@@ -161,10 +193,15 @@ def main(argv: list[str]) -> None:
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
     if flags.row is None and not flags.output:
         for row in range(len(explanation)):
-            print(explanation.line(row))
+            for example in range(explanation.examples(row)):
+                print(explanation.line(row, example))
         return
     rows = range(len(explanation)) if flags.row is None else [flags.row]
-    samples = [explanation.sample(row) for row in rows]
+    samples = [
+        explanation.sample(row, example)
+        for row in rows
+        for example in range(explanation.examples(row))
+    ]
     if not flags.output:
         show.print_samples(samples, explanation.ids)
         return

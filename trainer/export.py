@@ -28,7 +28,8 @@ import numpy as np
 from tasks.storage import files, whole_folder
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from tasks.vocabulary import PAD_ID
+from tasks.vocabulary import PAD_ID, PAIR_BORDER
+from trainer import trained
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
@@ -93,8 +94,8 @@ def export(
     shard_bytes = weights.size(max_shard_size)
     target = _target(output)
     run = _open_run(model_dir, cache_dir, custom_code)
-    vocabulary = _vocabulary(run, vocabulary_path)
-    step, params = _restore(run, step)
+    vocabulary = trained.vocabulary_of(run, vocabulary_path)
+    step, params = trained.restore(run, step)
     name = os.path.basename(target)
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
         parity, match = _write(partial, run, params, vocabulary, shard_bytes)
@@ -112,43 +113,25 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     Raises:
       UserError: there is no such run, or transformers does not have its model.
     """
-    from trainer.config import fields, load_config
+    from trainer.config import load_config
     from trainer.huggingface import configs
-    from trainer.setup import on_this_machine, prepare, warn_of_changes
 
-    config, origins = load_config(model_dir)
+    config, _ = load_config(model_dir)
     if not config.task:
         raise UserError(
             f"{model_dir} was converted and has no data to compare logits on: use python -m "
             f"trainer.convert --from={model_dir} --format=huggingface"
         )
-    config = fields.replace(config, "model_dir", model_dir)
-    if cache_dir:
-        config = fields.replace(config, "cache_dir", cache_dir)
     reason = configs.refusal(config.model, custom_code)
     if reason:
         raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
-    run = prepare(on_this_machine(config), origins)
-    warn_of_changes(model_dir, run)
+    run = trained.open_run(model_dir, cache_dir)
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
         raise UserError(
             f"{model_dir}: {config.task} shows prefixes in both directions, but LlamaForCausalLM "
             "attends to earlier positions only"
         )
     return run
-
-
-def _restore(run: Run, step: int | None) -> tuple[int, Any]:
-    """Returns the step and the parameters of a checkpoint, the newest if `step` is None."""
-    from trainer.checkpoint import Checkpoints, chosen_steps
-    from trainer.engine.program import Program
-
-    folder = run.config.model_dir
-    checkpoints = Checkpoints(folder, writable=False)
-    (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
-    params = checkpoints.restore(chosen, Program(run).abstract_state()).params
-    checkpoints.close()
-    return chosen, params
 
 
 def _check_packages() -> None:
@@ -167,31 +150,6 @@ def _target(output: str) -> str:
         raise UserError(f"--output={output} exists: name another folder, or delete it")
     files.make_folder(os.path.dirname(target))
     return target
-
-
-def _vocabulary(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, or the cache's; it must have as many ids as the run's."""
-    from tasks import vocabulary
-    from trainer.data.cached import CachedData
-
-    extra_ids = 0
-    if isinstance(run.data, CachedData):
-        first = run.data.tasks[0]
-        extra_ids = first.manifest.plan.vocabulary.extra_ids
-        if path is None:
-            return vocabulary.from_bytes(first.ids.model, extra_ids, first.cache)
-    elif path is None:
-        raise UserError(
-            f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "
-            "vocabulary"
-        )
-    loaded = vocabulary.load(path, extra_ids)
-    if loaded.size != run.data.vocab_size:
-        raise UserError(
-            f"--vocabulary={path} has {loaded.size} ids, but the model was trained on "
-            f"{run.data.vocab_size}"
-        )
-    return loaded
 
 
 def _write(
@@ -297,7 +255,8 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
         for begin in range(0, length, _TEXT_TOKENS)
     ]
     taken = np.unique(np.linspace(0, len(parts) - 1, _TEXTS).astype(np.int64))
-    return [vocabulary.decode(parts[place]) for place in taken]
+    # The border of a pair is no token.
+    return [vocabulary.decode(parts[place][parts[place] != PAIR_BORDER]) for place in taken]
 
 
 def _named(flags: argparse.Namespace) -> Named:

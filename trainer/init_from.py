@@ -24,6 +24,7 @@ from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config, adopting, fields
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+from trainer.engine.tuning import LORA, Tuning
 from trainer.huggingface import configs
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
@@ -32,7 +33,6 @@ from trainer.model.transformer import (
     init_params,
     parameter_facts,
 )
-from trainer.optim.optimizer import optimizer_of
 from trainer.setup import Run, vocabulary_sha256
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -84,7 +84,7 @@ class StartingPoint:
 
     def state(self, program: Program) -> TrainState:
         """Reads the arrays onto the program's devices."""
-        params = placed(self.parameters, program.abstract_state().params)
+        params = placed(self.parameters, program.abstract_model())
         state = program.state_of(params, self.step)
         return replace(state, opt_state=placed(self.optimizer_state, state.opt_state))
 
@@ -173,6 +173,11 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     path = str(config.init_from)
     if not path.startswith(adopting.PREFIX):
         checkpoint = load(path)
+        if any(name.startswith(f"{LORA}/") for name in checkpoint.parameters):
+            raise UserError(
+                f"--init_from={path} has LoRA's parameters beside fixed ones: merge them with "
+                "trainer.export, and start from hf:DIR"
+            )
         return layout.read_parts(checkpoint), checkpoint
     # Imported here because it needs packages that the trainer does not depend on otherwise.
     from trainer import huggingface
@@ -293,8 +298,13 @@ def _adafactor_leaves(
 def _abstract_state(config: Config) -> Any:
     """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
-    optimizer = optimizer_of(config.optimizer, spec)
-    return jax.eval_shape(lambda key: optimizer.init(init_params(spec, key)), jax.random.key(0))
+    tuning = Tuning(config, spec)
+    optimizer = tuning.optimizer()
+
+    def init(key: jax.Array) -> Any:
+        return optimizer.init(tuning.begun(init_params(spec, key), config.seed))
+
+    return jax.eval_shape(init, jax.random.key(0))
 
 
 def _schedule_counts(state: Any) -> set[str]:

@@ -18,15 +18,16 @@ from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine import processes
-from trainer.engine.evaluator import Evaluator
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
+from trainer.evaluating.evaluation import Evaluation
 from trainer.reporting.metrics import MetricsWriter
 from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
 from trainer.reporting.software import save_software
 from trainer.reporting.startup import startup_text
 from trainer.setup import Run
+from trainer.watch import Watch, flattened
 
 # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
@@ -68,11 +69,16 @@ def _locked(model_dir: str) -> Iterator[Callable[[], None]]:
 def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) -> int:
     config, last = run.config, run.config.train_steps
     processes.check_shared(config.model_dir)
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint)
+    watch = Watch(config.checkpoint, config.stopping, config.plateau)
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, watch=watch)
     program = Program(run)
     beginning, state = begin(run, checkpoints, program)
     if state is None:
-        print(f"training is finished: checkpoint of step {beginning.step} in {config.model_dir}")
+        early = f", early: {watch.why_exhausted}" if watch.exhausted else ""
+        print(
+            f"training is finished{early}: checkpoint of step {beginning.step} in "
+            f"{config.model_dir}"
+        )
         checkpoints.close()
         return 0
     evaluated = checkpoints.evaluated or not config.evaluation.every_steps
@@ -84,7 +90,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
     batches = run.data.training(beginning.step, *program.host_part)
     evaluator = None
     if config.evaluation.every_steps:
-        evaluator = Evaluator(run, "validation", program.evaluation_step, program.mesh)
+        evaluator = Evaluation(run, "validation", program)
     reports = Reports(run, program, checkpoints, writer)
 
     with (
@@ -96,15 +102,16 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
         stopping = False
         if evaluator and not evaluated:
             # SIGTERM ended the run when it had saved this step and not evaluated it.
-            results = evaluator(state.params, stop.asked)
+            results = evaluator(state.params, step, stop.asked)
             if results is None:
                 stopping = True
             else:
                 reports.evaluations(step, results)
-                checkpoints.improved(step, results["validation"])
+                watch.see(step, flattened(results))
+                state = program.with_rate_scale(state, watch.rate_scale)
                 checkpoints.record_evaluation(step)
                 evaluated = True
-        for step in () if stopping else range(begun + 1, last + 1):
+        for step in () if stopping or watch.exhausted else range(begun + 1, last + 1):
             with profile.update(step):
                 batch = put_batch(next(batches), program.mesh, config.batch_size)
                 reports.before(step, state, batch)
@@ -119,12 +126,13 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
             evaluated = True
             if evaluator and evaluating:
                 # An evaluation may take longer than the time between SIGTERM and SIGKILL.
-                results = None if stopping else evaluator(state.params, stop.asked)
+                results = None if stopping else evaluator(state.params, step, stop.asked)
                 if results is None:
                     evaluated, stopping, saving = False, True, True
                 else:
                     reports.evaluations(step, results)
-                    saving |= checkpoints.improved(step, results["validation"])
+                    saving |= watch.see(step, flattened(results)) or watch.exhausted
+                    state = program.with_rate_scale(state, watch.rate_scale)
                 reports.speed.restart(step)
             if saving:
                 with reports.speed.blocking():
@@ -133,11 +141,13 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     check_lock()
                     checkpoints.save(step, state, run, evaluated)
             bar.update(step, reports.note)
-            if stopping:
+            if stopping or watch.exhausted:
                 break
     checkpoints.close()
     writer.close()
-    if stopping and (step < last or not evaluated):
+    if watch.exhausted and evaluated:
+        print(f"stopped early at step {step}: {watch.why_exhausted}")
+    elif stopping and (step < last or not evaluated):
         print(f"{stop.cause}: saved step {step}; run the same command to resume", file=sys.stderr)
         return EXIT_INTERRUPTED if stop.cause == _CTRL_C else EXIT_PREEMPTED
     return 0

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import argparse
 import itertools
 import sys
+from typing import Any, NamedTuple
 
 from tasks import registry
 from tasks.terminal import command_line
@@ -23,6 +24,7 @@ from trainer.config.help import HelpAction
 from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import model_preset
+from trainer.model.config import ModelConfig
 
 # What a run that does not fit the memory may change, gentlest first.
 _LESS_MEMORY = (
@@ -32,22 +34,50 @@ _LESS_MEMORY = (
 )
 
 
+class Settings(NamedTuple):
+    """What a command sets before its flags do.
+
+    Attributes:
+      origin: the origin of the values.
+      values: field path -> value.
+      model: a model that no preset describes; None: the preset's.
+    """
+
+    origin: str
+    values: dict[str, Any]
+    model: ModelConfig | None = None
+
+
 def build_config(
-    preset: str, overrides: list[str], optimizer_preset: str | None = None
+    preset: str,
+    overrides: list[str],
+    optimizer_preset: str | None = None,
+    settings: Settings | None = None,
 ) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration, field path -> origin).
+
+    Args:
+      preset: the model.
+      overrides: flags of fields.
+      optimizer_preset: name of a recipe, or None.
+      settings: what a command sets before its flags do.
 
     Raises:
       UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
     """
     _import_task_module(overrides)
     from_folder = preset.startswith(adopting.PREFIX)
-    model = adopting.folder_model(overrides) if from_folder else model_preset(preset)
+    if settings and settings.model:
+        model, origin = settings.model, f"the run {preset}"
+    else:
+        model = adopting.folder_model(overrides) if from_folder else model_preset(preset)
+        origin = f"preset {preset}"
     config = Config(preset=preset, model=model)
-    origins = {
-        path: f"preset {preset}" for path, _ in fields.leaves(config) if path.startswith("model.")
-    }
+    origins = {path: origin for path, _ in fields.leaves(config) if path.startswith("model.")}
     origins["preset"] = "command line"
+    if settings:
+        config = fields.replace_all(config, settings.values)
+        origins |= dict.fromkeys(settings.values, settings.origin)
     if optimizer_preset is not None:
         values = recipe(optimizer_preset)
         config = fields.replace_all(config, values)
@@ -83,9 +113,12 @@ def _import_task_module(overrides: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    arguments, others = _parser().parse_known_args(_with_values(argv))
-    config, origins = configured(arguments, others)
+    arguments, others = _parser().parse_known_args(with_values(argv))
+    return start(arguments, *configured(arguments, others))
 
+
+def start(arguments: argparse.Namespace, config: Config, origins: dict[str, str]) -> int:
+    """Trains, or prints the configuration if that is asked for; returns the exit code."""
     from trainer.setup import prepare
 
     if arguments.print_config:
@@ -110,7 +143,7 @@ def main(argv: list[str]) -> int:
         return train(run, origins)
 
 
-def _with_values(argv: list[str]) -> list[str]:
+def with_values(argv: list[str]) -> list[str]:
     """Returns the flags, --help and --print_config with the value that they stand for alone.
 
     argparse would read a following flag with a space, such as --optimizer.schedule='a * b', as
@@ -134,6 +167,13 @@ def _parser() -> Parser:
         "--train_steps=1000, --optimizer.learning_rate=0.5, --model.dropout_rate=0.1 …",
         add_help=False,
     )
+    add_shown(parser)
+    add_sources(parser)
+    return parser
+
+
+def add_shown(parser: Parser) -> None:
+    """Adds --help and --print_config, which show the fields of a configuration."""
     parser.add_argument(
         *("--help", "-h"),
         action=HelpAction,
@@ -142,7 +182,6 @@ def _parser() -> Parser:
         help="show this help, only one group of it, as --help=optimizer, or the models, "
         "--help=presets",
     )
-    add_sources(parser)
     parser.add_argument(
         "--print_config",
         nargs="?",
@@ -150,11 +189,13 @@ def _parser() -> Parser:
         choices=("values", "words"),
         help="print every field with its value and origin, and exit; words: with its help, too",
     )
-    return parser
 
 
-def add_sources(parser: Parser) -> None:
-    """Adds the flags that name a preset, a recipe or gin files, which `configured` reads."""
+def add_sources(parser: Parser, gin: bool = True) -> None:
+    """Adds the flags that name a preset, a recipe or gin files, which `configured` reads.
+
+    Without `gin`, there are no gin files.
+    """
     parser.add_argument("--preset", metavar="NAME", help="the model; --help=presets lists them")
     parser.add_argument(
         "--optimizer_preset",
@@ -162,24 +203,27 @@ def add_sources(parser: Parser) -> None:
         help="a published recipe of optimizer, schedule and loss, any field of which may be "
         f"overridden: {', '.join(OPTIMIZER_PRESETS)}",
     )
-    gin = parser.add_argument_group(
+    if not gin:
+        parser.set_defaults(gin_file=[], gin_search_paths=[], gin_param=[])
+        return
+    group = parser.add_argument_group(
         "gin files of T5X and Mesh T5", "read, never executed; docs/migrating_from_t5x.md"
     )
-    gin.add_argument(
+    group.add_argument(
         "--gin_file",
         action="append",
         default=[],
         metavar="FILE",
         help="a gin file; may be repeated, and later files override earlier ones",
     )
-    gin.add_argument(
+    group.add_argument(
         *("--gin_search_paths", "--gin_location_prefix"),
         action="append",
         default=[],
         metavar="DIR,DIR",
         help="folders in which to look for gin files and the files they include",
     )
-    gin.add_argument(
+    group.add_argument(
         *("--gin_param", "--gin_bindings"),
         action="append",
         default=[],
@@ -188,8 +232,12 @@ def add_sources(parser: Parser) -> None:
     )
 
 
-def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config, dict[str, str]]:
+def configured(
+    arguments: argparse.Namespace, others: list[str], settings: Settings | None = None
+) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration, field path -> origin); prints what gin files have to report.
+
+    `settings` are those of `build_config`.
 
     Raises:
       UserError: flags are missing, contradict one another, or have no effect.
@@ -218,7 +266,7 @@ def configured(arguments: argparse.Namespace, others: list[str]) -> tuple[Config
         if not preset:
             fields.refuse_unknown(Config("", model_preset("t5_1_1_tiny")), overrides)
             raise UserError("--preset or --gin_file is missing")
-        config, origins = build_config(preset, overrides, arguments.optimizer_preset)
+        config, origins = build_config(preset, overrides, arguments.optimizer_preset, settings)
         config = adopting.adopt_model(config, origins)
     refuse_idle(config, origins)
     return keep_order(config, origins), origins

@@ -169,7 +169,8 @@ def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
     """Prepares a run on caches of pipeline.build."""
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
-    _reject_unused(config, ("data.use_cached", "data.pack"))
+    _reject_unused(config, ("data.use_cached", "data.pack"), used=("data.pack_examples",))
+    _check_packing(config)
     names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
     tasks = [open_cache(config, name) for name in names]
     for each in tasks:
@@ -192,7 +193,8 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
     """Prepares a run on a task or mixture registered with seqio."""
     from trainer.data.seqio_data import SeqioData
 
-    _reject_unused(config, ("mixing.", "objective", "data.local_", "data.block_", "data.threads"))
+    unused = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
+    _reject_unused(config, (*unused, "data.pack_examples", "data.example_"))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":
@@ -228,20 +230,46 @@ def _fit(
     converter = features.converter(config.model, lengths)
     _check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
+    config = _imply_new_tokens(config, origins, lengths)
     # Sizes of the mesh that depend on the number of devices are checked by Program.
     sizes, rules = config.mesh.planned(), config.mesh.rules
     check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
     return config, converter
 
 
-def _reject_unused(config: Config, unused: tuple[str, ...]) -> None:
+def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
+    """Sets the most tokens of a prediction to the length of targets, unless it was set."""
+    path = "evaluation.decoding.max_new_tokens"
+    if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
+        return config
+    origins[path] = "lengths.targets"
+    return fields.replace(config, path, lengths.targets)
+
+
+def _check_packing(config: Config) -> None:
+    """Rejects rows of several examples where they cannot be, and lengths without an effect."""
+    if not config.data.pack_examples:
+        for name in ("example_inputs", "example_targets"):
+            if getattr(config.data, name) is not None:
+                raise UserError(f"--data.{name} has no effect without --data.pack_examples=true")
+        return
+    if config.model.architecture == "encoder":
+        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
+    if config.model.memory_tokens:
+        raise UserError(
+            f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: leave "
+            "out --data.pack_examples"
+        )
+
+
+def _reject_unused(config: Config, unused: tuple[str, ...], used: tuple[str, ...] = ()) -> None:
     """Rejects fields that the run's data ignore but that differ from their defaults.
 
-    `unused` are beginnings of field paths.
+    `unused` are beginnings of field paths, except those that are in `used`.
     """
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     for path, value in fields.leaves(config):
-        if path.startswith(unused) and value != defaults[path]:
+        if path.startswith(unused) and path not in used and value != defaults[path]:
             raise UserError(f"--{path} has no effect on --task={config.task}")
 
 

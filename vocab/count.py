@@ -10,6 +10,7 @@ the order of the pieces.
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.reading import sources
+from tasks.reading import pairs, sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
@@ -178,13 +179,14 @@ def _passages(
     for split, batch in sources.read(corpus, piece):
         if split != sources.TRAIN:
             continue
-        columns = (batch.column(name).to_pylist() for name in ("text", "problem"))
-        for text, problem in zip(*columns, strict=True):
+        names = ("problem", *pairs.texts(corpus.spec))
+        columns = (batch.column(name).to_pylist() for name in names)
+        for problem, *texts in zip(*columns, strict=True):
             if problem:
                 problems[problem] += 1
                 continue
             sums["documents"] += 1
-            for passage in passages(text):
+            for passage in itertools.chain.from_iterable(map(passages, texts)):
                 size = len(passage.encode())
                 sums["bytes"] += size
                 yield passage, size

@@ -9,12 +9,13 @@ first letter.
 
 import dataclasses
 import hashlib
+import itertools
 import textwrap
 from collections import Counter, defaultdict
 from typing import Any
 
 from tasks import vocabulary
-from tasks.reading import sources
+from tasks.reading import pairs, sources
 from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
@@ -228,7 +229,8 @@ def _texts(corpus: sources.Corpus, split: str) -> list[str]:
         for its_split, batch in sources.read(corpus, piece):
             if its_split != split:
                 continue
-            for text in batch.column("text").to_pylist():
+            columns = (batch.column(name).to_pylist() for name in pairs.texts(corpus.spec))
+            for text in itertools.chain.from_iterable(zip(*columns, strict=True)):
                 if text:
                     texts.append(text)
                     size += len(text.encode())

@@ -10,7 +10,7 @@ from pipeline.building.options import Options
 from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
-from tasks.cache.manifest import Plan, Shard
+from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
@@ -110,6 +110,7 @@ def _planned(
 ) -> tuple[graph.Job, list[graph.Assignment]]:
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
     spec = _spec(options, task)
+    limits = _pair_limits(options, task, spec)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
@@ -126,13 +127,49 @@ def _planned(
         task=task.name,
         corpus=corpus.record,
         vocabulary=loaded.record,
-        packing=options.packing,
-        row_tokens=options.row_tokens or task.window_tokens,
+        packing=PAIRS if limits else options.packing,
+        row_tokens=0 if limits else options.row_tokens or task.window_tokens,
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
+        pairs=limits,
     )
     job = graph.Job(folder, plan, corpus, options.tokenizer, options.hf_token_secret or "")
     return job, assignments
+
+
+def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
+    """Returns the limits of pairs, None if the task reads texts.
+
+    Raises:
+      UserError: the corpus has pairs and the task reads texts, or the other way round; or an option
+        has no effect.
+    """
+    of_pairs = {name: getattr(options, name) for name in ("max_inputs", "max_targets", "too_long")}
+    if not task.objective.reads_pairs:
+        if spec.is_pairs:
+            raise UserError(
+                f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
+                "build a task NAME_supervised, or give ?column="
+            )
+        for name, value in of_pairs.items():
+            if value is not None:
+                raise UserError(f"--{name} is for pairs, and {task.name} reads texts: leave it out")
+        return None
+    if not spec.is_pairs:
+        raise UserError(
+            f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
+            f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
+        )
+    of_texts = {"row_tokens": None, "packing": "concat", "separator": None}
+    for name, default in of_texts.items():
+        if getattr(options, name) != default:
+            raise UserError(f"--{name} is for texts, and {task.name} reads pairs: leave it out")
+    for name in ("max_inputs", "max_targets"):
+        if of_pairs[name] == 1:
+            raise UserError(f"--{name}=1 is the EOS alone: give 2 or more")
+    return PairLimits(
+        of_pairs["max_inputs"] or 0, of_pairs["max_targets"] or 0, options.too_long or TOO_LONG[0]
+    )
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
@@ -243,7 +280,8 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = bad_share(shards)
     if share > limit:
         reasons = _dropped(shards)
-        del reasons[graph.EMPTY]  # they are not faulty
+        for reason in graph.NOT_FAULTY:
+            del reasons[reason]
         top = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
@@ -303,6 +341,7 @@ def _report(
                 for column in columns.values()
             ),
         ),
+        *_pair_rows(columns),
         *(
             (f"left out: {reason}", *(f"{_dropped(each)[reason]:,}" for each in columns.values()))
             for reason in sorted(_dropped(list(shards.values())))
@@ -321,6 +360,23 @@ def _report(
             "model, build with a larger share in --corpus, as ?validation=0.1, in another "
             "--cache_dir"
         )
+
+
+def _pair_rows(columns: dict[str, list[Shard]]) -> list[tuple[str, ...]]:
+    """Returns the lines of the report about pairs: their longest sides, and how many were cut."""
+    counts = {
+        split: [shard.pairs for shard in shards if shard.pairs] for split, shards in columns.items()
+    }
+    if not any(counts.values()):
+        return []
+    lines = []
+    for side in ("inputs", "targets"):
+        longest = (max(getattr(each, f"longest_{side}") for each in of) for of in counts.values())
+        lines.append((f"longest {side}", *(f"{tokens:,}" for tokens in longest)))
+        cut = [sum(getattr(each, f"cut_{side}") for each in of) for of in counts.values()]
+        if any(cut):
+            lines.append((f"cut {side}", *(f"{count:,}" for count in cut)))
+    return lines
 
 
 def _print_estimate(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline.building import pairs
 from pipeline.building.write import ShardWriter
 from pipeline.runners import beam_job, secret
 from pipeline.tokenizer import tokenize
@@ -23,10 +24,10 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY
 
-# Reasons to quarantine a document: nothing is left after normalisation; or its text spells a
-# sentinel, which could not be told from a sentinel of the objective.
+# A reason to quarantine a document: nothing is left after normalisation.
 EMPTY = "empty"
-_SENTINEL = "contains a sentinel such as <extra_id_0>"
+# Reasons that are no faults of the corpus: of these, no document is lost, or by the user's choice.
+NOT_FAULTY = frozenset({EMPTY, *pairs.NOT_FAULTY})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,10 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
         }
         for split, batch in sources.read(job.corpus, assignment.piece):
             writer = writers[split]
+            if job.plan.pairs:
+                limits = pairs.Limits.of(job.plan.pairs, job.corpus.max_document_bytes)
+                counts.update(pairs.write(batch, writer, vocabulary, tokenizer, limits))
+                continue
             ids, texts = batch.column("id"), batch.column("text")
             if texts.null_count:
                 texts = texts.fill_null("")
@@ -88,7 +93,7 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
                 writer.quarantine(
                     ids[number].as_py(),
                     batch.column("place")[number].as_py(),
-                    _SENTINEL if spelt[number] else problem,
+                    pairs.SENTINEL if spelt[number] else problem,
                 )
             firsts = batch.column("part").to_numpy() == 1
             if dropped:

@@ -31,6 +31,7 @@ from tasks.cache.manifest import (
     CacheManifest,
     Plan,
     Shard,
+    as_json,
     plan_from_dict,
     shard_file,
 )
@@ -104,7 +105,7 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
       UserError: the folder holds a different cache, or other files.
     """
     existing = planned(folder)
-    ours = plan_from_dict(json.loads(json.dumps(dataclasses.asdict(plan))))
+    ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
     if existing is None:
         return _recovered(folder, ours)
     if ours.difference(existing):
@@ -168,7 +169,7 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
     marks = _marks(folder)
     if plan.fingerprint not in marks:
         files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
-    text = files.json_bytes(dataclasses.asdict(plan))
+    text = files.json_bytes(as_json(plan))
     if not _holds(files.join(folder, PLAN), text):
         files.write_bytes(files.join(folder, PLAN), text)
     for other in marks - {plan.fingerprint}:
@@ -274,7 +275,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
                 entries = {new[name]: entry for name, entry in shard.files.items()}
                 renamed = dataclasses.replace(shard, files=entries)
                 path = files.join(folder, new[receipt])
-                files.write_json(path, dataclasses.asdict(renamed))
+                files.write_json(path, as_json(renamed))
             for name in names.intersection(new):
                 files.remove(files.join(folder, name))
 
@@ -338,7 +339,9 @@ def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
         content = older
     return {
         **{
-            f"info.{split}.json": files.json_bytes(_seqio_info(len(splits[split])))
+            f"info.{split}.json": files.json_bytes(
+                _seqio_info(len(splits[split]), manifest.plan.pairs is not None)
+            )
             for split in splits
         },
         **{
@@ -371,20 +374,19 @@ def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
     except UserError:
         return manifest
     kept = dataclasses.replace(manifest, software=existing.software)
-    same = files.json_bytes(dataclasses.asdict(existing)) == files.json_bytes(
-        dataclasses.asdict(kept)
-    )
+    same = files.json_bytes(as_json(existing)) == files.json_bytes(as_json(kept))
     return kept if same else manifest
 
 
-def _seqio_info(shards: int) -> dict[str, object]:
+def _seqio_info(shards: int, is_pairs: bool) -> dict[str, object]:
     """Returns the content of info.SPLIT.json.
 
     Source: seqio `beam_utils.py`, GetInfo.
     """
     feature = {"dtype": "int32", "shape": [None]}
+    other = "inputs" if is_pairs else "document_starts"
     return {
-        "features": {"document_starts": feature, "targets": feature},
+        "features": {other: feature, "targets": feature},
         "num_shards": shards,
         "seqio_version": _SEQIO_VERSION,
     }
@@ -396,6 +398,16 @@ def _seqio_stats(shards: Iterable[Shard]) -> dict[str, int]:
     Source: seqio `beam_utils.py`, GetStats.
     """
     shards = list(shards)
+    pairs = [shard.pairs for shard in shards if shard.pairs]
+    if pairs:
+        inputs = sum(each.inputs_tokens for each in pairs)
+        return {
+            "examples": sum(shard.rows for shard in shards),
+            "inputs_max_tokens": max(each.longest_inputs for each in pairs),
+            "inputs_tokens": inputs,
+            "targets_max_tokens": max(each.longest_targets for each in pairs),
+            "targets_tokens": sum(shard.text_tokens for shard in shards) - inputs,
+        }
     return {
         "examples": sum(shard.rows for shard in shards),
         "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, PACKINGS, SEPARATORS
+from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, SEPARATORS, TEXT_PACKINGS, TOO_LONG
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import positive, share
 from tasks.terminal.fields import REQUIRED, field
@@ -24,7 +24,8 @@ class Options:
         None,
         "corpus to read instead of the task's own: parquet:GLOB, json:GLOB, text:GLOB, "
         "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=..., text "
-        "with ?document=line, file or block",
+        "with ?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
+        "templates such as ?inputs={premise} </s> {hypothesis}",
     )
     name: str | None = field(
         None, "name of a --corpus of your own; its task is then called NAME_TASK everywhere"
@@ -36,7 +37,7 @@ class Options:
         "concat",
         "concat: documents flow across rows, so that windows of any length can be cut from them; "
         "best_fit: a row is a window, and a document that fits into one row is never cut",
-        choices=PACKINGS,
+        choices=TEXT_PACKINGS,
     )
     separator: str | None = field(
         None,
@@ -48,10 +49,23 @@ class Options:
     max_document_bytes: Annotated[int, positive] = field(
         LONGEST_DOCUMENT_BYTES, "documents of more bytes than this are split at white space"
     )
+    max_inputs: Annotated[int | None, positive] = field(
+        None, "most tokens of the inputs of a pair, EOS included; any number if not set"
+    )
+    max_targets: Annotated[int | None, positive] = field(
+        None, "most tokens of the targets of a pair, EOS included; any number if not set"
+    )
+    too_long: str | None = field(
+        None,
+        "pairs with a side of more tokens than that, or of more bytes than --max_document_bytes: "
+        "quarantine, the default, leaves them out and counts them; cut keeps the beginning of the "
+        "side",
+        choices=TOO_LONG,
+    )
     max_quarantined: Annotated[float, share] = field(
         0.05,
         "fail if more than this share of the documents is faulty, from 0 to 1; empty documents "
-        "do not count",
+        "and pairs that are too long do not count",
     )
     tokenizer: str = field(
         "fast",

@@ -16,23 +16,28 @@ _OVERHEAD = FRAMING_BYTES + 100
 
 
 def framed(
-    targets: np.ndarray, lengths: np.ndarray, document_starts: np.ndarray, starts: np.ndarray
+    targets: np.ndarray,
+    lengths: np.ndarray,
+    others: np.ndarray,
+    counts: np.ndarray,
+    name: str = "document_starts",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8 bytes of TFRecords, int64[rows + 1] where each record begins and ends).
 
     Args:
       targets: ids of all rows, one row after the other; at most 2**31 - 1.
       lengths: [rows] number of ids per row.
-      document_starts: positions of all rows, one row after the other.
-      starts: [rows] number of positions per row.
+      others: values of the other feature of all rows, one row after the other.
+      counts: [rows] number of values of that feature per row.
+      name: the other feature's name, before "targets" in the alphabet.
     """
-    room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(document_starts))
+    room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(others))
     out = np.empty(room, np.uint8)
     bounds = np.zeros(len(lengths) + 1, np.int64)
     size = _encode(
         targets.astype(np.int32, copy=False), lengths.astype(np.int64, copy=False),
-        document_starts.astype(np.int32, copy=False), starts.astype(np.int64, copy=False),
-        out, bounds,
+        others.astype(np.int32, copy=False), counts.astype(np.int64, copy=False),
+        np.frombuffer(name.encode(), np.uint8), out, bounds,
     )  # fmt: skip
     out = out[:size]
     _checksums(out, bounds)
@@ -131,20 +136,19 @@ def _put_feature(out, at, name, values, begin, end, packed):
 
 
 _TARGETS = np.frombuffer(b"targets", np.uint8)
-_STARTS = np.frombuffer(b"document_starts", np.uint8)
 
 
 @compiled
-def _encode(targets, lengths, document_starts, starts, out, bounds):
+def _encode(targets, lengths, others, counts, name, out, bounds):
     """Writes the rows, leaving room for checksums; returns the number of bytes written."""
-    at = token = start = 0
+    at = token = other = 0
     for row in range(len(lengths)):
-        token_end, start_end = token + lengths[row], start + starts[row]
-        packed_starts = _packed(document_starts, start, start_end)
+        token_end, other_end = token + lengths[row], other + counts[row]
+        packed_others = _packed(others, other, other_end)
         packed_targets = _packed(targets, token, token_end)
         features = 0
-        for packed, name in ((packed_starts, len(_STARTS)), (packed_targets, len(_TARGETS))):
-            entry = _feature_size(packed, name)[2]
+        for packed, size in ((packed_others, len(name)), (packed_targets, len(_TARGETS))):
+            entry = _feature_size(packed, size)[2]
             features += 1 + _width(entry) + entry
         length = 1 + _width(features) + features
         for byte in range(8):
@@ -152,9 +156,9 @@ def _encode(targets, lengths, document_starts, starts, out, bounds):
         at += _BEFORE
         out[at] = 0x0A
         at = _put(out, at + 1, features)
-        at = _put_feature(out, at, _STARTS, document_starts, start, start_end, packed_starts)
+        at = _put_feature(out, at, name, others, other, other_end, packed_others)
         at = _put_feature(out, at, _TARGETS, targets, token, token_end, packed_targets)
         at += 4
         bounds[row + 1] = at
-        token, start = token_end, start_end
+        token, other = token_end, other_end
     return at

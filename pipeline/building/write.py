@@ -19,15 +19,18 @@ import pyarrow as pa
 from pipeline.building.rows import framed, text_tokens
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
+    PAIR_INDEX,
     ROW_INDEX,
     FileEntry,
+    PairCounts,
     Plan,
     Shard,
+    as_json,
     shard_file,
     shard_files,
     shard_from_dict,
 )
-from tasks.cache.pack import Documents, Rows, packer
+from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -44,7 +47,13 @@ class ShardWriter:
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
         self._folder = folder
         self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
-        self._packer = packer(plan.packing, plan.row_tokens, plan.separator)
+        self._is_pairs = plan.pairs is not None
+        self._packer = None
+        if not self._is_pairs:
+            self._packer = packer(plan.packing, plan.row_tokens, plan.separator)
+        self._pair_counts = dict.fromkeys(
+            (field.name for field in dataclasses.fields(PairCounts)), 0
+        )
         self._index: list[np.ndarray] = []
         self._lineage: list[pa.Table] = []
         self._files: dict[str, _HashedFile] = {}
@@ -87,7 +96,46 @@ class ShardWriter:
         self._counts["documents"] += len(documents.ids)
         self._counts["text_bytes"] += text_bytes
         self._counts["split_documents"] += split
+        assert self._packer
         self._write(self._packer.add(documents))
+
+    def add_pairs(
+        self, pairs: Pairs, text_bytes: int, cut_inputs: int = 0, cut_targets: int = 0
+    ) -> None:
+        """Writes tokenized pairs, one a row.
+
+        Args:
+          pairs: ids and tokens.
+          text_bytes: bytes of their text.
+          cut_inputs, cut_targets: how many of them have a side that was cut.
+        """
+        rows = len(pairs.ids)
+        if not rows:
+            return
+        tokens = pairs.inputs_lengths + pairs.targets_lengths
+        data, bounds = framed(
+            pairs.targets, pairs.targets_lengths, pairs.inputs, pairs.inputs_lengths, "inputs"
+        )
+        index = np.zeros(rows, PAIR_INDEX)
+        index["offset"] = self._records.bytes + bounds[:-1]
+        index["tokens"], index["inputs"] = tokens, pairs.inputs_lengths
+        index["documents"] = self._pieces + np.arange(rows)
+        self._index.append(index)
+        self._records.write(data)
+        number, none = self._counts["rows"] + np.arange(rows), np.zeros(rows, np.int64)
+        self._add_lineage([pairs.ids, number, none.astype(np.int32), tokens, none])
+        of_inputs = text_tokens(pairs.inputs, pairs.inputs_lengths)
+        text = of_inputs + text_tokens(pairs.targets, pairs.targets_lengths)
+        self._counts["documents"] += rows
+        self._counts["text_bytes"] += text_bytes
+        self._count(rows, tokens, text)
+        counts = self._pair_counts
+        counts["inputs_tokens"] += int(of_inputs.sum())
+        counts["cut_inputs"] += cut_inputs
+        counts["cut_targets"] += cut_targets
+        for side, lengths in (("inputs", pairs.inputs_lengths), ("targets", pairs.targets_lengths)):
+            name = f"longest_{side}"
+            counts[name] = max(counts[name], int(lengths.max()))
 
     def quarantine(self, name: str | None, location: str, reason: str) -> None:
         """Records a document that is left out of the cache."""
@@ -107,18 +155,21 @@ class ShardWriter:
             self._stack.__exit__(kind, error, trace)
             return
         with self._stack:
-            self._write(self._packer.finish())
+            if self._packer:
+                self._write(self._packer.finish())
             self._write_lineage(at_least=1)
             self._documents.close()
-            index = np.concatenate([np.zeros(0, ROW_INDEX), *self._index])
+            nothing = np.zeros(0, PAIR_INDEX if self._is_pairs else ROW_INDEX)
+            index = np.concatenate([nothing, *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
         shard = Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
+            pairs=PairCounts(**self._pair_counts) if self._is_pairs else None,
             **self._counts,
         )
         receipt = files.join(self._folder, self._name("receipt"))
-        files.write_json(receipt, dataclasses.asdict(shard))
+        files.write_json(receipt, as_json(shard))
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))
@@ -137,25 +188,28 @@ class ShardWriter:
         index["documents"] = self._pieces + _before(starts)
         self._index.append(index)
         self._records.write(data)
-        self._lineage.append(
-            pa.table(
-                [
-                    rows.ids,
-                    self._counts["rows"] + rows.row,
-                    rows.position.astype(np.int32),
-                    rows.piece_tokens,
-                    rows.document_offset,
-                ],
-                schema=_LINEAGE,
-            )
+        self._add_lineage(
+            [
+                rows.ids,
+                self._counts["rows"] + rows.row,
+                rows.position.astype(np.int32),
+                rows.piece_tokens,
+                rows.document_offset,
+            ]
         )
-        self._write_lineage(at_least=_LINEAGE_GROUP)
-        text = text_tokens(rows.tokens, rows.lengths)
-        self._pieces += len(rows.ids)
-        self._counts["rows"] += len(rows.lengths)
-        self._counts["tokens"] += len(rows.tokens)
+        self._count(len(rows.ids), rows.lengths, text_tokens(rows.tokens, rows.lengths))
+
+    def _count(self, pieces: int, lengths: np.ndarray, text: np.ndarray) -> None:
+        """Counts written rows, given their tokens with and without separators."""
+        self._pieces += pieces
+        self._counts["rows"] += len(lengths)
+        self._counts["tokens"] += int(lengths.sum())
         self._counts["text_tokens"] += int(text.sum())
         self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
+
+    def _add_lineage(self, columns: list[Any]) -> None:
+        self._lineage.append(pa.table(columns, schema=_LINEAGE))
+        self._write_lineage(at_least=_LINEAGE_GROUP)
 
     def _write_lineage(self, at_least: int) -> None:
         """Writes row groups while at least `at_least` lineage rows are buffered."""

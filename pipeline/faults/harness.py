@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.faults.process_group import ModuleGroup
 from tasks.cache.manifest import CacheManifest
+from tasks.reading import pairs, sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
@@ -84,6 +85,7 @@ class Harness:
       flags: the command's flags.
       folder: holds everything that is written.
       corpus: folder of the copied corpus.
+      sides: options of the copy's SPEC, if it holds pairs.
       corpus_bytes: bytes of its documents.
       reference: folder of the cache built without faults.
       plan: plan of that cache.
@@ -97,6 +99,8 @@ class Harness:
         self.flags = flags
         self.folder = folder
         self.corpus = folder / "corpus"
+        is_pairs = sources.parse(flags.corpus).is_pairs
+        self.sides = "inputs=inputs&targets=targets&" if is_pairs else ""
         self.corpus_bytes = _copy_corpus(flags.corpus, flags.corpus_bytes, self.corpus)
         begin = time.monotonic()
         trial = Trial(self, Outcome("none"), "reference")
@@ -192,7 +196,7 @@ class Trial:
             *("pipeline.build", f"--cache_dir={self.folder}"),
             *(f"--task={flags.task}", f"--vocabulary={flags.vocabulary}"),
             *(f"--extra_ids={flags.extra_ids}", f"--shard_bytes={flags.shard_bytes}"),
-            f"--corpus=json:{self.corpus}/*.jsonl?validation=0.1",
+            f"--corpus=json:{self.corpus}/*.jsonl?{self.harness.sides}validation=0.1",
             *(self.harness.runner or (f"--workers={workers}",)),
         ]
         return ModuleGroup(module, self._log, **options)
@@ -300,8 +304,6 @@ def _identity(path: pathlib.Path) -> tuple[int, int]:
 
 def _copy_corpus(spec: str, limit: int, folder: pathlib.Path) -> int:
     """Writes up to `limit` bytes of documents as files of JSON lines; returns their bytes."""
-    from tasks.reading import sources
-
     folder.mkdir()
     corpus = sources.resolve(sources.parse(spec))
     with contextlib.ExitStack() as stack:
@@ -310,13 +312,11 @@ def _copy_corpus(spec: str, limit: int, folder: pathlib.Path) -> int:
             for number in range(CORPUS_FILES)
         ]
         batches = (batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece))
-        for number, (name, text) in enumerate(
-            document
-            for batch in batches
-            for document in zip(*(batch.column(c).to_pylist() for c in ("id", "text")), strict=True)
-        ):
+        columns = ["id", *pairs.texts(corpus.spec)]
+        documents = (row for batch in batches for row in batch.select(columns).to_pylist())
+        for number, document in enumerate(documents):
             part = parts[number % CORPUS_FILES]
-            part.write(json.dumps({"id": name, "text": text}).encode() + b"\n")
+            part.write(json.dumps(document).encode() + b"\n")
             size = sum(part.tell() for part in parts)
             if size >= limit:
                 break

@@ -157,7 +157,7 @@ def _read(folder: str, manifest: CacheManifest, split: str, index: int) -> _Shar
     ends = [*rows["offset"][1:].tolist(), len(data)]
     tokens = [np.zeros(0, np.int32)]
     for begin, end in zip(rows["offset"].tolist(), ends, strict=False):
-        tokens.append(records.decode_row(records.unframe(data[begin:end])).targets)
+        tokens.append(records.decode_row(records.unframe(data[begin:end])).tokens)
     with files.open_read(files.join(folder, name["documents"])) as file:
         lineage = parquet.read_table(file)
     row_begins = np.cumsum(rows["tokens"], dtype=np.int64) - rows["tokens"]

@@ -79,7 +79,7 @@ def _splits(manifest: CacheManifest) -> str:
     rows = []
     for split, shards in manifest.splits.items():
         tokens, count = manifest.total(split, "tokens"), manifest.total(split, "rows")
-        room = count * manifest.plan.row_tokens
+        room = count * manifest.plan.row_tokens  # 0 for pairs, whose rows are as long as they are
         rows.append(
             (
                 split,
@@ -93,12 +93,28 @@ def _splits(manifest: CacheManifest) -> str:
         )
     plan = manifest.plan
     header = ("split", "shards", "documents", "split documents", "tokens", "rows", "rows filled")
+    if plan.pairs:
+        return html_page.table("A pair a row", header, rows) + _pairs(manifest)
     return html_page.table(
         f"{plan.packing} packing into rows of {plan.row_tokens:,} tokens, separator "
         f"{plan.separator}",
         header,
         rows,
     )
+
+
+def _pairs(manifest: CacheManifest) -> str:
+    """Returns a table of the sides of pairs."""
+    rows = []
+    for split, shards in manifest.splits.items():
+        counts = [shard.pairs for shard in shards if shard.pairs]
+        inputs = sum(each.inputs_tokens for each in counts)
+        tokens = {"inputs": inputs, "targets": manifest.total(split, "text_tokens") - inputs}
+        for side, number in tokens.items():
+            longest = max(getattr(each, f"longest_{side}") for each in counts)
+            cut = sum(getattr(each, f"cut_{side}") for each in counts)
+            rows.append((split, side, f"{number:,}", f"{longest:,}", f"{cut:,}"))
+    return html_page.table("Sides", ("split", "side", "tokens", "longest", "cut"), rows)
 
 
 def _corpus(manifest: CacheManifest) -> str:

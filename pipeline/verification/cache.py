@@ -1,7 +1,6 @@
 """Verification of a cache: its shards, the files beside them, and that no document is repeated."""
 
 import collections
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -14,7 +13,16 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
-from tasks.cache.manifest import MANIFEST, PLAN, PLAN_MARK, CacheManifest, Plan, Shard, shard_file
+from tasks.cache.manifest import (
+    MANIFEST,
+    PLAN,
+    PLAN_MARK,
+    CacheManifest,
+    Plan,
+    Shard,
+    as_json,
+    shard_file,
+)
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
@@ -128,7 +136,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
     plan = manifest.plan
     faults = [Fault(MANIFEST, problem, FINISH) for problem in manifest.contradictions()]
     wanted = lifecycle.closing_files(folder, manifest)
-    for name, data in {**wanted, PLAN: files.json_bytes(dataclasses.asdict(plan))}.items():
+    for name, data in {**wanted, PLAN: files.json_bytes(as_json(plan))}.items():
         if name not in names:
             faults.append(Fault(name, "missing", FINISH))
         elif files.read_bytes(files.join(folder, name)) != data:

@@ -17,11 +17,14 @@ from tasks.cache import records
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     MANIFEST,
+    PAIR_INDEX,
     ROW_INDEX,
     SHARD_KINDS,
     FileEntry,
+    PairCounts,
     Plan,
     Shard,
+    as_json,
     shard_file,
     shard_files,
 )
@@ -111,7 +114,7 @@ class ShardChecker:
             if not holds:
                 faults.append(Fault(named[kind], what, _WRITTEN_WRONG))
 
-        _check_index(content["rows"] or b"", rows, require)
+        _check_index(content["rows"] or b"", rows, plan, require)
         _check_tokens(rows, plan, self._first_sentinel, require)
         lineage = _lineage(content["documents"] or b"", require)
         if lineage is None:
@@ -125,6 +128,8 @@ class ShardChecker:
             "text_tokens": int(rows.text.sum()),
             "longest_row": int(rows.text.max(initial=0)),
         }
+        if shard.pairs:
+            _check_pairs(shard.pairs, rows, require)
         for field, held in {**counts, "dropped": dict(dropped)}.items():
             recorded = getattr(shard, field)
             what = f"it records {recorded} {field}, the files hold {held}"
@@ -146,7 +151,7 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
     except UserError:
         faults.append(Fault(name, "not valid JSON", _REDO))
         return
-    expected = dataclasses.asdict(shard)
+    expected = as_json(shard)
     if receipt != expected:
         there = receipt if isinstance(receipt, dict) else {}
         fields = [key for key, value in expected.items() if there.get(key) != value]
@@ -210,6 +215,8 @@ class _Rows:
       text: int64[rows] number of tokens without separators.
       ends: int64[separators] positions of the EOS tokens in the stream of all rows.
       least, most: the lowest and highest id.
+      inputs: int64[rows] number of tokens of the inputs of pairs.
+      inputs_text: number of tokens of all inputs, without EOS.
     """
 
     offsets: np.ndarray
@@ -220,14 +227,16 @@ class _Rows:
     ends: np.ndarray
     least: int
     most: int
+    inputs: np.ndarray
+    inputs_text: int
 
 
 def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: list[Fault]) -> _Rows:
     """Reads every record; appends a fault of the file to `faults`, with the first faulty row."""
-    numbers: list[tuple[int, int, int, int]] = []
+    numbers: list[tuple[int, int, int, int, int]] = []
     positions = [np.zeros(0, np.int64)]
     ends = [np.zeros(0, np.int64)]
-    least, most, before = EOS_ID, 0, 0
+    least, most, before, inputs_text = EOS_ID, 0, 0, 0
     inside = ""
     try:
         with files.open_read(files.join(folder, name)) as file:
@@ -235,25 +244,33 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
             try:
                 for offset, data in _records(hashing, entry.bytes):
                     row = records.decode_row(data)
-                    separators = np.flatnonzero(row.targets == EOS_ID)
-                    length = len(row.targets)
-                    numbers.append((offset, length, len(row.document_starts), len(separators)))
+                    if (row.inputs is None) == (plan.pairs is not None):
+                        kinds = ("text", "a pair")
+                        found, wanted = kinds if plan.pairs else reversed(kinds)
+                        raise records.CorruptRecord(f"it is {found}, and the plan has {wanted}")
+                    tokens = row.tokens
+                    separators = np.flatnonzero(tokens == EOS_ID)
+                    length = len(tokens)
+                    of_inputs = row.tokens[:0] if row.inputs is None else row.inputs
+                    counts = (len(row.document_starts), len(separators), len(of_inputs))
+                    numbers.append((offset, length, *counts))
+                    inputs_text += int((of_inputs != EOS_ID).sum())
                     positions.append(row.document_starts.astype(np.int64))
                     ends.append(separators + before)
                     before += length
                     if length:
-                        least = min(least, int(row.targets.min()))
-                        most = max(most, int(row.targets.max()))
+                        least = min(least, int(tokens.min()))
+                        most = max(most, int(tokens.max()))
             except records.CorruptRecord as error:
                 inside = f"row {len(numbers)}: {error}"
             fault = hashing.fault(name, entry, inside)
     except FileNotFoundError:
         fault = Fault(name, "missing", _REDO)
     faults += [fault] if fault else []
-    offsets, lengths, starts, separated = np.array(numbers, np.int64).reshape(-1, 4).T
+    offsets, lengths, starts, separated, inputs = np.array(numbers, np.int64).reshape(-1, 5).T
     return _Rows(
         offsets, lengths, starts, np.concatenate(positions), lengths - separated,
-        np.concatenate(ends), least, most,
+        np.concatenate(ends), least, most, inputs, inputs_text,
     )  # fmt: skip
 
 
@@ -276,16 +293,31 @@ def _records(file: _Hashing, size: int) -> Iterator[tuple[int, memoryview]]:
 _Require = Callable[[str, str, Any], None]
 
 
-def _check_index(data: bytes, rows: _Rows, require: _Require) -> None:
+def _check_pairs(recorded: PairCounts, rows: _Rows, require: _Require) -> None:
+    held = {
+        "inputs_tokens": rows.inputs_text,
+        "longest_inputs": int(rows.inputs.max(initial=0)),
+        "longest_targets": int((rows.lengths - rows.inputs).max(initial=0)),
+    }
+    for field, value in held.items():
+        recorded_value = getattr(recorded, field)
+        what = f"it records {recorded_value} {field}, the files hold {value}"
+        require("receipt", what, recorded_value == value)
+
+
+def _check_index(data: bytes, rows: _Rows, plan: Plan, require: _Require) -> None:
     try:
         index = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError):
         index = None
-    if index is None or index.dtype != ROW_INDEX or index.shape != rows.offsets.shape:
+    kind = PAIR_INDEX if plan.pairs else ROW_INDEX
+    if index is None or index.dtype != kind or index.shape != rows.offsets.shape:
         require("rows", "not an index of as many rows as there are records", False)
         return
     before = np.cumsum(rows.starts) - rows.starts
     wanted = {"offset": rows.offsets, "tokens": rows.lengths, "documents": before}
+    if plan.pairs:
+        wanted["inputs"] = rows.inputs
     for field, values in wanted.items():
         wrong = np.flatnonzero(index[field].astype(np.int64) != values)
         first = f"row {wrong[0]} has different {field} in the records" if len(wrong) else ""
@@ -295,9 +327,16 @@ def _check_index(data: bytes, rows: _Rows, require: _Require) -> None:
 def _check_tokens(rows: _Rows, plan: Plan, first_sentinel: int, require: _Require) -> None:
     lengths = rows.lengths
     require("tfrecord", "a row is empty", (lengths > 0).all())
-    require(
-        "tfrecord", f"a row is longer than {plan.row_tokens}", (lengths <= plan.row_tokens).all()
-    )
+    if plan.pairs:
+        sides = (("inputs", rows.inputs, plan.pairs.max_inputs),
+                 ("targets", lengths - rows.inputs, plan.pairs.max_targets))  # fmt: skip
+        for side, tokens, most in sides:
+            require("tfrecord", f"a row has no {side}", (tokens > 0).all())
+            long = bool(most) and (tokens >= most).any()
+            require("tfrecord", f"a row has {side} of {most} tokens or more", not long)
+    else:
+        fits = (lengths <= plan.row_tokens).all()
+        require("tfrecord", f"a row is longer than {plan.row_tokens}", fits)
     if plan.packing == "concat":
         full = (lengths[:-1] == plan.row_tokens).all()
         require("tfrecord", f"a row before the last does not have {plan.row_tokens} tokens", full)
@@ -340,9 +379,11 @@ def _check_lineage(lineage: "pa.Table", rows: _Rows, plan: Plan, require: _Requi
     require("documents", first, not len(wrong))
     if len(wrong):
         return documents
-    if plan.packing == "best_fit":
+    if plan.rows_are_windows:
         whole = (position + tokens <= rows.lengths[row]).all()
-        require("documents", "a part runs over the end of its row, as best_fit never does", whole)
+        require(
+            "documents", f"a part runs over the end of its row, as {plan.packing} never does", whole
+        )
     else:
         require("documents", "a document is cut into parts, as concat never does", not offset.any())
     # Rows are not padded, so in the stream of all rows, parts follow each other without gap or
@@ -356,7 +397,9 @@ def _check_lineage(lineage: "pa.Table", rows: _Rows, plan: Plan, require: _Requi
     ends = _ends_of_documents(lineage, offset, tokens, begins, require)
     if plan.separator == "none":
         ends = ends[:0]
-    require("tfrecord", "separators are not where documents end", np.array_equal(rows.ends, ends))
+    if not plan.pairs:  # which may spell an EOS
+        whole = np.array_equal(rows.ends, ends)
+        require("tfrecord", "separators are not where documents end", whole)
     return documents
 
 

@@ -62,7 +62,7 @@ class Lineage:
         """Returns the documents in a window's part in one shard; positions count from there."""
         # All rows of a shard but the last are full, or rows are windows.
         width = self._plan.row_tokens
-        rows_are_windows = self._plan.packing == "best_fit"
+        rows_are_windows = self._plan.rows_are_windows
         last = place.row
         if not rows_are_windows:
             last += (place.position + place.tokens - 1) // width
@@ -74,8 +74,9 @@ class Lineage:
         for name, row, position, tokens, before in _pieces(
             place.documents, first_piece, last_piece
         ):
+            if rows_are_windows and row != place.row:
+                continue
             start = (row - place.row) * width + position - place.position
-            # Pieces in another row of best_fit end before this row begins, so nothing is left.
             begin, end = max(start, 0), min(start + tokens, place.tokens)
             if begin < end:
                 parts.append(

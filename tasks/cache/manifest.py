@@ -31,7 +31,10 @@ FORMAT = 1
 PLAN = "plan.json"
 PLAN_MARK = ".plan-"
 MANIFEST = "manifest.json"
-PACKINGS = ("concat", "best_fit")
+# Not a way to pack texts: a row is a pair of inputs and targets.
+PAIRS = "pairs"
+PACKINGS = ("concat", "best_fit", PAIRS)
+TEXT_PACKINGS = PACKINGS[:2]
 SEPARATORS = ("none", "eos")
 
 # Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
@@ -41,6 +44,10 @@ LONGEST_DOCUMENT_BYTES = 256 << 10
 # framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
 # earlier rows of the shard, which is the first row of the lineage table that belongs to this one.
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
+# The row index of pairs, whose `tokens` are those of both sides, has also the length of `inputs`.
+PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
+# What becomes of a pair with a side longer than the cache may hold.
+TOO_LONG = ("quarantine", "cut")
 
 # Columns of the lineage table, one row per piece of a document. A piece is the whole document,
 # except that best_fit cuts documents longer than a row. `id`: the document's id in its corpus;
@@ -58,6 +65,37 @@ class FileEntry:
 
 
 @dataclasses.dataclass(frozen=True)
+class PairCounts:
+    """Counts of a shard of pairs: tokens without EOS, which is added when pairs are read.
+
+    Attributes:
+      inputs_tokens: number of tokens of all inputs.
+      longest_inputs, longest_targets: largest number of tokens of a side.
+      cut_inputs, cut_targets: number of pairs of which a side was too long and was cut.
+    """
+
+    inputs_tokens: int
+    longest_inputs: int
+    longest_targets: int
+    cut_inputs: int
+    cut_targets: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PairLimits:
+    """Limits of the pairs of a cache.
+
+    Attributes:
+      max_inputs, max_targets: most tokens of a side, EOS included; 0 for no limit.
+      too_long: one of TOO_LONG, what becomes of pairs with longer sides.
+    """
+
+    max_inputs: int
+    max_targets: int
+    too_long: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Shard:
     """A finished shard of a cache.
 
@@ -71,6 +109,7 @@ class Shard:
       text_tokens: number of tokens without separators.
       longest_row: largest number of `text_tokens` in a row.
       split_documents: number of documents that were too long and were split.
+      pairs: counts of pairs; None if documents are texts.
     """
 
     files: dict[str, FileEntry]
@@ -82,6 +121,7 @@ class Shard:
     text_tokens: int = 0
     longest_row: int = 0
     split_documents: int = 0
+    pairs: PairCounts | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +129,8 @@ class Plan:
     """Everything that determines the bytes of a cache's shards: equal plans write equal bytes.
 
     `corpus` is the resolved corpus: its spec, pinned revision, column and files with their sizes
-    and checksums or etags.
+    and checksums or etags. `pairs` are the limits of pairs, None if documents are texts;
+    `row_tokens` is then 0, as a row is as long as its pair.
     """
 
     task: str
@@ -100,6 +141,12 @@ class Plan:
     separator: str
     shards: dict[str, int]
     format: int = FORMAT
+    pairs: PairLimits | None = None
+
+    @property
+    def rows_are_windows(self) -> bool:
+        """True if a window is a row; False if windows are cut from a stream of rows."""
+        return self.packing != "concat"
 
     @property
     def fingerprint(self) -> str:
@@ -108,7 +155,7 @@ class Plan:
         The task's name is no part of it, so that equal tasks can share a cache, nor is the note of
         the files that were left out of the corpus.
         """
-        value = dataclasses.asdict(self)
+        value = as_json(self)
         del value["task"]
         value["corpus"].pop("left_out", None)
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
@@ -124,7 +171,7 @@ class Plan:
         """Returns the fields that differ, each as "field: ours, there: theirs"."""
         return [
             f"{name}: {_short(mine)}, there: {_short(theirs)}"
-            for name, mine, theirs in _leaves(dataclasses.asdict(self), dataclasses.asdict(other))
+            for name, mine, theirs in _leaves(as_json(self), as_json(other))
         ]
 
 
@@ -214,7 +261,7 @@ class CacheManifest:
         `sealed`: whether it has a SHA-256 of everything else in it, as all have that this version
         writes.
         """
-        value = dataclasses.asdict(self)
+        value = as_json(self)
         return files.json_bytes({**value, _SEAL: _sha256(value)} if sealed else value)
 
     def contradictions(self) -> Iterator[str]:
@@ -232,7 +279,12 @@ class CacheManifest:
 
     def _contradiction(self, shard: Shard) -> str:
         """Returns what cannot be true of a shard's counts; "" if nothing."""
-        width, rows, tokens = self.plan.row_tokens, shard.rows, shard.tokens
+        rows, tokens = shard.rows, shard.tokens
+        if (self.plan.pairs is None) != (shard.pairs is None):
+            return "has counts of pairs, or lacks them, unlike its plan"
+        width = self.plan.row_tokens
+        if shard.pairs:
+            width = shard.pairs.longest_inputs + shard.pairs.longest_targets
         # All rows but the last are full, or else hold at least one token each.
         least = (rows - 1) * width + 1 if self.plan.packing == "concat" and rows else rows
         if not least <= tokens <= rows * width:
@@ -258,6 +310,13 @@ class CacheManifest:
         return counts
 
 
+def as_json(value: Any) -> dict[str, Any]:
+    """Returns a dataclass of this module as JSON, without what is None: texts have no pairs."""
+    return dataclasses.asdict(
+        value, dict_factory=lambda items: {key: item for key, item in items if item is not None}
+    )
+
+
 _SEAL = "sha256"
 _RESTORE = "restore the file from a copy, or run pipeline.build again with the same flags"
 
@@ -280,7 +339,7 @@ def plan_from_dict(value: Any) -> Plan:
             f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
             "build it again into another folder"
         )
-    _keys(value, "the plan", _PLAN_KEYS)
+    _keys(value, "the plan", _PLAN_KEYS - {"pairs"}, {"pairs"})
     _form(value["task"], str, "task", "a name")
     _corpus(_form(value["corpus"], dict, "corpus", "an object"))
     _keys(value["vocabulary"], "vocabulary", _VOCABULARY_KEYS)
@@ -291,10 +350,23 @@ def plan_from_dict(value: Any) -> Plan:
     for name, known in (("packing", PACKINGS), ("separator", SEPARATORS)):
         if value[name] not in known:
             raise _wrong(name, value[name], "one of " + ", ".join(known))
-    _count(value["row_tokens"], "row_tokens", least=1)
+    is_pairs = value["packing"] == PAIRS
+    _count(value["row_tokens"], "row_tokens", least=0 if is_pairs else 1)
+    if is_pairs != (value.get("pairs") is not None):
+        raise _wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
+    limits = _limits(value["pairs"]) if is_pairs else None
     for split, count in _form(value["shards"], dict, "shards", "an object").items():
         _count(count, f"shards.{split}", least=1)
-    return Plan(**{**value, "vocabulary": record})
+    return Plan(**{**value, "vocabulary": record, "pairs": limits})
+
+
+def _limits(value: Any) -> PairLimits:
+    _keys(value, "pairs", _LIMIT_KEYS)
+    for name in ("max_inputs", "max_targets"):
+        _count(value[name], f"pairs.{name}")
+    if value["too_long"] not in TOO_LONG:
+        raise _wrong("pairs.too_long", value["too_long"], "one of " + ", ".join(TOO_LONG))
+    return PairLimits(**value)
 
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
@@ -303,7 +375,7 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     Raises:
       UserError: the shard was damaged or edited.
     """
-    _keys(value, name, _SHARD_KEYS, _SHARD_COUNTS)
+    _keys(value, name, _SHARD_KEYS, {*_SHARD_COUNTS, "pairs"})
     for key in _SHARD_COUNTS:
         _count(value.get(key, 0), f"{key} of {name}")
     entries = {}
@@ -314,11 +386,19 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
         entries[file] = FileEntry(**entry)
     for reason, count in _form(value["dropped"], dict, f"dropped of {name}", "an object").items():
         _count(count, f"dropped {reason} of {name}", least=1)
-    return Shard(**{**value, "files": entries})
+    pairs = None
+    if value.get("pairs") is not None:
+        _keys(value["pairs"], f"pairs of {name}", _PAIR_KEYS)
+        for key in _PAIR_KEYS:
+            _count(value["pairs"][key], f"pairs.{key} of {name}")
+        pairs = PairCounts(**value["pairs"])
+    return Shard(**{**value, "files": entries, "pairs": pairs})
 
 
 _PLAN_KEYS = frozenset(each.name for each in dataclasses.fields(Plan))
 _VOCABULARY_KEYS = frozenset(each.name for each in dataclasses.fields(VocabularyRecord))
+_LIMIT_KEYS = frozenset(each.name for each in dataclasses.fields(PairLimits))
+_PAIR_KEYS = frozenset(each.name for each in dataclasses.fields(PairCounts))
 _FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
 # Keys of a shard that must be there, and all of its counts.
 _SHARD_KEYS = frozenset({"files", "dropped", "rows", "tokens", "documents", "text_bytes"})

@@ -44,6 +44,23 @@ class Documents:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pairs:
+    """Tokenized pairs.
+
+    Attributes:
+      ids: string [pairs].
+      inputs, targets: int32 [sum of lengths], the sides of all pairs, concatenated.
+      inputs_lengths, targets_lengths: int64 [pairs], 1 or more.
+    """
+
+    ids: pa.StringArray
+    inputs: np.ndarray
+    inputs_lengths: np.ndarray
+    targets: np.ndarray
+    targets_lengths: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Rows:
     """Complete rows, and the pieces of documents that begin in them, in order.
 

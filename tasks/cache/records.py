@@ -7,9 +7,12 @@ TensorFlow takes 7 seconds and 730 MB to import; the two formats are one page.
 Source: TensorFlow's `core/lib/io/record_writer.h` (framing, masked CRC) and
 `core/example/{example,feature}.proto`.
 
-A row has two features, both lists of int64:
-  targets          ids of the corpus, at most `row_tokens` of them
+A row has two features, both lists of int64. A row of text has
   document_starts  positions in `targets` at which a document begins (empty inside a long document)
+  targets          ids of the corpus, at most `row_tokens` of them
+and a row of pairs, without EOS,
+  inputs           ids of the inputs
+  targets          ids of the targets
 """
 
 import dataclasses
@@ -41,10 +44,19 @@ class CorruptRecord(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One record: `targets` int32[<= row_tokens], `document_starts` int32[number of starts]."""
+    """One record: `targets` int32[<= row_tokens], `document_starts` int32[number of starts].
+
+    A pair has `inputs` as well, int32, None in a row of text, and one document, which begins at 0.
+    """
 
     targets: np.ndarray
     document_starts: np.ndarray
+    inputs: np.ndarray | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All ids of the row: those of `inputs`, if there are any, then those of `targets`."""
+        return self.targets if self.inputs is None else np.append(self.inputs, self.targets)
 
 
 def masked_crc(data: bytes | memoryview) -> int:
@@ -122,6 +134,8 @@ def decode_row(data: bytes | memoryview) -> Row:
             found[bytes(parts.get(1, b""))] = decode_varints(values)
     if b"targets" not in found:
         raise CorruptRecord("the record has no feature 'targets'")
+    if b"inputs" in found:
+        return Row(found[b"targets"], np.zeros(1, np.int32), found[b"inputs"])
     return Row(found[b"targets"], found.get(b"document_starts", np.zeros(0, np.int32)))
 
 
@@ -145,23 +159,14 @@ class Records:
         self._data, self._bounds, self._tokens = data, bounds, tokens
         self._raw = np.frombuffer(data, np.uint8)
         self._check_framing()
-        self._begins = record_loops().begins_of(self._raw, bounds[1:] - _FOOTER.size, tokens)
-        self._decoded = None if self._as_we_write() else self._decode_each()
+        self._ends = bounds[1:] - _FOOTER.size
+        found = self._as_we_write(b"targets", self._ends, tokens)
+        self._targets = found or self._decode_each("targets", tokens)
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns `counts` tokens of each of `records` after its first `skips`, concatenated: int32
-        [sum of counts]."""
-        begins = self._begins[records]
-        if self._decoded is None:
-            return record_loops().decoded(self._raw, begins, skips, counts)
-        firsts = (begins + skips).tolist()
-        parts = zip(firsts, counts.tolist(), strict=True)
-        return np.concatenate(
-            [
-                np.zeros(0, np.int32),
-                *(self._decoded[first : first + count] for first, count in parts),
-            ]
-        )
+        """Returns `counts` tokens of `targets` of each of `records` after its first `skips`,
+        concatenated: int32 [sum of counts]."""
+        return self._targets.tokens(records, skips, counts)
 
     def _check_framing(self) -> None:
         begins, ends, sizes = self._bounds[:-1], self._bounds[1:], np.diff(self._bounds)
@@ -182,30 +187,35 @@ class Records:
         # `unframe` reports which of the three is wrong.
         self._each(np.flatnonzero(wrong).tolist(), lambda _, record: unframe(record))
 
-    def _as_we_write(self) -> bool:
-        """Returns whether every row ends with the entry `targets` and its number of tokens."""
-        if len(self._begins) and self._begins.min() < 0:
-            return False
-        sizes = self._bounds[1:] - _FOOTER.size - self._begins
-        heads = [_targets_head(size) for size in sizes.tolist()]
+    def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
+        """Returns the feature `name` if every record has its `counts` ids, and nothing else, before
+        `ends`; None if not."""
+        begins = record_loops().begins_of(self._raw, ends, counts)
+        if len(begins) and begins.min() < 0:
+            return None
+        heads = [_head(name, size) for size in (ends - begins).tolist()]
         lengths = np.array([len(head) for head in heads], np.int64)
         joined = np.frombuffer(b"".join(heads), np.uint8)
-        return bool(record_loops().preceded(self._raw, self._begins, joined, lengths))
+        if not record_loops().preceded(self._raw, begins, joined, lengths):
+            return None
+        return _Feature(self._raw, begins, begins - lengths)
 
-    def _decode_each(self) -> np.ndarray:
-        """Returns the tokens of all records, and sets `_begins` to positions among them."""
+    def _decode_each(self, name: str, counts: np.ndarray) -> "_Feature":
+        """Returns the feature `name` of records in any form."""
 
         def decode(number: int, record: memoryview) -> np.ndarray:
-            targets = decode_row(unframe(record)).targets
-            if len(targets) != self._tokens[number]:
+            values = getattr(decode_row(unframe(record)), name)
+            if values is None:
+                raise CorruptRecord(f"the record has no feature {name!r}")
+            if len(values) != counts[number]:
                 raise CorruptRecord(
-                    f"it has {len(targets)} tokens, there should be {self._tokens[number]}"
+                    f"it has {len(values)} tokens, there should be {counts[number]}"
                 )
-            return targets
+            return values
 
-        rows = self._each(range(len(self._tokens)), decode)
-        self._begins = np.cumsum(self._tokens) - self._tokens
-        return np.concatenate([np.zeros(0, np.int32), *rows])
+        rows = self._each(range(len(counts)), decode)
+        begins = np.cumsum(counts) - counts
+        return _Feature(self._raw, begins, None, np.concatenate([np.zeros(0, np.int32), *rows]))
 
     def _each(
         self, numbers: Iterable[int], action: Callable[[int, memoryview], Result]
@@ -220,6 +230,56 @@ class Records:
         return results
 
 
+class PairRecords(Records):
+    """Whole records of pairs read at once, like `Records`.
+
+    Args:
+      data, bounds: as of `Records`.
+      inputs, targets: int64 [records], how many ids each side has.
+    """
+
+    def __init__(self, data: bytes, bounds: np.ndarray, inputs: np.ndarray, targets: np.ndarray):
+        super().__init__(data, bounds, targets)
+        found = None
+        if self._targets.heads is not None:
+            found = self._as_we_write(b"inputs", self._targets.heads, inputs)
+        self._inputs = found or self._decode_each("inputs", inputs)
+
+    def inputs(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns tokens of `inputs`, as `tokens` does of `targets`."""
+        return self._inputs.tokens(records, skips, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Feature:
+    """A list of ids in each of some records.
+
+    Attributes:
+      raw: uint8, the records.
+      begins: int64 [records], where the list begins in `raw`, or in `decoded` if that is given.
+      heads: int64 [records], where the map entry of the feature begins in `raw`.
+      decoded: int32, the lists of all records.
+    """
+
+    raw: np.ndarray
+    begins: np.ndarray
+    heads: np.ndarray | None
+    decoded: np.ndarray | None = None
+
+    def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        begins = self.begins[records]
+        if self.decoded is None:
+            return record_loops().decoded(self.raw, begins, skips, counts)
+        firsts = (begins + skips).tolist()
+        parts = zip(firsts, counts.tolist(), strict=True)
+        return np.concatenate(
+            [
+                np.zeros(0, np.int32),
+                *(self.decoded[first : first + count] for first, count in parts),
+            ]
+        )
+
+
 @functools.cache
 def record_loops() -> Any:
     """Returns the module of compiled loops, which takes a second to import."""
@@ -227,10 +287,10 @@ def record_loops() -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _targets_head(size: int) -> bytes:
-    """Returns what a row has before `size` bytes of `targets`, from their map entry on."""
+def _head(name: bytes, size: int) -> bytes:
+    """Returns what a row has before `size` bytes of feature `name`, from its map entry on."""
     head = b""
     for number in (1, 3, 2):
         head = protobuf.tag(number) + protobuf.varint(len(head) + size) + head
-    head = protobuf.field(1, b"targets") + head
+    head = protobuf.field(1, name) + head
     return protobuf.tag(1) + protobuf.varint(len(head) + size) + head

@@ -1,4 +1,4 @@
-"""Reads the row index of a shard: ROW_INDEX [rows], mapped into memory if the file is local."""
+"""Reads the row index of a shard, mapped into memory if the file is local."""
 
 import functools
 import io
@@ -7,13 +7,13 @@ import os
 
 import numpy as np
 
-from tasks.cache.manifest import ROW_INDEX
+from tasks.cache.manifest import PAIR_INDEX, ROW_INDEX
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 
 def read_row_index(path: str, rows: int, name: str | None = None) -> np.ndarray:
-    """Returns the row index at `path`, ROW_INDEX [rows].
+    """Returns the row index at `path`, ROW_INDEX or, of pairs, PAIR_INDEX [rows].
 
     Args:
       path: local or any fsspec URL; a local file is mapped, so only what is used is read.
@@ -34,7 +34,7 @@ def read_row_index(path: str, rows: int, name: str | None = None) -> np.ndarray:
         raise UserError(f"{name} is missing: {again}") from error
     except (ValueError, EOFError) as error:
         raise UserError(f"{name} is not a row index ({error}): {again}") from error
-    if index.dtype != ROW_INDEX:
+    if index.dtype not in (ROW_INDEX, PAIR_INDEX):
         raise UserError(f"{name} is not a row index of this version: build the cache again")
     if index.shape != (rows,):
         raise UserError(
@@ -50,23 +50,25 @@ def _mapped(path: str, rows: int) -> np.ndarray:
     The parser takes 200 µs, which is spent once a window where a cache has more shards than may be
     open at a time.
     """
-    head = _header(rows)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(file).st_size == len(head) + rows * ROW_INDEX.itemsize:
-            mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
-            if mapped[: len(head)] == head:
-                return np.frombuffer(mapped, ROW_INDEX, offset=len(head))
+        size = os.fstat(file).st_size
+        for kind in (ROW_INDEX, PAIR_INDEX):
+            head = _header(kind, rows)
+            if size == len(head) + rows * kind.itemsize:
+                mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+                if mapped[: len(head)] == head:
+                    return np.frombuffer(mapped, kind, offset=len(head))
     finally:
         os.close(file)
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 @functools.lru_cache(maxsize=4096)
-def _header(rows: int) -> bytes:
+def _header(kind: np.dtype, rows: int) -> bytes:
     """Returns the header that numpy writes before an index of `rows` rows."""
     head = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(ROW_INDEX)
+    descr = np.lib.format.dtype_to_descr(kind)
     np.lib.format.write_array_header_1_0(
         head, {"descr": descr, "fortran_order": False, "shape": (rows,)}
     )

@@ -53,6 +53,8 @@ class OpenShard:
     def __init__(self, shard: ShardFiles, records: str, index: str):
         rows = read_row_index(index, shard.rows, name=shard.index)
         self.offsets, self.tokens = rows["offset"], rows["tokens"]
+        # Number of ids of the inputs of each row of pairs; None in shards of text.
+        self.inputs = rows["inputs"] if "inputs" in (rows.dtype.names or ()) else None
         self._size = shard.records_entry.bytes
         try:
             self._file = os.open(records, os.O_RDONLY | os.O_CLOEXEC)

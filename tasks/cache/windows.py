@@ -2,7 +2,7 @@
 
 With `concat` packing the shards of a split, in their order, are one stream of tokens, cut into
 windows of any length; training leaves out the last window if it is shorter. With `best_fit` a
-window is a row.
+window is a row; `pair_windows` reads pairs, which are rows as well.
 
 Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once), S
 shards.
@@ -85,6 +85,7 @@ class Windows:
             raise UserError(f"{folder} has no split {split}; it has {', '.join(manifest.splits)}")
         if plan.packing not in PACKINGS:
             raise _damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
+        self._is_pairs = plan.pairs is not None
         if plan.packing == "best_fit" and plan.row_tokens > window_tokens:
             raise UserError(
                 f"{folder} is packed best_fit into rows of {plan.row_tokens} tokens, and these "
@@ -93,7 +94,7 @@ class Windows:
             )
         self.window_tokens = window_tokens
         self._folder, self._split = folder, split
-        self._row_tokens = plan.row_tokens if plan.packing == "concat" else None
+        self._row_tokens = None if plan.rows_are_windows else plan.row_tokens
         shards = manifest.splits[split]
         self._count = len(shards)
         self._files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
@@ -141,6 +142,13 @@ class Windows:
         return max(0, int(self._tokens.sum()) - len(self) * self.window_tokens)
 
     @property
+    def mean_tokens(self) -> float:
+        """Mean number of tokens of a window."""
+        if self._row_tokens is None:
+            return int(self._tokens.sum()) / max(1, len(self))
+        return float(self.window_tokens)
+
+    @property
     def bytes(self) -> int:
         """Total size of all shards and their row indices, the space that a full copy takes."""
         return sum(shard.bytes for shard in self._files)
@@ -153,7 +161,7 @@ class Windows:
         """
         windows_P, rows_P, skips_P, stops_P = self._parts(np.asarray(indices_W, np.int64))
         rows_R, place_P = np.unique(rows_P, return_inverse=True)
-        rows, tokens_R = self._read_rows(rows_R)
+        rows, tokens_R, _ = self._read_rows(rows_R)
         counts_P = np.minimum(stops_P, tokens_R[place_P]) - skips_P
         tokens = rows.tokens(place_P, skips_P, counts_P)
         lengths_W = np.bincount(windows_P, counts_P, len(indices_W)).astype(np.int64)
@@ -280,11 +288,26 @@ class Windows:
         limits_P = np.minimum(ends_W[windows_P], self._borders[shards_P + 1])
         return windows_P, rows_P, skips_P, np.minimum(limits_P - starts_P, self._row_tokens)
 
-    def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Records, np.ndarray]:
+    def _index(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of tokens of rows [first, last) of the split and, of pairs, those of
+        their inputs, int64 each, from the index alone."""
+        tokens, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for shard in range(self._count):
+            begin = max(first - int(self._first_row[shard]), 0)
+            end = min(last, int(self._first_row[shard + 1])) - int(self._first_row[shard])
+            if begin < end:
+                with self._shards.reading(shard) as opened:
+                    tokens.append(opened.tokens[begin:end].astype(np.int64))
+                    if opened.inputs is not None:
+                        inputs.append(opened.inputs[begin:end].astype(np.int64))
+        return np.concatenate(tokens), np.concatenate(inputs)
+
+    def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Records, np.ndarray, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
         Returns:
-          (the rows, their numbers of tokens, int64 [R]).
+          (the rows, their numbers of tokens, int64 [R], and of pairs those of their inputs, int64
+          [R], else [0]).
         """
         shards_R = self._shards_of_rows(rows_R)
         rows_R = rows_R - self._first_row[shards_R]
@@ -296,6 +319,7 @@ class Windows:
         data: list[bytes] = []
         bounds: list[int] = []
         tokens: list[np.ndarray] = []
+        inputs = [np.zeros(0, np.int64)]
         size = run = 0
         if shards:
             self._shards.soon(list(dict.fromkeys(shards)))
@@ -308,6 +332,8 @@ class Windows:
                     begins, found = opened.read(row, row + count)
                     if self._row_tokens is None:
                         tokens.append(opened.tokens[row : row + count])
+                    if opened.inputs is not None:
+                        inputs.append(opened.inputs[row : row + count])
                     shift = size - begins[0]
                     bounds += [begin + shift for begin in begins[:-1]]
                     data.append(found)
@@ -318,17 +344,23 @@ class Windows:
             finally:
                 self._shards.release(opened)
         if self._row_tokens is None:
-            tokens_R = np.concatenate([np.zeros(0, np.int64), *tokens])
+            tokens_R = np.concatenate([np.zeros(0, np.int64), *tokens]).astype(np.int64)
         else:
             tokens_R = np.minimum(
                 self._tokens[shards_R] - rows_R * self._row_tokens, self._row_tokens
             )
+        inputs_R = np.concatenate(inputs).astype(np.int64)
+        joined, bounds_R1 = b"".join(data), np.array([*bounds, size], np.int64)
+        read: records.Records
         try:
-            read = records.Records(b"".join(data), np.array([*bounds, size], np.int64), tokens_R)
+            if self._is_pairs:
+                read = records.PairRecords(joined, bounds_R1, inputs_R, tokens_R - inputs_R)
+            else:
+                read = records.Records(joined, bounds_R1, tokens_R)
         except records.CorruptRecord as error:
             row = int(rows_R[error.record])
             raise self._corrupt(int(shards_R[error.record]), row, error) from error
-        return read, tokens_R
+        return read, tokens_R, inputs_R
 
     def _corrupt(self, shard: int, row: int, why: object) -> UserError:
         return UserError(

@@ -7,6 +7,7 @@ from tasks.vocabulary import (
     CONTROL,
     EOS_ID,
     PAD_ID,
+    PAIR_BORDER,
     UNKNOWN,
     TokenIds,
     sentinel_piece,
@@ -16,18 +17,23 @@ _SPACE = "\u2581"
 # SentencePiece's text for an unknown piece, and for a byte that is not part of a character.
 _UNKNOWN_TEXT = " \u2047 "
 REPLACEMENT = "\ufffd"
+# Stands between the sides of a pair.
+PAIR_BORDER_SIGN = "\u2192"
 
 
 def piece(token: int, ids: TokenIds) -> str:
     """Returns the text of a piece as in the model, or of a sentinel that is not in the model."""
+    if token == PAIR_BORDER:
+        return PAIR_BORDER_SIGN
     if token < len(ids.pieces):
         return ids.pieces[token]
     return sentinel_piece(ids.size - 1 - token)
 
 
 def is_text(token: int, ids: TokenIds) -> bool:
-    """Returns False for padding, EOS, sentinels and other control pieces, else True."""
-    if token in (PAD_ID, EOS_ID) or token >= min(ids.first_sentinel, len(ids.pieces)):
+    """Returns False for padding, EOS, the border of a pair, sentinels and other control pieces;
+    True for all else."""
+    if token in (PAD_ID, EOS_ID, PAIR_BORDER) or token >= min(ids.first_sentinel, len(ids.pieces)):
         return False
     return ids.kinds[token] != CONTROL
 

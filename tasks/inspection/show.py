@@ -16,7 +16,7 @@ from tasks.inspection import page as html_page
 from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, texts
 from tasks.inspection.trace import SHUFFLED_PARTS, Side, Trace
 from tasks.objectives import Lengths
-from tasks.vocabulary import EOS_ID, TokenIds
+from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds
 
 _COLOURS = 8  # page.css has as many classes .c0, .c1, …
 # Colour numbers of xterm, light enough for black text.
@@ -140,6 +140,8 @@ def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
         (_heading(number, part), tokens[part.position : part.position + part.tokens])
         for number, part in enumerate(sample.parts, 1)
     ]
+    if PAIR_BORDER in sample.tokens:  # it is no token of the document
+        blocks = [(blocks[0][0], tokens)]
     blocks = [(heading, _trimmed(made)) for heading, made in blocks]
     found = [Strip("window", _window_note(sample), None, tuple(blocks))]
     if trace is None:

@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import Lengths, Objective
-from tasks.vocabulary import EOS_ID, PAD_ID, TokenIds
+from tasks.vocabulary import EOS_ID, PAD_ID, PAIR_BORDER, TokenIds
 
 # Number of colours for a window whose tokens are all in the inputs, in another order.
 SHUFFLED_PARTS = 8
@@ -112,7 +112,7 @@ def trace(
         targets,
         weights_L,
         {name: values for name, values in made.items() if name not in known},
-        (in_inputs_N | in_targets_N) if exact else np.ones(size, bool),
+        (in_inputs_N | in_targets_N | (window_N == PAIR_BORDER)) if exact else np.ones(size, bool),
         shuffled,
         exact,
     )
@@ -145,6 +145,7 @@ def _places(
 ) -> dict[str, np.ndarray] | None:
     """Returns feature -> int64 [L] places, or None if the objective treats markers differently."""
     markers_N = ids.size + np.arange(len(window_N), dtype=np.int32)
+    markers_N[window_N == PAIR_BORDER] = PAIR_BORDER
     # Objectives may ask which tokens begin a word: markers do where the window's tokens do.
     words_N = ids.word_starts[window_N]
     words_N[1:] |= window_N[:-1] == EOS_ID

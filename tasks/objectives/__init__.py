@@ -11,6 +11,7 @@ from tasks.objectives.language_model import AutoregressiveLM, DecoderPrefixLM
 from tasks.objectives.masked_lm import MaskedLM
 from tasks.objectives.masks import RandomPrefix
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
+from tasks.objectives.supervised import Supervised
 from tasks.objectives.ul2 import MixtureOfDenoisers, ul2_denoisers
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MixtureOfDenoisers",
     "Objective",
     "RandomPrefix",
+    "Supervised",
     "prefix_lm",
     "span_corruption",
     "span_corruption_lengths",

@@ -23,6 +23,7 @@ from tasks.objectives.masks import (
     RegularSpans,
 )
 from tasks.objectives.objective import Lengths, Objective, with_eos
+from tasks.objectives.packing import Kind
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 
@@ -73,6 +74,11 @@ def _replaced(random_share: float, kept_share: float) -> _Side:
         return replaced_WN, lengths_W
 
     return _Side(make, lambda raw, bounds: raw, lambda bounds: 1)
+
+
+# The sides of the prefix LM, and of span corruption.
+_PREFIX = ("drop_nonnoise_tokens", "drop_noise_tokens")
+_SPANS = ("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel")
 
 
 def _closing(bounds: Bounds) -> int:
@@ -209,10 +215,32 @@ class Denoising(Objective):
         bounds = self.mask.bounds(self.window_tokens(lengths))
         return max(SIDES[side].sentinels(bounds) for side in (self.inputs, self.targets))
 
+    def kinds(self, lengths):
+        raw = self.window_tokens(lengths)
+        bounds = self.mask.bounds(raw)
+        sides = (self.inputs, self.targets)
+        if isinstance(self.mask, RandomPrefix) and sides == _PREFIX:
+            prefixes = bounds.fewest + raw - 1
+            return (Kind(1.0, 0, 2, prefixes + 2, 2 * raw - prefixes + 2),)
+        if isinstance(self.mask, RandomSpans) and sides == _SPANS:
+            inputs = raw - bounds.tokens + bounds.spans + 1
+            return (Kind(1.0, 0, 1, inputs, bounds.tokens_and_spans + 1),)
+        return super().kinds(lengths)
+
+    def packed_examples(self, tokens_WN, lengths_W, keys_W, slots, lengths, ids):
+        if not isinstance(self.mask, RandomPrefix):
+            return self.examples(tokens_WN, lengths_W, keys_W, lengths, ids)
+        width = tokens_WN.shape[1]
+        mask_WN = self.mask.draw(keys_W, lengths_W, width, slots.mirrored_W)
+        return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
+
     def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
         mask_WN = self.mask.draw(keys_W, lengths_W, tokens_WN.shape[1])
         if not self.mask.certain:
             mask_WN = self._limited(mask_WN, lengths, ids)
+        return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
+
+    def _examples(self, tokens_WN, mask_WN, lengths_W, keys_W, ids):
         keys_W = noise.fold_in(keys_W, 2)
         return {
             name: with_eos(*SIDES[side].make(tokens_WN, mask_WN, lengths_W, keys_W, ids))

@@ -148,8 +148,8 @@ class RandomPrefix:
     noise_density: float = 0.5
     certain = True
 
-    def draw(self, keys_W, lengths_W, width):
-        return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density)
+    def draw(self, keys_W, lengths_W, width, mirrored_W=None):
+        return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density, mirrored_W)
 
     def bounds(self, raw):
         fewest = int(noise.shortest_prefix(np.array([raw]), self.noise_density)[0])

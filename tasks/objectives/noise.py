@@ -228,16 +228,26 @@ def iid_mask(
 
 
 def prefix_mask(
-    keys_W: np.ndarray, lengths_W: np.ndarray, width: int, noise_density: float = 0.5
+    keys_W: np.ndarray,
+    lengths_W: np.ndarray,
+    width: int,
+    noise_density: float = 0.5,
+    mirrored_W: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns a prefix of random length: bool [W, width].
 
-    In a window of L tokens its length is uniform from `shortest_prefix` to L - 1.
+    In a window of L tokens its length is uniform from `shortest_prefix` to L - 1. Where
+    `mirrored_W` is True it is what is missing from the draw to the sum of both, so that two windows
+    with one key, of which one is mirrored, have prefixes of constant length together.
 
     Source: T5 `data/preprocessors.py`, random_prefix_noise_mask.
     """
     least_W = shortest_prefix(lengths_W, noise_density)
-    return within(integers(keys_W, least_W, np.maximum(lengths_W - 1, 0)), width)
+    most_W = np.maximum(lengths_W - 1, 0)
+    prefix_W = integers(keys_W, least_W, most_W)
+    if mirrored_W is not None:
+        prefix_W = np.where(mirrored_W, least_W + most_W - prefix_W, prefix_W)
+    return within(prefix_W, width)
 
 
 def shortest_prefix(lengths_W: np.ndarray, noise_density: float) -> np.ndarray:

@@ -6,11 +6,15 @@ Dimensions: W windows, N tokens of a window.
 import abc
 import dataclasses
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, TokenIds
+
+if TYPE_CHECKING:
+    from tasks.objectives.packing import Kind, Slots
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
 Examples = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -72,6 +76,29 @@ class Objective(abc.ABC):
           ids: the vocabulary; sentinels are its last ids, descending.
         """
 
+    def kinds(self, lengths: Lengths) -> "tuple[Kind, ...]":
+        """Returns the kinds of examples, whose lengths are known before a token is read.
+
+        Raises:
+          UserError: examples of this objective do not have such lengths.
+        """
+        raise UserError(
+            f"examples of {words(self)} cannot be packed, as their lengths are not known before "
+            "they are made: leave out --data.pack_examples"
+        )
+
+    def packed_examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        slots: "Slots",
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
+        """Returns examples like `examples`, but of the kinds that `slots` says."""
+        return self.examples(tokens_WN, lengths_W, keys_W, lengths, ids)
+
     @property
     def pieces(self) -> tuple[str, ...]:
         """Texts of the pieces that the vocabulary must have."""
@@ -81,6 +108,19 @@ class Objective(abc.ABC):
     def separator(self) -> str | None:
         """Required separator after documents in the cache, "none" or "eos"; None for either."""
         return None
+
+    @property
+    def reads_pairs(self) -> bool:
+        """True if a window is a pair: ids of inputs, PAIR_BORDER, then ids of targets."""
+        return False
+
+    def sides(self, lengths: Lengths) -> tuple[int, int]:
+        """Returns the most ids of inputs and of targets of a pair that these lengths hold.
+
+        Raises:
+          UserError: a length holds no id.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads no pairs")
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -106,6 +146,10 @@ class Objective(abc.ABC):
     def describe(self, key: np.integer | np.ndarray) -> str:
         """Returns the objective and its settings in words, as it acts under a noise key."""
         return words(self)
+
+    def describe_choice(self, key: np.integer | np.ndarray, choice: int) -> str:
+        """Returns `describe` of an example of a kind, by its number in `kinds`."""
+        return self.describe(key)
 
 
 def words(value: Any) -> str:

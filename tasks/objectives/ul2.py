@@ -10,6 +10,7 @@ import numpy as np
 from tasks.objectives import noise
 from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
 from tasks.objectives.objective import Lengths, Objective, words
+from tasks.objectives.packing import Kind, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import sentinel_piece
 
@@ -99,14 +100,28 @@ class MixtureOfDenoisers(Objective):
                 )
         return spans
 
+    def kinds(self, lengths):
+        inner = _without_mode(lengths)
+        found = []
+        for number, denoiser in enumerate(self.denoisers):
+            for kind in denoiser.objective.kinds(inner):
+                inputs = kind.inputs + kind.members  # each begins with its mode
+                share = denoiser.rate * kind.share
+                found.append(Kind(share, number, kind.members, inputs, kind.targets))
+        return tuple(found)
+
     def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        none_W = np.zeros(len(keys_W), bool)
+        slots = Slots(self.choices(keys_W), none_W)
+        return self.packed_examples(tokens_WN, lengths_W, keys_W, slots, lengths, ids)
+
+    def packed_examples(self, tokens_WN, lengths_W, keys_W, slots, lengths, ids):
         inner, windows = _without_mode(lengths), len(tokens_WN)
         sides = {"inputs": lengths.inputs, "targets": lengths.targets}
         rows = {name: np.zeros((windows, width), np.int32) for name, width in sides.items()}
         sizes = {name: np.zeros(windows, np.int64) for name in sides}
-        choice_W = self.choices(keys_W)
         for number, denoiser in enumerate(self.denoisers):
-            mine = np.flatnonzero(choice_W == number)
+            mine = np.flatnonzero(slots.choices_W == number)
             if not len(mine):
                 continue
             parts_WN, parts_W = _parts(
@@ -115,8 +130,13 @@ class MixtureOfDenoisers(Objective):
                 noise.fold_in(keys_W[mine], _OFFSET),
                 denoiser.objective.window_tokens(inner),
             )
-            made = denoiser.objective.examples(
-                parts_WN, parts_W, noise.fold_in(keys_W[mine], _NOISE), inner, ids
+            made = denoiser.objective.packed_examples(
+                parts_WN,
+                parts_W,
+                noise.fold_in(keys_W[mine], _NOISE),
+                Slots(slots.choices_W[mine], slots.mirrored_W[mine]),
+                inner,
+                ids,
             )
             rows["inputs"][mine, 0] = ids.id_of(denoiser.mode)
             for name, after in (("inputs", 1), ("targets", 0)):
@@ -126,7 +146,10 @@ class MixtureOfDenoisers(Objective):
         return {name: (rows[name], sizes[name]) for name in sides}
 
     def describe(self, key):
-        chosen = self.denoisers[int(self.choices(np.array([key], np.uint64))[0])]
+        return self.describe_choice(key, int(self.choices(np.array([key], np.uint64))[0]))
+
+    def describe_choice(self, key, choice):
+        chosen = self.denoisers[choice]
         return f"UL2, mode {chosen.mode}: {words(chosen.objective)}"
 
     def choices(self, keys_W: np.ndarray) -> np.ndarray:

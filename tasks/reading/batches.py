@@ -4,7 +4,7 @@ Columns: `id` string, `text` string or large_string, `problem` string, `part` in
 see `sources.read` for their meaning.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.reading import long_documents, long_json
@@ -53,14 +53,14 @@ def _batch_of(rows: list[Document]) -> "pa.RecordBatch":
     ids, texts, problems, parts, places = map(list, zip(*rows, strict=True))
     return batch(
         pa.array(ids, pa.string()),
-        _text_array(texts),
+        text_array(texts),
         pa.array(problems, pa.string()),
         pa.array(places, pa.string()),
         pa.array(parts, pa.int32()),
     )
 
 
-def _text_array(texts: list[Text]) -> "pa.LargeStringArray":
+def text_array(texts: list[Text]) -> "pa.LargeStringArray":
     """Returns an array of valid UTF-8, without the spare capacity of Arrow's own builder."""
     import numpy as np
     import pyarrow as pa
@@ -88,13 +88,14 @@ def batch(
     return pa.RecordBatch.from_pydict(columns)
 
 
-def bounded(batch: "pa.RecordBatch", count: int) -> Batches:
-    """Slices a batch into ones of at most `count` documents and BATCH_BYTES of text."""
+def bounded(batch: "pa.RecordBatch", count: int, columns: Sequence[str] = ("text",)) -> Batches:
+    """Slices a batch into ones of at most `count` documents and BATCH_BYTES in `columns`."""
     import numpy as np
     import pyarrow.compute as pc
 
-    lengths = pc.fill_null(pc.binary_length(batch.column("text")), 0)
-    ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+    sizes = (pc.fill_null(pc.binary_length(batch.column(name)), 0) for name in columns)
+    lengths = np.sum([each.to_numpy(zero_copy_only=False) for each in sizes], axis=0)
+    ends = np.cumsum(lengths, dtype=np.int64)
     begin = 0
     while begin < batch.num_rows:
         done = ends[begin - 1] if begin else 0

@@ -13,7 +13,9 @@ HUB = "hf"
 # The kind of plain text; see `formats.text`.
 TEXT = "text"
 # The options that may follow the "?" of a SPEC.
-OPTIONS = ("column", "split", "id", "validation", "document")
+OPTIONS = ("column", "inputs", "targets", "split", "id", "validation", "document")
+# Characters of a template that a SPEC holds as they are.
+_READABLE = " {}<>/:,.?!'\"()[]|"
 # What is a document of plain text: a line, a file, or the lines between blank ones.
 LINE, FILE, BLOCK = "line", "file", "block"
 DOCUMENTS = (LINE, FILE, BLOCK)
@@ -24,7 +26,8 @@ class CorpusSpec:
     """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
 
     `split` is "" where none was asked for, so that every file of a pattern is read. `document` is
-    of plain text only.
+    of plain text only. `inputs` and `targets` are the templates of pairs (`tasks.reading.pairs`),
+    both "" where documents are texts.
     """
 
     kind: str
@@ -32,6 +35,8 @@ class CorpusSpec:
     config: str = ""
     revision: str = ""
     column: str = "text"
+    inputs: str = ""
+    targets: str = ""
     split: str = ""
     id: str = ""
     validation: float = 0.01
@@ -47,7 +52,18 @@ class CorpusSpec:
             for name in OPTIONS
             if (value := getattr(self, name)) != getattr(default, name)
         }
-        return f"{head}?{urllib.parse.urlencode(options)}" if options else head
+        if not options:
+            return head
+        if self.is_pairs:  # templates are kept readable: they hold spaces and braces
+            query = urllib.parse.urlencode(options, safe=_READABLE, quote_via=urllib.parse.quote)
+        else:
+            query = urllib.parse.urlencode(options)
+        return f"{head}?{query}"
+
+    @property
+    def is_pairs(self) -> bool:
+        """True if a document is a pair of inputs and targets."""
+        return bool(self.inputs)
 
 
 def default_spec(kind: str) -> CorpusSpec:

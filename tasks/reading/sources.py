@@ -18,6 +18,9 @@ evaluation), else train. The files of NAME become train, and the files of valida
 any, replace the documents held out; `split=validation` reads validation alone, either kind. Hugging
 Face data sets name their splits themselves, and are read as with `split=train`.
 
+Pairs. With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of two texts, made from columns
+of JSON lines or Parquet.
+
 Ids. A document's id is its column `id` (or the one that `id=` names), else "file:row" (Parquet) or
 "file:byte" (lines). It does not depend on how the corpus is cut into pieces.
 
@@ -30,6 +33,7 @@ The modules, in the order in which a corpus passes through them:
     cutting     cuts large files into pieces, and joins small ones
     opening     opens a file of a piece
     batches     collects documents; `long_documents` splits those that are too long
+    pairs       makes the inputs and targets of pairs from columns, by templates
 """
 
 import contextlib
@@ -40,7 +44,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
-from tasks.reading import builtin, cutting, listing, opening, splits
+from tasks.reading import builtin, cutting, listing, opening, pairs, splits
 from tasks.reading.corpus import (
     BLOCK,
     FILE,
@@ -139,10 +143,11 @@ def resolve(
     inspected = _inspected(spec, form, [each.file for each in chosen])
     if not any(part.bytes for ranges, _ in inspected for part in ranges):
         raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
+    sides = {side: getattr(spec, side) for side in pairs.SIDES}
     record = {
         "spec": str(pinned),
         "revision": pinned.revision,
-        "column": spec.column,
+        **(sides if spec.is_pairs else {"column": spec.column}),
         "id": spec.id,
         "validation": spec.validation,
         "piece_bytes": piece_bytes,
@@ -257,6 +262,9 @@ def read(
     at white space (`long_documents` has the rule): `part` counts them from 1, and is 0 for whole
     documents. The first keeps the id, others have "ID#part2" and so on. If a part of a line of text
     is not UTF-8, only that part is left out; a value of JSON or Parquet is left out whole.
+
+    Pairs have columns `inputs` and `targets` in place of `text`, and are never split; a problem of
+    either side is the pair's (`pairs` has the columns).
 
     Memory is bounded whatever the input. A line of text is never held whole. A line of JSON is held
     as bytes only, up to 1 GiB; a value of Parquet is one buffer of Arrow.

@@ -6,6 +6,7 @@ import re
 import urllib.parse
 from typing import Any
 
+from tasks.reading import pairs
 from tasks.reading.corpus import (
     DOCUMENTS,
     HUB,
@@ -23,7 +24,8 @@ FORMS = (
     f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
     f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
     "each with ?column=text&split=train&id=id&validation=0.01 as needed, text with "
-    "?document=line, file or block"
+    "?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
+    "templates such as ?inputs={premise} </s> {hypothesis}"
 )
 
 _KINDS = (PYTHON_DOCS, HUB, *FORMATS)
@@ -47,8 +49,9 @@ def parse(text: str) -> CorpusSpec:
         location, config, revision = _data_set(text, location)
     options = _options(text, query)
     has_columns = kind == HUB or (kind in FORMATS and FORMATS[kind].has_columns)
-    if not has_columns and {"column", "id"} & options.keys():
+    if not has_columns and {"column", "id", "inputs", "targets"} & options.keys():
         raise _invalid(text, f"{kind} has no columns")
+    _check_pairs(text, options)
     if kind != TEXT and "document" in options:
         raise _invalid(text, "only text has ?document=")
     return dataclasses.replace(
@@ -108,6 +111,23 @@ def _options(text: str, query: str) -> dict[str, Any]:
         if not 0 <= options["validation"] < 1:
             raise _invalid(text, "validation is a share: at least 0 and less than 1")
     return options
+
+
+def _check_pairs(text: str, options: dict[str, Any]) -> None:
+    """Raises a UserError unless `options` give both sides of pairs, or neither."""
+    sides = [side for side in ("inputs", "targets") if side in options]
+    if not sides:
+        return
+    if len(sides) == 1:
+        other = "targets" if sides == ["inputs"] else "inputs"
+        raise _invalid(text, f"pairs need {other} as well as {sides[0]}: add &{other}=COLUMN")
+    if "column" in options:
+        raise _invalid(text, "a pair has inputs and targets, not column: leave column out")
+    for side in sides:
+        try:
+            pairs.parse(options[side])
+        except ValueError as error:
+            raise _invalid(text, f"{side}={options[side]}: {error}") from error
 
 
 def _invalid(text: str, reason: str) -> UserError:

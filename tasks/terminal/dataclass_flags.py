@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
-    """Adds a flag for every field of the dataclass `options`, which are made by `fields.field`.
+def add_flags(parser: argparse._ActionsContainer, options: type) -> None:
+    """Adds to a parser or group a flag for every field of the dataclass `options`.
+
+    Fields are made by `fields.field`.
 
     The field gives the flag's name, default, words, choices and aliases; one without a default is
     required. Its type parses the text: `Annotated[int, positive]` by `positive`, `float | None` by

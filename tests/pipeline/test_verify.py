@@ -15,7 +15,7 @@ import pytest
 from pipeline.verification import cache as verification
 from pipeline.verify import main, verify
 from tasks.cache import records
-from tasks.cache.manifest import CacheManifest, FileEntry, shard_file
+from tasks.cache.manifest import CacheManifest, FileEntry, as_json, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests import plain_records
@@ -154,8 +154,8 @@ def seal(folder, split="train", index=0, **counts):
     shards[index] = dataclasses.replace(shards[index], files=entries, **counts)
     manifest.splits[split] = tuple(shards)
     receipt = shard_file(split, "receipt", index, len(shards))
-    files.write_json(str(folder / receipt), dataclasses.asdict(shards[index]))
-    files.write_json(str(folder / "manifest.json"), dataclasses.asdict(manifest))
+    files.write_json(str(folder / receipt), as_json(shards[index]))
+    files.write_json(str(folder / "manifest.json"), as_json(manifest))
 
 
 def read_rows(path):

@@ -38,7 +38,7 @@ def train(model_dir, policy, losses, first=0):
     if first:
         checkpoints.check_resumable(first, run)
     for step, loss in enumerate(losses, first + 1):
-        checkpoints.improved(step, {"loss": loss, "accuracy": loss})
+        checkpoints.watch.see(step, {"loss": loss, "accuracy": loss})
         checkpoints.save(step, STATE, run)
     checkpoints.close()
     reader = Checkpoints(str(model_dir), writable=False)
@@ -87,10 +87,10 @@ def test_a_checkpoint_without_a_best_has_none(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), policy)
     checkpoints.save(3, STATE, run)
     checkpoints.check_resumable(2, run)
-    assert not checkpoints.improved(3, {"loss": 1.0, "accuracy": 1.0})
+    assert not checkpoints.watch.see(3, {"loss": 1.0, "accuracy": 1.0})
     description.update(checkpoints.path(2), best=None)
     checkpoints.check_resumable(2, run)
-    assert checkpoints.improved(3, {"loss": 1.0, "accuracy": 1.0})
+    assert checkpoints.watch.see(3, {"loss": 1.0, "accuracy": 1.0})
     checkpoints.record_evaluation(2)
     assert description.read(checkpoints.path(2))["best"]["step"] == 3
     checkpoints.close()
@@ -99,7 +99,7 @@ def test_a_checkpoint_without_a_best_has_none(tmp_path):
 def test_a_missing_metric_is_named(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), CheckpointConfig(best_metric="bits_per_byte"))
     with pytest.raises(UserError, match=r"best_metric=bits_per_byte.* loss"):
-        checkpoints.improved(1, {"loss": 1.0, "tokens": 5})
+        checkpoints.watch.see(1, {"loss": 1.0, "tokens": 5})
     checkpoints.close()
 
 

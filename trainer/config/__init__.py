@@ -1,17 +1,21 @@
 """A run's configuration: typed fields, presets, and the files that keep it. No JAX."""
 
+from trainer.config.evaluation import (
+    BEST_METRICS,
+    CheckpointConfig,
+    EvaluationConfig,
+    PlateauConfig,
+    StoppingConfig,
+)
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
 from trainer.config.resuming import RESUMABLE_CHANGES, config_changes, keep_order
 from trainer.config.run import (
-    BEST_METRICS,
     CONFIG_FILE,
     NORMALIZERS,
-    CheckpointConfig,
     Config,
     DataConfig,
-    EvaluationConfig,
     LengthsConfig,
     LossConfig,
     MetricsConfig,
@@ -37,7 +41,9 @@ __all__ = [
     "MetricsConfig",
     "MixingConfig",
     "OptimizerConfig",
+    "PlateauConfig",
     "ProcessesConfig",
+    "StoppingConfig",
     "VocabularyConfig",
     "config_changes",
     "keep_order",

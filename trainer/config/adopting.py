@@ -16,7 +16,7 @@ _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_
 
 def named_folder(overrides: list[str]) -> str | None:
     """Returns the value of --init_from among flags if it names a folder of transformers."""
-    value = _value(overrides, "init_from")
+    value = flag_value(overrides, "init_from")
     return value if value and value.startswith(PREFIX) else None
 
 
@@ -26,11 +26,11 @@ def folder_model(overrides: list[str]) -> ModelConfig:
     Raises:
       UserError: there is no such folder, or this project does not support its model.
     """
-    model = _model(named_folder(overrides) or "", _value(overrides, "model_dir") or "")
+    model = _model(named_folder(overrides) or "", flag_value(overrides, "model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
 
 
-def _value(overrides: list[str], flag: str) -> str | None:
+def flag_value(overrides: list[str], flag: str) -> str | None:
     """Returns the last value of a flag."""
     found = None
     for each, after in itertools.pairwise([*overrides, ""]):

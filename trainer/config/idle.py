@@ -60,6 +60,16 @@ _RULES = (
         "it goes with --microbatches and a --loss.normalizer other than sum",
     ),
     _Idle(
+        ("evaluation.decoding.batch_size",),
+        lambda config: True,
+        "predictions have the rows of --evaluation.batch_size",
+    ),
+    _Idle(
+        ("evaluation.decoding.prefix",),
+        lambda config: True,
+        "prompts are read as the task's inputs are in training",
+    ),
+    _Idle(
         ("processes.timeout_seconds",),
         lambda config: config.processes.coordinator is None,
         "it goes with a --processes.coordinator",

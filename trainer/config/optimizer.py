@@ -148,6 +148,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "rsqrt_normalized_decay": {},
         "decay_every": {"decay_factor": 0.5, "steps_per_decay": 20_000},
         "cosine_decay": {"steps_per_cycle": 100_000, "final_fraction": 0.0},
+        "polynomial_decay": {"decay_steps": REQUIRED, "power": 1.0, "final_fraction": 0.0},
         "linear_cooldown": {
             "cooldown_start": None,
             "cooldown_steps": REQUIRED,
@@ -219,6 +220,12 @@ class OptimizerConfig:
     steps_per_cycle: int | None = field(
         None, "updates of one half cosine of cosine_decay; 1 or more", rule=at_least(1)
     )
+    decay_steps: int | None = field(
+        None, "updates of polynomial_decay after the warm-up; 1 or more", rule=at_least(1)
+    )
+    power: float | None = field(
+        None, "exponent of polynomial_decay; 1 = linear; above 0", rule=above(0)
+    )
     cooldown_start: int | None = field(
         None,
         "update at which linear_cooldown or sqrt_cooldown begins; None: the end of the warm-up",
@@ -229,7 +236,8 @@ class OptimizerConfig:
     )
     final_fraction: float | None = field(
         None,
-        "share of the rate that cosine_decay and the cooldowns end with, in [0, 1)",
+        "share of the rate that cosine_decay, polynomial_decay and the cooldowns end with, in "
+        "[0, 1)",
         rule=BELOW_ONE,
     )
     minimum_learning_rate: float = field(
@@ -431,6 +439,8 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
     {
         # Source: T5X, `configs/runs/pretrain.gin`.
         "t5x": OptimizerConfig(),
+        # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
+        "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
         "nanot5": _NANOT5,
         # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
         "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),

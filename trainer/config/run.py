@@ -24,9 +24,17 @@ from tasks.terminal.fields import (
     require,
 )
 from trainer.config import fields
+from trainer.config.evaluation import (
+    CheckpointConfig,
+    EvaluationConfig,
+    PlateauConfig,
+    StoppingConfig,
+    check_watched,
+)
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
+from trainer.config.tuning import LoraConfig, check_pattern
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -36,9 +44,6 @@ _SHUFFLES = ("global", "block", "none")
 _ORDERS = (1, 2)
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
-_ON_DAMAGE = ("stop", "fall_back")
-# The metrics of `Evaluator` that can rank checkpoints; for accuracy, higher is better.
-BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
 NORMALIZERS = (
     "sum",
@@ -189,72 +194,19 @@ class DataConfig:
     pack: bool = field(
         True, "pack several examples of a seqio task into one row; false = one example per row"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    """Settings of saving and keeping checkpoints. The last update is always saved.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
-
-    every_steps: int = field(
-        1000, "updates between checkpoints; 0: only at the end of the run", rule=at_least(0)
+    pack_examples: bool = field(
+        False,
+        "pack several examples of a cache's task into each training row of --lengths; false = one "
+        "example a row. Evaluation always reads one a row",
     )
-    keep: int | None = field(
-        3, "number of newest checkpoints to keep, 1 or more; None: all", rule=at_least(1)
-    )
-    keep_every_steps: int | None = field(
+    example_inputs: int | None = field(
         None,
-        "also keep the checkpoints of multiples of this many updates, permanently",
+        "most inputs of an example with pack_examples; None: the task's, of pairs those of a row",
         rule=at_least(1),
     )
-    best_metric: str | None = field(
+    example_targets: int | None = field(
         None,
-        "also keep the checkpoint with the best validation value of this metric; an evaluation "
-        "that improves on all before it is followed by a checkpoint",
-        choices=BEST_METRICS,
-    )
-    on_damage: str = field(
-        "stop",
-        "what to do if the newest checkpoint is damaged; stop = name the newest sound one and end, "
-        "fall_back = rename the damaged one to damaged_checkpoint_STEP and resume from the newest "
-        "sound one",
-        choices=_ON_DAMAGE,
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-    """Evaluation on the validation split during training.
-
-    The result does not depend on the batch size, except with Switch layers, where groups of rows
-    (up to 1,024 tokens together) share the capacity of each expert.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
-
-    every_steps: int = field(
-        1000,
-        "updates between evaluations on the validation split, with one after the last update; 0: "
-        "never",
-        rule=at_least(0),
-    )
-    batch_size: int | None = field(
-        None, "rows of an evaluation batch; None: the training batch's", rule=at_least(1)
-    )
-    batches: int | None = field(
-        None,
-        "number of batches of each task to evaluate, from the first (T5X's eval_steps); None: "
-        "the whole split",
+        "most targets of an example with pack_examples; None: the task's, of pairs those of a row",
         rule=at_least(1),
     )
 
@@ -381,6 +333,11 @@ class Config:
         "take the optimizer state and the step of init_from as well, and with them the place in "
         "the schedule and in the data, in this run's own order; false = parameters only",
     )
+    trainable: str | None = field(
+        None,
+        "regular expression; only parameters whose path, as decoder/layers_0/mlp/wo/kernel, it is "
+        "found in learn; None: all, or with lora.rank only LoRA's",
+    )
     on_nan: str = field(
         "stop",
         "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
@@ -413,6 +370,7 @@ class Config:
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
+    lora: LoraConfig = field(LoraConfig, "Low-rank additions that learn in place of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
         CheckpointConfig, "When checkpoints are saved, and which are kept"
@@ -420,6 +378,8 @@ class Config:
     evaluation: EvaluationConfig = field(
         EvaluationConfig, "Evaluation on the validation split during training"
     )
+    stopping: StoppingConfig = field(StoppingConfig, "Early stopping")
+    plateau: PlateauConfig = field(PlateauConfig, "Lower rates where evaluations stop improving")
     metrics: MetricsConfig = field(MetricsConfig, "Training metrics")
     mesh: MeshConfig = field(MeshConfig, "How devices divide the work")
     processes: ProcessesConfig = field(
@@ -434,12 +394,8 @@ class Config:
             self.init_from_state,
             "true without --init_from",
         )
-        require(
-            not self.checkpoint.best_metric or self.evaluation.every_steps > 0,
-            "Config.checkpoint.best_metric",
-            self.checkpoint.best_metric,
-            "unset without evaluations: set evaluation.every_steps above 0",
-        )
+        check_pattern("Config.trainable", self.trainable)
+        check_watched(self.checkpoint, self.stopping, self.plateau, self.evaluation, self.task)
         require(
             self.profiled.stop <= self.train_steps + 1,
             "Config.profile_steps",

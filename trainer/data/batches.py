@@ -16,30 +16,61 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.cache.windows import Windows
-from tasks.objectives import Objective, noise
+from tasks.objectives import Lengths, Objective, noise
+from tasks.objectives.packing import Slots
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import UNK_ID, TokenIds
+from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
+from trainer.data.layout import Layout, Members, OneByOne
 from trainer.data.order import BlockOrder, Order
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker:
-    """Makes features from windows, given their indices and noise keys."""
+    """Makes features from windows, given their indices and noise keys.
+
+    Attributes:
+      windows: the windows.
+      objective: makes examples of them.
+      converter: makes features of examples.
+      ids: the vocabulary.
+      lengths: lengths of an example, where rows hold several; None where they are the converter's.
+    """
 
     windows: Windows
     objective: Objective
     converter: Converter
     ids: TokenIds
+    lengths: Lengths | None = None
 
     def make(self, indices_W: np.ndarray, keys_W: np.ndarray) -> Batch:
         """Returns the features of windows, one window per row."""
         return self._features(*self.windows.read(indices_W), keys_W)
 
+    def make_packed(self, members: Members, keys_E: np.ndarray, rows: int) -> Batch:
+        """Returns the features of rows of several examples, given the keys of all examples."""
+        tokens_EN, lengths_E = self.windows.read(members.windows_E)
+        slots = members.slots or Slots(np.zeros_like(members.rows_E), np.zeros(len(keys_E), bool))
+        examples = self.objective.packed_examples(
+            tokens_EN, lengths_E, keys_E[members.partners_E], slots, self.example_lengths, self.ids
+        )
+        return self.converter.packed(examples, members.rows_E, rows)
+
+    @property
+    def example_lengths(self) -> Lengths:
+        """Lengths of an example."""
+        return self.lengths or self.converter.lengths
+
     def blank(self) -> Batch:
         """Returns the features of one window of unknown tokens, without reading anything."""
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
+        if self.objective.reads_pairs:
+            tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
+        if self.lengths is not None:
+            sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
+            made = self.objective.examples(tokens_WN, sizes, keys, self.lengths, self.ids)
+            return self.converter.packed(made, np.zeros(1, np.int64), 1)
         return self._features(tokens_WN, np.array([tokens_WN.size]), np.zeros(1, np.uint64))
 
     def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:
@@ -52,6 +83,8 @@ class BatchMaker:
 class Source:
     """A task of a run: how its rows are made, and in which order; `seed` is the run's.
 
+    `packed` is the layout of rows of several examples, None for rows of one.
+
     Raises:
       UserError: at construction, if there is no window.
     """
@@ -60,6 +93,7 @@ class Source:
     maker: BatchMaker
     order: Order
     seed: int
+    packed: Layout | None = None
 
     def __post_init__(self) -> None:
         if not len(self.maker.windows):
@@ -68,6 +102,18 @@ class Source:
                 f"{self.maker.windows.window_tokens} tokens, not one window: use more text or "
                 "shorter lengths"
             )
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The windows of each row."""
+        return self.packed or OneByOne(len(self.maker.windows), self.order)
+
+    def batch(self, members: Members, rows: int) -> Batch:
+        """Returns the features of rows, given their examples."""
+        keys_E = self.keys(members.epochs_E, members.windows_E)
+        if self.packed is None:
+            return self.maker.make(members.windows_E, keys_E)
+        return self.maker.make_packed(members, keys_E, rows)
 
     def keys(self, epochs_W: np.ndarray, windows_W: np.ndarray) -> np.ndarray:
         """Returns the noise keys of windows in epochs, uint64 [W]."""
@@ -88,7 +134,7 @@ class Source:
 
 
 class Places(NamedTuple):
-    """Origins of the rows of a batch, int64 [W] each.
+    """Origins of the examples of a batch, int64 [E] each, in the order of its rows.
 
     Attributes:
       sources: indices in the run's list of sources.
@@ -137,34 +183,45 @@ class TrainingBatches:
 
     def places(self, step: int) -> Places:
         """Returns the origins of this host's rows of batch `step`."""
+        return self.examples(step)[1]
+
+    def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
+        """Returns the examples of this host's rows of batch `step`, in the order of the rows: (the
+        row of each, int64 [E]; their origins; for each, the members of its source's rows and its
+        number among them)."""
+        columns, members_of = [], []
+        for number, rows, members in self._members(step):
+            count = len(members.rows_E)
+            origins = (np.full(count, number), members.epochs_E, members.ranks_E, members.windows_E)
+            columns.append(np.stack([rows[members.rows_E], *origins]))
+            members_of += [(members, place) for place in range(count)]
+        joined = np.concatenate(columns, axis=1)
+        order_E = np.argsort(joined[0], kind="stable")
+        rows_E, *origins_E = joined[:, order_E]
+        return rows_E, Places(*origins_E), [members_of[place] for place in order_E.tolist()]
+
+    def _members(self, step: int) -> Iterator[tuple[int, np.ndarray, Members]]:
+        """Yields (source, its rows of the batch, the examples of these rows)."""
         first = int(step) * self._batch_size + self._first_row
         sources_W, ranks_W = self._schedule.places(first, self._rows)
-        epochs_W, windows_W = np.zeros_like(ranks_W), np.zeros_like(ranks_W)
-        for number, rows in self._rows_by_source(sources_W):
-            source = self._sources[number]
-            epochs_W[rows], ranks_W[rows] = np.divmod(ranks_W[rows], len(source.maker.windows))
-            windows_W[rows] = source.order(epochs_W[rows], ranks_W[rows])
-        return Places(sources_W, epochs_W, ranks_W, windows_W)
+        for number in np.unique(sources_W).tolist():
+            rows = np.flatnonzero(sources_W == number)
+            yield number, rows, self._sources[number].layout.members(ranks_W[rows])
 
     def __getitem__(self, step: int) -> Batch:
-        places = self.places(step)
         batch = {
             name: np.zeros((self._rows, *row.shape[1:]), row.dtype)
             for name, row in self._features.items()
         }
-        for number, rows in self._rows_by_source(places.sources):
-            source, windows_W = self._sources[number], places.windows[rows]
-            source.read_ahead(int(places.epochs[rows[-1]]), int(places.ranks[rows[-1]]))
-            made = source.maker.make(windows_W, source.keys(places.epochs[rows], windows_W))
+        for number, rows, members in self._members(step):
+            source = self._sources[number]
+            source.read_ahead(int(members.epochs_E[-1]), int(members.ranks_E[-1]))
+            made = source.batch(members, len(rows))
             if len(self._sources) == 1:
                 return made
             for name, array in made.items():
                 batch[name][rows] = array
         return batch
-
-    def _rows_by_source(self, sources_W: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        for number in np.unique(sources_W):
-            yield int(number), np.flatnonzero(sources_W == number)
 
     def iterate(self, first_step: int, threads: int = 1, prefetch: int = 4) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, prefetched by threads."""

@@ -5,22 +5,29 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from tasks import mixture, registry
+from tasks import mixture, registry, vocabulary
 from tasks.cache.cache import Cache, cache_names, find_cache
 from tasks.cache.manifest import CacheManifest
+from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
+from tasks.objectives.packing import deck
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
-from trainer.data import recorded, startup
+from trainer.data import features, recorded, startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
+from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
+from trainer.data.layout import Decks, Layout, PackedPairs, PairRows
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
+
+# Rows of a batch that examples are taken from.
+_EXAMPLE_ROWS = 64
 
 
 class EvaluationSet(NamedTuple):
@@ -71,6 +78,20 @@ class Data(Protocol):
 
         Raises:
           UserError: there are none.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without EOS.
+
+        Raises:
+          UserError: SentencePiece is not installed.
+        """
+
+    def examples(self, split: str) -> list[ExampleSet]:
+        """Returns the examples of a split by task, with the metrics of text to be computed.
+
+        Raises:
+          UserError: there is no such split, or no metric of a name in `evaluation.metrics`.
         """
 
     def consequences(
@@ -167,16 +188,32 @@ class CachedData:
                     f"{first.cache} and {other.cache} have different vocabularies: build them with "
                     "the same --vocabulary"
                 )
+        self._packs = config.data.pack_examples
         for each in tasks:
+            check_kind(each.cache, each.manifest, each.task.objective)
+            lengths = self.example_lengths(each.task)
             try:
-                each.task.objective.window_tokens(self.lengths)
+                each.task.objective.window_tokens(lengths)
             except UserError as error:
-                flags = f"--lengths.inputs={self.lengths.inputs}"
+                inputs, targets = ("example_inputs", "example_targets")
+                flags = (
+                    (f"data.{inputs}", f"data.{targets}")
+                    if self._packs
+                    else ("lengths.inputs", "lengths.targets")
+                )
                 raise UserError(
-                    f"{flags} --lengths.targets={self.lengths.targets}: {error}"
+                    f"--{flags[0]}={lengths.inputs} --{flags[1]}={lengths.targets}: {error}"
                 ) from error
             where = f"the vocabulary of {each.cache}"
-            each.task.check(self.lengths, each.ids, each.manifest.plan.separator, where)
+            each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
+
+    def example_lengths(self, task: TaskSpec) -> Lengths:
+        """Returns the lengths of an example of a task, which are a row's unless rows are packed."""
+        if not self._packs:
+            return self.lengths
+        own = self.lengths if task.objective.reads_pairs else task.lengths
+        given = self._config.data
+        return Lengths(given.example_inputs or own.inputs, given.example_targets or own.targets)
 
     @property
     def vocab_size(self) -> int:
@@ -193,7 +230,11 @@ class CachedData:
         """Task -> what determines its examples, as JSON values."""
         return {
             each.task.name: recorded.task_record(
-                each.task, self.lengths, each.ids, each.manifest.plan.separator
+                each.task,
+                self.example_lengths(each.task),
+                each.ids,
+                each.manifest.plan.separator,
+                self.lengths if self._packs else None,
             )
             for each in self.tasks
         }
@@ -208,33 +249,64 @@ class CachedData:
         ]
         return {"tasks": self.tasks_record, "rates": rates}
 
-    def maker(self, each: CachedTask, split: str, keep_tails: bool) -> BatchMaker:
-        """Opens a split of a task's cache; for `keep_tails` see tasks.cache.windows.Windows."""
-        objective = each.task.objective
-        window = objective.window_tokens(self.lengths)
+    def maker(
+        self, each: CachedTask, split: str, keep_tails: bool, packed: bool = False
+    ) -> BatchMaker:
+        """Opens a split of a task's cache.
+
+        `packed`: whether its rows hold several examples; for `keep_tails` see
+        tasks.cache.windows.Windows.
+        """
+        objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
-        windows = Windows(
+        windows = open_windows(
             each.cache,
             each.manifest,
             split,
-            window,
-            keep_tails,
-            reading.local_dir,
-            reading.local_bytes,
+            objective,
+            lengths,
+            keep_tails=keep_tails,
+            local_dir=reading.local_dir,
+            local_bytes=reading.local_bytes,
             across_shards=reading.order > 1,
         )
-        return BatchMaker(windows, objective, self._converter, each.ids)
+        if packed:
+            return BatchMaker(windows, objective, self._converter, each.ids, lengths)
+        converter = features.converter(self._config.model, lengths)
+        return BatchMaker(windows, objective, converter, each.ids)
 
     @functools.cached_property
     def sources(self) -> list[Source]:
         """The tasks' training splits."""
         sources = []
         for each in self.tasks:
-            maker = self.maker(each, "train", keep_tails=False)
+            maker = self.maker(each, "train", keep_tails=False, packed=self._packs)
             name, seed = each.task.name, self._config.seed
             order = self._order(maker.windows, noise.task_seed(seed, name))
-            sources.append(Source(name, maker, order, seed))
+            layout = self._layout(each.task, maker, order) if self._packs else None
+            sources.append(Source(name, maker, order, seed, layout))
         return sources
+
+    def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order) -> Layout:
+        """Returns the layout of rows of several examples of a task."""
+        objective, windows = task.objective, maker.windows
+        together = self._config.model.architecture == "decoder"
+        seed = noise.task_seed(self._config.seed, task.name)
+        if not isinstance(windows, PairWindows):
+            kinds = objective.kinds(maker.example_lengths)
+            return Decks(len(windows), order, deck(kinds, self.lengths, together), seed)
+        reading = self._config.data
+        if reading.shuffle == "block":
+            raise UserError(
+                "--data.shuffle=block cannot order packed rows of pairs: leave it out, or leave "
+                "out --data.pack_examples"
+            )
+        sides, lengths = objective.sides(maker.example_lengths), maker.example_lengths
+        ends = (lengths.inputs - sides[0], lengths.targets - sides[1])
+        plan = PackedPairs(windows, ends, self.lengths, together)
+        if reading.shuffle == "global":
+            order = GlobalOrder(plan.rows, seed, reading.order)
+        return PairRows(plan, order)
 
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
@@ -302,6 +374,30 @@ class CachedData:
             print(f"{split}: {each.cache} has no text in it, {each.task.name} is not evaluated")
         return sets
 
+    def examples(self, split: str) -> list[ExampleSet]:
+        """Returns a split's examples by task, with the metrics of `evaluation.metrics`, if any."""
+        metrics = named_metrics(self._config)
+        if not metrics:
+            return []
+        ids = {each.task.name: each.ids for each in self.tasks}
+        return [
+            of_batches(rows.name, rows.iterate, ids[rows.name], metrics)
+            for rows in self.evaluation(split, _EXAMPLE_ROWS)
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without EOS, by SentencePiece."""
+        return self._vocabulary.encode([text])[0].tolist()
+
+    @functools.cached_property
+    def _vocabulary(self) -> vocabulary.Vocabulary:
+        try:
+            return vocabulary.from_bytes(self.tasks[0].ids.model)
+        except ImportError as error:
+            raise UserError(
+                "text of your own needs SentencePiece: pip install sentencepiece"
+            ) from error
+
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
@@ -311,10 +407,12 @@ class CachedData:
         lines = []
         for each, source, share in zip(self.tasks, self.sources, shares, strict=True):
             lines += [
-                startup.task_line(source, self.lengths),
-                startup.sentinels_line(source, self.lengths),
+                startup.task_line(source, self.example_lengths(each.task)),
+                startup.sentinels_line(source, self.example_lengths(each.task)),
+                *startup.rows_lines(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
                 *startup.unread_lines(source, each.manifest, self._config.data.order),
+                *startup.cut_lines(source, each.manifest),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]
             if len(self.tasks) > 1:

@@ -10,13 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from tasks.objectives import Examples, Lengths, Objective
+from tasks.terminal.command_line import UserError
 from trainer.model.config import ModelConfig
 
 Batch = dict[str, np.ndarray]
 
 
 class Converter(Protocol):
-    """Converts examples to features, one example per row.
+    """Converts examples to features: one example per row or, by `packed`, several.
 
     A length is 0 if the model has no such stack.
     """
@@ -28,6 +29,7 @@ class Converter(Protocol):
     @property
     def decoder_length(self) -> int: ...
     def __call__(self, examples: Examples) -> Batch: ...
+    def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch: ...
 
 
 def converter(model: ModelConfig, lengths: Lengths) -> Converter:
@@ -69,7 +71,7 @@ def target_side(batch: Batch) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureConverter:
-    """Converts examples for T5X's encoder-decoder and decoder-only models, one example per row.
+    """Converts examples for T5X's encoder-decoder and decoder-only models.
 
     A decoder-only model gets inputs and targets as one sequence, with the loss on the targets, and
     `decoder_causal_attention` is 1 on the inputs and the next position, as in seqio's
@@ -124,6 +126,49 @@ class FeatureConverter:
         batch["decoder_causal_attention"] = (columns <= after_W).astype(np.int32)
         return batch
 
+    def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch:
+        """Returns int32 [rows, L] arrays, padded with 0, of several examples a row.
+
+        Segment ids count the examples of a row from 1, positions begin anew in each, and the first
+        decoder input of each is 0, as in seqio's packing.
+
+        Args:
+          examples: inputs and targets of E examples.
+          rows_E: int64 [E], the row of each example, ascending; its examples must fit.
+          rows: number of rows.
+        """
+        sides = [_flat(examples[name]) for name in ("inputs", "targets")]
+        if self.encoder_decoder:
+            batch = {}
+            for name, (tokens, sizes_E), length in (
+                ("encoder_input", sides[0], self.lengths.inputs),
+                ("decoder_target", sides[1], self.lengths.targets),
+            ):
+                place, segment, position = _places(sizes_E, rows_E, length)
+                side = name.partition("_")[0]
+                batch[f"{name}_tokens"] = _laid(tokens, place, rows, length)
+                batch[f"{side}_segment_ids"] = _laid(segment, place, rows, length)
+                batch[f"{side}_positions"] = _laid(position, place, rows, length)
+            targets_WL = batch["decoder_target_tokens"]
+            batch.update(_decoder_features(targets_WL, targets_WL > 0))
+        else:
+            (inputs, inputs_E), (targets, targets_E) = sides
+            sizes_E, length = inputs_E + targets_E, self.decoder_length
+            place, segment, position = _places(sizes_E, rows_E, length)
+            on_target = position >= np.repeat(inputs_E, sizes_E)
+            tokens = np.empty(len(place), np.int32)
+            tokens[~on_target], tokens[on_target] = inputs, targets
+            both_ways = position <= np.repeat(inputs_E, sizes_E)
+            batch = _decoder_features(
+                _laid(tokens, place, rows, length), _laid(on_target, place, rows, length)
+            )
+            batch["decoder_causal_attention"] = _laid(both_ways, place, rows, length)
+            batch["decoder_segment_ids"] = _laid(segment, place, rows, length)
+            batch["decoder_positions"] = _laid(position, place, rows, length)
+        # The first input of an example is no token of the example before.
+        batch["decoder_input_tokens"] *= batch["decoder_positions"] > 0
+        return batch
+
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConverter:
@@ -143,6 +188,10 @@ class EncoderConverter:
         """Positions of the encoder."""
         return self.lengths.inputs
 
+    def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch:
+        """Raises a UserError: an encoder-only model reads one example a row."""
+        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
+
     def __call__(self, examples: Examples) -> Batch:
         """Returns int32 arrays padded with 0."""
         inputs_WL, targets_WL, weights_WL, segments_WL = (
@@ -156,6 +205,32 @@ class EncoderConverter:
             "encoder_loss_weights": weights_WL,
             "sentence_order": examples["order"][0][:, 0].astype(np.int32),
         }
+
+
+def _flat(feature: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (the values of all examples, concatenated, without padding; their numbers)."""
+    values_EN, sizes_E = feature
+    return values_EN[np.arange(values_EN.shape[1]) < sizes_E[:, None]], sizes_E
+
+
+def _places(
+    sizes_E: np.ndarray, rows_E: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns where the tokens of packed examples go in the rows, one after the other, the number
+    of each token's example in its row, from 1, and its position in the example."""
+    begins_E = np.cumsum(sizes_E) - sizes_E
+    first_E = np.searchsorted(rows_E, rows_E)  # the first example of the same row
+    offsets_E = begins_E - begins_E[first_E]
+    assert not len(sizes_E) or (offsets_E + sizes_E).max() <= length, "a row is too full"
+    position = np.arange(int(sizes_E.sum())) - np.repeat(begins_E, sizes_E)
+    place = np.repeat(rows_E * length + offsets_E, sizes_E) + position
+    return place, np.repeat(np.arange(len(sizes_E)) - first_E + 1, sizes_E), position
+
+
+def _laid(values: np.ndarray, place: np.ndarray, rows: int, length: int) -> np.ndarray:
+    out_WL = np.zeros((rows, length), np.int32)
+    out_WL.reshape(-1)[place] = values
+    return out_WL
 
 
 def _fit(tokens_WN: np.ndarray, length: int) -> np.ndarray:

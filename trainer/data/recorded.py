@@ -15,22 +15,31 @@ import numpy as np
 
 from tasks.objectives import Lengths, Objective, noise
 from tasks.task import TaskSpec
-from tasks.vocabulary import EOS_ID, UNK_ID, TokenIds
+from tasks.vocabulary import EOS_ID, PAIR_BORDER, UNK_ID, TokenIds
 
 # Windows of which an objective makes the examples of its digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
-def task_record(task: TaskSpec, lengths: Lengths, ids: TokenIds, separator: str) -> dict[str, Any]:
+def task_record(
+    task: TaskSpec,
+    lengths: Lengths,
+    ids: TokenIds,
+    separator: str,
+    rows: Lengths | None = None,
+) -> dict[str, Any]:
     """Returns what determines the examples of a task, as JSON values.
 
     Args:
       task: the task, with the run's settings of its objective.
-      lengths: lengths of the features.
+      lengths: lengths of the features of an example.
       ids: the vocabulary.
       separator: what ends a document in the cache.
+      rows: lengths of rows of several examples; None for rows of one.
     """
+    packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
     return {
+        **packed,
         "objective": plain(task.objective),
         "lengths": dataclasses.asdict(lengths),
         "window_tokens": task.objective.window_tokens(lengths),
@@ -138,6 +147,11 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
     tokens_WN[rare_WN < 1 / 16] = EOS_ID
+    if objective.reads_pairs:
+        most_inputs, most_targets = objective.sides(lengths)
+        border_W = np.clip(lengths_W // 2, 1, most_inputs)
+        lengths_W = border_W + 1 + np.clip(lengths_W - border_W - 1, 1, most_targets)
+        tokens_WN[np.arange(_PROBES), border_W] = PAIR_BORDER
     tokens_WN *= np.arange(width) < lengths_W[:, None]
     keys_W = noise.evaluation_keys(_PROBE_SEED, np.arange(_PROBES))
     made = objective.examples(tokens_WN, lengths_W, keys_W, lengths, ids)

@@ -18,8 +18,10 @@ from trainer.config import Config
 from trainer.data import recorded
 from trainer.data.batches import pad_rows
 from trainer.data.cached import EvaluationSet
+from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
 from trainer.data.padding import packing
+from trainer.data.seqio_examples import examples_of, own_metric_objs
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -189,13 +191,28 @@ class SeqioData:
         ]
 
     def _unmeasured(self) -> list[str]:
-        """Returns a warning if the tasks define metrics of decoded text, which are not computed."""
-        names = {metric.__name__ for task in self._tasks() for metric in task.metric_fns}
+        """Returns a warning if the tasks define metrics in a way that is not computed."""
+        names = {type(each).__name__ for task in self._tasks() for each in own_metric_objs(task)}
         if not names:
             return []
         return [
-            f"metric_fns of the task ({', '.join(sorted(names))}) are not computed: loss and token "
-            "accuracy are"
+            f"metric_objs of the task ({', '.join(sorted(names))}) are not computed: its "
+            "metric_fns are"
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without EOS."""
+        return list(self._mixture.output_features["targets"].vocabulary.encode(text))
+
+    def examples(self, split: str) -> list[ExampleSet]:
+        """Returns the examples of the tasks that have the split, as seqio's Evaluator reads them.
+
+        They are not packed. `evaluation.metrics` names further metrics beside the tasks' own.
+        """
+        return [
+            examples_of(task, split, self._feature_lengths, self._cached, self._config)
+            for task in self._tasks()
+            if split in task.splits
         ]
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:

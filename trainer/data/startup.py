@@ -1,6 +1,7 @@
 """The lines about a run's data that are printed when it starts: (subject, text) each."""
 
 from tasks.cache.manifest import CacheManifest
+from tasks.cache.pair_windows import PairWindows
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
@@ -18,8 +19,23 @@ _MANY_UNREAD = 0.01
 def task_line(source: Source, lengths: Lengths) -> Line:
     """Describes the examples of a task."""
     window = source.maker.windows.window_tokens
-    text = f"{window} corpus tokens -> inputs {lengths.inputs}, targets {lengths.targets}"
+    read = f"{window} corpus tokens"
+    if source.maker.objective.reads_pairs:
+        read = "a pair"
+    text = f"{read} -> inputs {lengths.inputs}, targets {lengths.targets}"
     return "task", f"{source.task}: {text}"
+
+
+def rows_lines(source: Source, lengths: Lengths) -> list[Line]:
+    """Describes rows of several examples: how many share one, and how full rows are."""
+    layout = source.packed
+    if layout is None:
+        return []
+    windows, rows = len(source.maker.windows), layout.rows_per_epoch
+    text = (
+        f"{windows / rows:.2f} examples a row of inputs {lengths.inputs}, targets {lengths.targets}"
+    )
+    return [("rows", text)]
 
 
 def sentinels_line(source: Source, lengths: Lengths) -> Line:
@@ -49,6 +65,24 @@ def unread_lines(source: Source, manifest: CacheManifest, order: int) -> list[Li
     if unread / tokens < _MANY_UNREAD:
         return [("", text)]
     return [("warning", f"{text}; {advice}")]
+
+
+def cut_lines(source: Source, manifest: CacheManifest) -> list[Line]:
+    """Counts the pairs with a side that is cut, and the tokens that are not read, as a warning."""
+    windows = source.maker.windows
+    if not isinstance(windows, PairWindows):
+        return []
+    pairs, cut = windows.cut()
+    if not pairs:
+        return []
+    tokens = manifest.total("train", "tokens")
+    return [
+        (
+            "warning",
+            f"{pairs:,} pairs of {len(windows):,} are cut to these lengths: {cut:,} tokens "
+            f"({cut / tokens:.2%}) are not read",
+        )
+    ]
 
 
 def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]:
@@ -85,7 +119,10 @@ def batch_line(
 ) -> Line:
     """Describes the batch and, for a single task, how often its corpus is read."""
     tokens = sum(
-        source.maker.windows.window_tokens * batch_size * share
+        source.maker.windows.mean_tokens
+        * (len(source.maker.windows) / source.layout.rows_per_epoch)
+        * batch_size
+        * share
         for source, share in zip(sources, shares, strict=True)
     )
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
@@ -104,4 +141,4 @@ def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:
 
 
 def _steps_per_epoch(source: Source, batch_size: int, share: float) -> float:
-    return len(source.maker.windows) / (batch_size * share) if share else float("inf")
+    return source.layout.rows_per_epoch / (batch_size * share) if share else float("inf")

@@ -23,6 +23,15 @@ from trainer.setup import Run
 # Metrics of the evaluation step that are reported as their means, under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
+# Everything that an `Evaluator` returns; metrics of text and of probes have other names.
+TOKEN_METRICS = frozenset(
+    {
+        *("loss", "perplexity", "accuracy", "unigram_entropy", "bits_per_byte", "word_perplexity"),
+        *("tokens", "training_loss", "mean_label", "max_targets_length", "sequence_accuracy"),
+        *("order_loss", "order_accuracy", "auxiliary_loss", "dropped_tokens"),
+    }
+)
+
 
 class Evaluator:
     """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.

@@ -132,14 +132,19 @@ def checked(
     )
 
 
-def explain(guard: Guard, params: Any, factor: float | None) -> str:
-    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite"."""
+def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
+    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite".
+
+    `learned` is the tree of those parameters that have gradients; None: all have.
+    """
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:
         return f"parameters/{name} was not finite before it"
     if int(guard.cause) == SPIKE:
         return f"its loss is above {factor:g} times the recent mean, {float(guard.mean_loss):.3f}"
-    named = leaf_name({"gradients": params, "loss": 0}, int(guard.cause))
+    named = leaf_name(
+        {"gradients": params if learned is None else learned, "loss": 0}, int(guard.cause)
+    )
     return f"{named} is not finite"
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from trainer.config import Config
 from trainer.engine.sharding import replicated, rows
 from trainer.engine.step import Batch, TrainState, make_update
+from trainer.engine.tuning import LORA, Tuning
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named
 from trainer.model.transformer import Encoder, Transformer
@@ -33,6 +34,7 @@ class Norms:
       model, optimizer, config, mesh, state_shardings: as in `make_train_step`.
       axes: tree of the logical axes of each parameter.
       shapes: tree of the shape of each parameter.
+      tuning: what learns; only of these are there norms.
     """
 
     def __init__(
@@ -44,16 +46,17 @@ class Norms:
         state_shardings: TrainState,
         axes: Any,
         shapes: Any,
+        tuning: Tuning,
     ):
-        self._shapes, self._stack = shapes, stack_axes(axes)
-        update = make_update(model, optimizer, config, mesh)
+        self._shapes, self._stack = tuning.learned(shapes), stack_axes(axes)
+        update = make_update(model, optimizer, config, mesh, tuning)
 
         @partial(
             jax.jit, in_shardings=(state_shardings, rows(mesh)), out_shardings=replicated(mesh)
         )
         def norms(state: TrainState, batch: Batch) -> jax.Array:
             after, gradients, updates = update(state, batch)
-            trees = (after.params, gradients, updates)
+            trees = (tuning.learned(after.params), gradients, updates)
             return jnp.stack([_joined(self._by_layer(tree)) for tree in trees])
 
         self._norms = norms
@@ -88,7 +91,9 @@ class Norms:
             np.arange(end - leaf.size, end).reshape(leaf.shape)
             for leaf, end in zip(leaves, ends, strict=True)
         ]
-        by_layer = named(unstack_layers(jax.tree.unflatten(structure, places)))
+        tree = jax.tree.unflatten(structure, places)
+        added = {LORA: unstack_layers(tree[LORA])} if LORA in tree else {}
+        by_layer = named({**unstack_layers(tree), **added})
         return {name: int(np.asarray(place).item()) for name, place in by_layer.items()}
 
     def _by_layer(self, tree: Any) -> Any:

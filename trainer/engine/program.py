@@ -26,13 +26,13 @@ from trainer.engine.step import (
     make_train_step,
     zero_metrics,
 )
+from trainer.engine.tuning import LORA, Tuning
 from trainer.model.spec import model_spec
 from trainer.model.transformer import (
     build_model,
     init_params,
-    logical_axes,
 )
-from trainer.optim.optimizer import optimizer_of
+from trainer.optim.plateau import set_rate_scale
 from trainer.setup import Run
 
 
@@ -49,6 +49,10 @@ class Program:
       train_step: see `make_train_step`.
       evaluation_step: see `make_evaluation_step`.
       norms: the norms of an update, layer by layer.
+      spec: the model.
+      rules: name of one of `config.mesh.RULES`.
+      tuning: what learns.
+      model_shardings: the sharding of each of the model's own parameters.
 
     Raises:
       UserError: the devices do not have the model's attention, the mesh does not fit them, or
@@ -69,19 +73,25 @@ class Program:
         )
         self.mesh = make_mesh(config.mesh, devices)
         self.host_part = host_part(self.mesh)
-        self._spec = model_spec(config.model)
-        self._seed, self._rules = config.seed, config.mesh.rules
-        axes = logical_axes(self._spec)
-        self._optimizer = optimizer_of(config.optimizer, self._spec)
+        self.spec = self._spec = model_spec(config.model)
+        self.rules = self._rules = config.mesh.rules
+        self._seed = config.seed
+        self.tuning = Tuning(config, self._spec)
+        axes = self.tuning.axes
+        self._optimizer = self.tuning.optimizer()
         self._model = build_model(self._spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
         self.shardings = self._shardings(axes)
+        self.model_shardings = {
+            name: tree for name, tree in self.shardings.params.items() if name != LORA
+        }
         self.train_step = make_train_step(
-            self._model, self._optimizer, config, self.mesh, self.shardings
+            self._model, self._optimizer, config, self.mesh, self.shardings, self.tuning
         )
         self.evaluation_step = make_evaluation_step(
-            self._model, config, self.mesh, self.shardings.params
+            self._model, config, self.mesh, self.shardings.params, self.tuning
         )
+        self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
         self.norms = Norms(
             self._model,
             self._optimizer,
@@ -90,6 +100,7 @@ class Program:
             self.shardings,
             axes,
             self._shapes.params,
+            self.tuning,
         )
         # Replicated on all devices of all processes, like the metrics that the step returns.
         self._zero_metrics = jax.jit(
@@ -101,9 +112,23 @@ class Program:
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
     def state_of(self, params: Any, step: int) -> TrainState:
-        """Returns a state with `params` and `step`, and a new optimizer state; donates `params`."""
+        """Returns a state with the model's own `params` and `step`; donates `params`.
+
+        LoRA's parameters and the optimizer's state are new.
+        """
         make = jax.jit(self._state_of, donate_argnums=0, out_shardings=self.shardings)
         return make(params, np.int32(step))
+
+    def merged(self, params: Any) -> Any:
+        """Returns the model's own parameters of those in a state, LoRA's added to them."""
+        return self._merged(params) if self.tuning.adds else params
+
+    def with_rate_scale(self, state: TrainState, scale: float) -> TrainState:
+        """Returns `state` with the schedule multiplied by `scale` from the next update on.
+
+        It is the same object if the run has no `plateau.metric`.
+        """
+        return set_rate_scale(state, scale)
 
     def zero_metrics(self) -> Metrics:
         """Returns metrics that are all zero."""
@@ -116,6 +141,11 @@ class Program:
             self._shapes,
             self.shardings,
         )
+
+    def abstract_model(self) -> Any:
+        """Returns the shapes, dtypes and shardings of the model's own parameters."""
+        params = self.abstract_state().params
+        return {name: tree for name, tree in params.items() if name != LORA}
 
     def describe(self) -> tuple[str, str]:
         """Returns a (subject, text) line on the mesh and the state per device."""
@@ -138,6 +168,7 @@ class Program:
         return self._state_of(params, jnp.zeros((), jnp.int32))
 
     def _state_of(self, params: Any, step: jax.Array) -> TrainState:
+        params = self.tuning.begun(params, self._seed)
         return TrainState(
             step=step,
             params=params,

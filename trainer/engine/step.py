@@ -16,6 +16,7 @@ from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import replicated, rows, tracing_on
+from trainer.engine.tuning import Tuning
 from trainer.model.transformer import Encoder, Transformer, rounded_kernels, run_model
 
 Batch = dict[str, Any]
@@ -58,12 +59,14 @@ def make_update(
     optimizer: optax.GradientTransformation,
     config: Config,
     mesh: Mesh,
+    tuning: Tuning,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
     """Returns (state, batch) -> (state, gradients, changes of the parameters), to be jitted.
 
-    If the update is rejected, the state is that of `checked`, and the rest is what was rejected.
+    Gradients and changes are trees of `tuning.learned`. If the update is rejected, the state is
+    that of `checked`, and the rest is what was rejected.
     """
-    gradients_of = make_gradients(model, config)
+    gradients_of = make_gradients(model, config, tuning)
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
         # The key is derived from the step, so that a resumed run drops the same units.
@@ -82,7 +85,7 @@ def make_update(
         }
         after = TrainState(
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
+            params=tuning.updated(state.params, updates),
             opt_state=opt_state,
             metrics={
                 name: (state.metrics[name][0] + total, state.metrics[name][1] + weight)
@@ -100,12 +103,13 @@ def make_train_step(
     config: Config,
     mesh: Mesh,
     state_shardings: TrainState,
+    tuning: Tuning,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """Returns the jitted update (state, batch) -> state; it donates the state.
 
     `state_shardings` has the sharding of each array of the state, before and after.
     """
-    update = make_update(model, optimizer, config, mesh)
+    update = make_update(model, optimizer, config, mesh, tuning)
 
     @partial(
         jax.jit,
@@ -120,11 +124,12 @@ def make_train_step(
 
 
 def make_gradients(
-    model: Transformer | Encoder, config: Config
+    model: Transformer | Encoder, config: Config, tuning: Tuning | None = None
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    With `config.microbatches` above 1 the batch is split into that many parts, which the model
+    Gradients are those of what learns by `tuning`; None: of all parameters. With
+    `config.microbatches` above 1 the batch is split into that many parts, which the model
     processes one after the other; gradients and metrics are float32 sums over the parts. The
     loss's divisor is computed from the whole batch first, so that the parts' losses add up to the
     batch's loss however its tokens are distributed; with `loss.normalize_over` "microbatch", from
@@ -135,17 +140,29 @@ def make_gradients(
     """
     loss, count = model_loss(model), config.microbatches
     apart = config.loss.normalize_over == "microbatch"
+    partial_of = None if tuning is None or tuning.all_learn else tuning
 
     def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
         output = run_model(model, params, batch, dropout_key)
         return loss.of_batch(output, batch, config.loss, scale)
 
+    def loss_of_learned(learned: Any, fixed: Any, *others: Any):
+        assert tuning
+        params = tuning.merged(tuning.joined(learned, fixed))
+        return loss_of(rounded_kernels(model.spec, params), *others)
+
     def gradient(params: Any, *others: Any) -> tuple[Any, Metrics]:
-        gradients, metrics = jax.grad(loss_of, has_aux=True)(params, *others)
+        if partial_of is None:
+            gradients, metrics = jax.grad(loss_of, has_aux=True)(params, *others)
+        else:
+            fixed = partial_of.fixed(params)
+            learned = partial_of.learned(params)
+            gradients, metrics = jax.grad(loss_of_learned, has_aux=True)(learned, fixed, *others)
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients), metrics
 
     def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:
-        params = rounded_kernels(model.spec, params)
+        if partial_of is None:
+            params = rounded_kernels(model.spec, params)
         scale = loss.scale(batch, config.loss)
         if count == 1:
             return gradient(params, batch, scale, dropout_key)
@@ -158,7 +175,8 @@ def make_gradients(
 
         parts = jax.tree.map(adjacent if apart else interleaved, batch)
         zeros = {name: (jnp.zeros(()), jnp.zeros(())) for name in loss.metrics}
-        start = (jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), zeros)
+        like = params if partial_of is None else partial_of.learned(params)
+        start = (jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like), zeros)
         return jax.lax.scan(add, start, (jnp.arange(count), parts))[0]
 
     def interleaved(x: jax.Array) -> jax.Array:
@@ -173,7 +191,11 @@ def make_gradients(
 
 
 def make_evaluation_step(
-    model: Transformer | Encoder, config: Config, mesh: Mesh, params_shardings: Any
+    model: Transformer | Encoder,
+    config: Config,
+    mesh: Mesh,
+    params_shardings: Any,
+    tuning: Tuning,
 ) -> Callable[[Any, Batch], Metrics]:
     """Returns the jitted evaluation (params, batch) -> metrics, without dropout."""
     of_batch = model_loss(model).of_batch
@@ -181,7 +203,8 @@ def make_evaluation_step(
     @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
         with tracing_on(mesh, config.mesh.rules):
-            output = run_model(model, rounded_kernels(model.spec, params), batch)
+            merged = tuning.merged(params)
+            output = run_model(model, rounded_kernels(model.spec, merged), batch)
         return {**of_batch(output, batch, config.loss)[1], **sequence_accuracy(output, batch)}
 
     return evaluation_step

@@ -5,10 +5,11 @@ weights; then load the model with
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-Rows begin with id 0. There is no cache of keys and values: `generate` recomputes the whole row for
-every token.
+Rows begin with id 0. `generate` keeps keys, values and the last inputs of convolutions in a
+`PalimpsestCache`.
 
-Dimensions: B batch, L length, D model, C channels, H heads, K head size, V vocabulary.
+Dimensions: B batch, L length, S length of the keys, D model, C channels, H heads, K head size,
+V vocabulary.
 """
 
 import math
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class PalimpsestConfig(PretrainedConfig):
@@ -69,7 +71,33 @@ class PalimpsestConfig(PretrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.relative_attention_num_buckets = relative_attention_num_buckets
         self.relative_attention_max_distance = relative_attention_max_distance
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **{"use_cache": False, **kwargs})
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+
+class PalimpsestCache(DynamicCache):
+    """Keys and values of earlier positions, and the last inputs of convolutions.
+
+    `inputs` maps a layer's number and a projection's letter to [B, 2, C].
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.inputs = {}
+
+    def _change(self, function):
+        self.inputs = {name: function(each) for name, each in self.inputs.items()}
+
+    def reorder_cache(self, beam_idx):
+        super().reorder_cache(beam_idx)
+        self._change(lambda x_BLC: x_BLC.index_select(0, beam_idx.to(x_BLC.device)))
+
+    def batch_repeat_interleave(self, repeats):
+        super().batch_repeat_interleave(repeats)
+        self._change(lambda x_BLC: x_BLC.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices):
+        super().batch_select_indices(indices)
+        self._change(lambda x_BLC: x_BLC[indices])
 
 
 class Norm(nn.Module):
@@ -95,7 +123,8 @@ class Norm(nn.Module):
 class Convolution(nn.Module):
     """Causal convolution of each channel over three positions: the current one and two before it.
 
-    Maps [B, L, C] to [B, L, C]; padding, which may come before a row, counts as 0.
+    Maps [B, L, C] and the inputs before them, [B, 2, C] or None for zeros, to [B, L, C] and the
+    last two inputs. Padding, which may come before a row, counts as 0.
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
     """
 
@@ -103,17 +132,22 @@ class Convolution(nn.Module):
         super().__init__()
         self.tap_0, self.tap_1, self.tap_2 = (nn.Parameter(torch.zeros(channels)) for _ in range(3))
 
-    def forward(self, x_BLC, is_token_BL1):
+    def forward(self, x_BLC, is_token_BL1, before_BLC=None):
         x_BLC = x_BLC * is_token_BL1
-        behind = nn.functional.pad(x_BLC, (0, 0, 2, 0))
-        return self.tap_0 * x_BLC + self.tap_1 * behind[:, 1:-1] + self.tap_2 * behind[:, :-2]
+        if before_BLC is None:
+            behind = nn.functional.pad(x_BLC, (0, 0, 2, 0))
+        else:
+            behind = torch.cat([before_BLC, x_BLC], dim=1)
+        out = self.tap_0 * x_BLC + self.tap_1 * behind[:, 1:-1] + self.tap_2 * behind[:, :-2]
+        return out, behind[:, -2:]
 
 
 class Attention(nn.Module):
     """Softmax attention without scaling: T5 folds the factor into the initial queries."""
 
-    def __init__(self, config):
+    def __init__(self, config, number):
         super().__init__()
+        self.number = number  # of the layer
         inner = config.num_attention_heads * config.head_dim
         self.heads = config.num_attention_heads
         self.shared = config.mixer == "mdha_shared_qk"
@@ -126,12 +160,16 @@ class Attention(nn.Module):
             self.q_from_k = nn.Linear(inner, inner, bias=False)
         self.o_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
-    def forward(self, x_BLD, bias_BHLL, is_token_BL1):
+    def forward(self, x_BLD, bias_BHLS, is_token_BL1, cache):
+        kept = {} if cache is None else cache.inputs
+
         def project(letter):
             projected = getattr(self, f"{letter}_proj")(x_BLD)
             if not self.convolves:
                 return projected
-            return getattr(self, f"{letter}_conv")(projected, is_token_BL1)
+            convolve, name = getattr(self, f"{letter}_conv"), (self.number, letter)
+            out, kept[name] = convolve(projected, is_token_BL1, kept.get(name))
+            return out
 
         q, v = project("q"), project("v")
         if self.shared:
@@ -139,7 +177,9 @@ class Attention(nn.Module):
         else:
             k = project("k")
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
-        weights = torch.softmax(q.float() @ k.float().transpose(-1, -2) + bias_BHLL, dim=-1)
+        if cache is not None:
+            k, v = cache.update(k, v, self.number)
+        weights = torch.softmax(q.float() @ k.float().transpose(-1, -2) + bias_BHLS, dim=-1)
         return self.o_proj((weights.to(v.dtype) @ v).transpose(1, 2).flatten(2))
 
 
@@ -163,24 +203,27 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each after a norm; Primer's second norm follows its branch."""
 
-    def __init__(self, config):
+    def __init__(self, config, number):
         super().__init__()
         self.alternating = config.norm_placement == "primer_alternating"
         self.input_layernorm = Norm(config)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, number)
         second = "feedforward" if self.alternating else "attention"
         self.add_module(f"post_{second}_layernorm", Norm(config))
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BLD, bias_BHLL, is_token_BL1):
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), bias_BHLL, is_token_BL1)
+    def forward(self, x_BLD, bias_BHLS, is_token_BL1, cache):
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), bias_BHLS, is_token_BL1, cache)
         if self.alternating:
             return x_BLD + self.post_feedforward_layernorm(self.mlp(x_BLD))
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 
 
 class Decoder(nn.Module):
-    """Maps token ids [B, L] to normalised states [B, L, D]."""
+    """Maps token ids [B, L] to normalised states [B, L, D].
+
+    With a cache the ids are those after its positions; masks are of all positions [B, S].
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -189,25 +232,28 @@ class Decoder(nn.Module):
         self.relative_attention_bias = nn.Embedding(
             config.relative_attention_num_buckets, config.num_attention_heads
         )
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, number) for number in range(config.num_hidden_layers)
+        )
         self.norm = Norm(config)
 
-    def forward(self, ids_BL, attention_mask, prefix_mask):
-        length = ids_BL.shape[1]
-        place = torch.arange(length, device=ids_BL.device)
-        seen = (place[None, :] <= place[:, None])[None]
+    def forward(self, ids_BL, attention_mask, prefix_mask, cache=None):
+        length, before = ids_BL.shape[1], 0 if cache is None else cache.get_seq_length()
+        key = torch.arange(before + length, device=ids_BL.device)
+        query = key[before:]
+        seen = (key[None, :] <= query[:, None])[None]
         if prefix_mask is not None:
             prefix = prefix_mask.bool()
-            seen = seen | (prefix[:, :, None] & prefix[:, None, :])
+            seen = seen | (prefix[:, before:, None] & prefix[:, None, :])
         if attention_mask is not None:
             seen = seen & attention_mask[:, None, :].bool()
-        table = self.relative_attention_bias(self.bucket(place[:, None] - place[None, :]))
+        table = self.relative_attention_bias(self.bucket(query[:, None] - key[None, :]))
         bias = table.float().permute(2, 0, 1)[None].masked_fill(~seen[:, None], -1e10)
         x_BLD = self.embed_tokens(ids_BL)
         mask = torch.ones_like(ids_BL) if attention_mask is None else attention_mask
         is_token_BL1 = mask[:, -length:, None].to(x_BLD.dtype)
         for layer in self.layers:
-            x_BLD = layer(x_BLD, bias, is_token_BL1)
+            x_BLD = layer(x_BLD, bias, is_token_BL1, cache)
         return self.norm(x_BLD)
 
     def bucket(self, behind):
@@ -228,6 +274,7 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = PalimpsestConfig
     base_model_prefix = "model"
+    _is_stateful = True  # inputs of convolutions cannot be taken back
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -243,24 +290,42 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def prepare_inputs_for_generation(
-        self, input_ids, attention_mask=None, prefix_mask=None, **kwargs
+        self, input_ids, attention_mask=None, prefix_mask=None, past_key_values=None, **kwargs
     ):
         if prefix_mask is not None:  # generated tokens are no prefix
             more = input_ids.shape[1] - prefix_mask.shape[1]
             prefix_mask = nn.functional.pad(prefix_mask, (0, more))
+        if past_key_values is not None:
+            input_ids = input_ids[:, past_key_values.get_seq_length() :]
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "prefix_mask": prefix_mask,
+            "past_key_values": past_key_values,
+            "use_cache": kwargs.get("use_cache"),
         }
 
-    def forward(self, input_ids=None, attention_mask=None, prefix_mask=None, labels=None, **kwargs):
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        prefix_mask=None,
+        past_key_values=None,
+        labels=None,
+        use_cache=None,
+        **kwargs,
+    ):
         """Returns logits [B, L, V], and the loss if `labels` are given.
 
         `prefix_mask` [B, L] marks positions that attend to one another in both directions. `labels`
         [B, L] are input ids, -100 for positions without loss; they are shifted here.
+        `past_key_values` is None or the `PalimpsestCache` of an earlier call; the masks then
+        cover its positions, too. With `use_cache` one is returned for the next call.
         """
-        states = self.model(input_ids, attention_mask, prefix_mask)
+        cache = past_key_values
+        if use_cache and not isinstance(cache, PalimpsestCache):
+            cache = PalimpsestCache()  # instead of the empty one that `generate` begins with
+        states = self.model(input_ids, attention_mask, prefix_mask, cache)
         if self.config.tie_word_embeddings:
             states = states * self.config.hidden_size**-0.5
         logits = self.lm_head(states)
@@ -269,4 +334,4 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
             loss = nn.functional.cross_entropy(
                 logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
             )
-        return CausalLMOutput(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)

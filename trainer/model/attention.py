@@ -103,6 +103,7 @@ class DotProductAttention:
             sparse=not learns,
             convolves=convolves,
             counts_positions=learns,
+            caches=not learns and self.pattern is None,
             selects=not (learns or convolves or self.shared_query_key),
             exports=exports,
             options=NoOptions if part is None else part.options,
@@ -147,7 +148,9 @@ class _DotProductAttention(nn.Module):
         def convolve(projected: jax.Array, name: str, rows: Rows) -> jax.Array:
             if spec.convolution is None:
                 return projected
-            return spec.convolution.build(self.shared, f"{name}_convolution")(projected, rows)
+            module = spec.convolution.build(self.shared, f"{name}_convolution")
+            # Only keys and values of earlier positions are kept, not what they are made from.
+            return module(projected, rows if view.cache is None else view.rows, view.cache)
 
         def normalise(projected: jax.Array, name: str) -> jax.Array:
             if spec.query_key_norm is None:
@@ -218,6 +221,8 @@ class _DotProductAttention(nn.Module):
         if angle_BLC is not None and source_angle_BSC is not None:
             q_BLHK = rotate(q_BLHK, angle_BLC)
             k_BSGK = rotate(k_BSGK, source_angle_BSC)
+        if view.cache is not None:
+            k_BSGK, v_BSGK = view.cache.keys_and_values(self, k_BSGK, v_BSGK)
         if pattern is not None:
             mixed_BLHK = self._visit(pattern, q_BLHK, k_BSGK, v_BSGK, view, drops)
             return project_out(self.shared, change(mixed_BLHK.reshape(*q_BLJ.shape)))
@@ -286,6 +291,8 @@ class _DotProductAttention(nn.Module):
     def _implementation(self, view: View, deterministic: bool) -> str:
         """Returns one of ATTENTION_NAMES, not "auto"."""
         shared = self.shared
+        if view.cache is not None:
+            return "einsum"
         name = attention_on(device_kind(), shared.attention, shared.dtype, self.spec.head_dim)
         if name != "pallas":
             return name

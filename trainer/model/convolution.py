@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.cache import Cache
 from trainer.model.dense import Shared, sum_leading
 from trainer.model.masks import Rows
 from trainer.model.norms import LayerNorm
@@ -87,14 +88,19 @@ class _HeadConvolution(nn.Module):
     shared: Shared
 
     @nn.compact
-    def __call__(self, x_BLC: jax.Array, rows: Rows) -> jax.Array:
+    def __call__(self, x_BLC: jax.Array, rows: Rows, cache: Cache | None = None) -> jax.Array:
         segment_BL = rows.segment_BL if self.spec.reset else None
         taps = []
         for step in range(self.spec.width):
             initial = nn.initializers.constant(0.5 / self.spec.width if step else 0.5)
             shape = x_BLC.shape[-1:]
             taps.append(parameter(self, TAP, f"tap_{step}", initial, ("joined_kv",), shape))
-        return depthwise(x_BLC, jnp.stack(taps).astype(self.shared.dtype), segment_BL)
+        kernel_WC = jnp.stack(taps).astype(self.shared.dtype)
+        if cache is None:
+            return depthwise(x_BLC, kernel_WC, segment_BL)
+        x_BLC *= (rows.segment_BL > 0)[..., None].astype(x_BLC.dtype)  # padding before the prompt
+        all_BPC = cache.last_inputs(self, x_BLC, self.spec.width)
+        return depthwise(all_BPC, kernel_WC, None)[:, self.spec.width - 1 :]
 
 
 class _SeparableConvolution(nn.Module):
@@ -142,6 +148,7 @@ class ConvolutionBranch:
     activations = ()
     bias = None
     routes = False
+    pointwise = False
     exports = ()
 
     def build(self, shared: Shared, name: str) -> nn.Module:

@@ -76,6 +76,17 @@ def device_kind() -> str:
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
+def rows_divided(x_BLD: jax.Array) -> jax.Array:
+    """Returns states of the residual stream with their rows divided as the batch's are.
+
+    Without it the compiler divides channels over "fsdp", as it finds them in the kernels, and every
+    product sums or gathers activations.
+    """
+    if not nn.get_logical_axis_rules():
+        return x_BLD
+    return nn.with_logical_constraint(x_BLD, ("batch", None, None))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns an einsum of two operands with float32 sums and result, whatever their dtype.

@@ -160,6 +160,7 @@ class MixerFacts:
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
       selects: its softmax can be over some positions of a row, or over those of several rows.
       decodes: it can be causal. If not, only encoders have it; a decoder beside one has attention.
+      caches: it can keep what it needs of earlier positions (`cache`).
       exports: the formats it can be exported to.
     """
 
@@ -172,6 +173,7 @@ class MixerFacts:
     counts_positions: bool = False
     selects: bool = False
     decodes: bool = True
+    caches: bool = False
     exports: tuple[str, ...] = ()
     options: type = options.NoOptions
 
@@ -265,6 +267,7 @@ _ATTENTION = MixerFacts(
     groups=True,
     sparse=True,
     selects=True,
+    caches=True,
     exports=(TRANSFORMERS, T5X),
 )
 _MDHA = replace(_ATTENTION, selects=False, convolves=True, exports=(TRANSFORMERS,))

@@ -51,6 +51,7 @@ class FeedForward(Protocol):
       activations: names of its activations, keys of ACTIVATIONS; () for other kinds.
       bias: its projections add biases; None: as in the rest of the model.
       routes: tokens choose among experts; its module counts them in `switch.ROUTING`.
+      pointwise: no position reads another one.
       exports: the formats it can be exported to.
     """
 
@@ -60,6 +61,8 @@ class FeedForward(Protocol):
     def bias(self) -> bool | None: ...
     @property
     def routes(self) -> bool: ...
+    @property
+    def pointwise(self) -> bool: ...
     @property
     def exports(self) -> tuple[str, ...]: ...
 
@@ -73,6 +76,7 @@ class NoFeedForward:
     activations = ()
     bias = None
     routes = False
+    pointwise = True
     exports = ()
 
     def build(self, shared: Shared, name: str) -> None:
@@ -94,6 +98,7 @@ class Mlp:
     dropout: bool = True
     bias: bool | None = None
     routes = False
+    pointwise = True
     exports = (TRANSFORMERS, T5X)
 
     def build(self, shared: Shared, name: str) -> nn.Module:

@@ -42,7 +42,7 @@ class GivenAttention:
     num_heads: int
     head_dim: int
     query_norm: Norm | None = None
-    facts = MixerFacts(queries=True, selects=True)
+    facts = MixerFacts(queries=True, selects=True, caches=True)
 
     @property
     def products_per_pair(self) -> int:

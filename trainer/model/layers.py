@@ -93,6 +93,8 @@ def unstack_layers(tree: Tree) -> Tree:
             continue
         rest = dict(tree[stack])
         joined = rest.pop(stack)
+        if not jax.tree.leaves(joined):  # of which no parameter learns
+            continue
         (length,) = {leaf.shape[LAYERS_AXIS] for leaf in jax.tree.leaves(joined)}
         layers = {
             f"layers_{index}": jax.tree.map(

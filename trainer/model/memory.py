@@ -66,18 +66,22 @@ def merged_view(own: View, cross: View) -> View:
 
     Biases by distance are those of the decoder's own; there is none to the encoder.
     """
-    length, sources = (side.segment_BL.shape[1] for side in (own.rows, cross.source_rows))
+    length = own.rows.segment_BL.shape[1]
+    keys, sources = (view.source_rows.segment_BL.shape[1] for view in (own, cross))
     batch = max(len(own.mask_BLS), len(cross.mask_BLS))
 
     def spread(mask_BLS: jax.Array, size: int) -> jax.Array:
         return jnp.broadcast_to(mask_BLS, (batch, length, size))
 
-    masks = [spread(cross.mask_BLS, sources), spread(own.mask_BLS, length)]
+    masks = [spread(cross.mask_BLS, sources), spread(own.mask_BLS, keys)]
     mask_BLS = jnp.concatenate(masks, axis=-1)
     bias_HLS = own.positions.bias_HLS
     if bias_HLS is not None:
         bias_HLS = jnp.pad(bias_HLS, ((0, 0), (0, 0), (sources, 0)))
     angle_BLC, source_angle_BSC = own.positions.angle_BLC, cross.positions.source_angle_BSC
+    cache = None if own.cache is None else own.cache.behind(sources)
+    if cache is not None and not cache.filling:
+        source_angle_BSC = None  # only the key of the next token is not there yet
     if angle_BLC is not None and source_angle_BSC is not None:
         rows = max(len(angle_BLC), len(source_angle_BSC))
         angles = [
@@ -86,6 +90,6 @@ def merged_view(own: View, cross: View) -> View:
         ]
         source_angle_BSC = jnp.concatenate(angles, axis=1)
     positions = Positions(bias_HLS=bias_HLS, angle_BLC=angle_BLC, source_angle_BSC=source_angle_BSC)
-    segments = [cross.source_rows.segment_BL, own.rows.segment_BL]
+    segments = [cross.source_rows.segment_BL, own.source_rows.segment_BL]
     source_rows = Rows(jnp.concatenate(segments, axis=1))
-    return View(mask_BLS, positions, own.rows, source_rows, watched=own.watched)
+    return View(mask_BLS, positions, own.rows, source_rows, watched=own.watched, cache=cache)

@@ -31,6 +31,7 @@ class MixedMlp:
     bias: bool | None = None
     activations = ()
     routes = False
+    pointwise = True
     exports = ()
 
     def build(self, shared: Shared, name: str) -> nn.Module:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.cache import Cache
 from trainer.model.dense import Shared, device_kind, einsum_float32, sum_leading
 from trainer.model.facts import MixerFacts, softmax_dtype_on
 from trainer.model.masks import Predicate, Rows
@@ -52,6 +53,7 @@ class View(NamedTuple):
       predicate: the mask, as kernels compute it; None if they do not know it.
       watched: a dict in which attention leaves, for other parts, those of these of which it has
         the names: `weights_BHLS` before dropout, `key_BSJ` before rotation, `value_BSJ`.
+      cache: set if the mixer keeps what it needs of these positions for later ones.
     """
 
     mask_BLS: jax.Array
@@ -60,6 +62,7 @@ class View(NamedTuple):
     source_rows: Rows
     predicate: Predicate | None = None
     watched: dict[str, jax.Array | None] | None = None
+    cache: Cache | None = None
 
     def watches(self, name: str) -> bool:
         """Returns whether another part reads `name`."""

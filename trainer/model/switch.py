@@ -64,6 +64,7 @@ class Switch:
     activations = ()
     bias = None
     routes = True
+    pointwise = True
     exports = ()
 
     def build(self, shared: Shared, name: str) -> nn.Module:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared
+from trainer.model.cache import Cache, positions_at
+from trainer.model.dense import Shared, rows_divided
 from trainer.model.dropping import take, take_rows, take_view
 from trainer.model.embedding import MemoryTokens, RowClassifier, TokenEmbedder
 from trainer.model.given_attention import KeysAndValues, entries_view
@@ -58,17 +59,6 @@ _NAMES = MappingProxyType(
 )
 
 
-def rows_divided(x_BLD: jax.Array) -> jax.Array:
-    """Returns states of the residual stream with their rows divided as the batch's are.
-
-    Without it the compiler divides channels over "fsdp", as it finds them in the kernels, and every
-    product sums or gathers activations.
-    """
-    if not nn.get_logical_axis_rules():
-        return x_BLD
-    return nn.with_logical_constraint(x_BLD, ("batch", None, None))
-
-
 class Flow(NamedTuple):
     """The states of a stack between two layers.
 
@@ -109,8 +99,7 @@ class Layer(nn.Module):
         spec, shared, (x_BLD, index_BL) = self.spec, self.shared, flow
         if self.position is not None:
             own = self.position.build(shared, spec.mixer.num_heads or 1, self.position.name)
-            length = view.rows.segment_BL.shape[1]
-            view = view._replace(positions=own(length, length, view.rows.position_BL))
+            view = view._replace(positions=positions_at(own, view.cache, view.rows))
         if index_BL is not None:
             view = take_view(view, index_BL)
         if spec.merges_memory:
@@ -128,7 +117,8 @@ class Layer(nn.Module):
         mixer = spec.mixer.build(shared, self.names.mixer)
 
         def mix(y_BLD: jax.Array) -> jax.Array:
-            both = jnp.concatenate([source, y_BLD], axis=1) if spec.merges_memory else y_BLD
+            merges = spec.merges_memory and (view.cache is None or view.cache.filling)
+            both = jnp.concatenate([source, y_BLD], axis=1) if merges else y_BLD
             return mixer(y_BLD, both, view, deterministic)
 
         first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
@@ -190,20 +180,30 @@ class Stack(nn.Module):
         memory: Memory | None,
         deterministic: bool,
         embedded_BLD: jax.Array | None = None,
+        cache: Cache | None = None,
+        last_B: jax.Array | None = None,
     ) -> Any:
+        """Returns the states, or the logits of all positions, or with `last_B` of one of each row.
+
+        With `cache` the rows are the prompt or the next token, as `Cache` says.
+        """
         spec, shared = self.spec, self.shared
         if embedder is None:  # a model of one stack keeps the table inside it
             embedder = TokenEmbedder(shared, name="token_embedder")
 
         # Masks and positions are the same in all layers: built once, in their smallest shapes.
-        length = rows.segment_BL.shape[1]
-        mask_BLL = spec.mask(rows, rows)
+        if cache is None or cache.seen_BS is None:
+            source_rows, mask_BLS = rows, spec.mask(rows, rows)
+        else:
+            source_rows = Rows(cache.seen_BS.astype(jnp.int32))
+            mask_BLS = cache.seen_BS[:, None]
         cross_view = None
         # Layers with different numbers of heads have a table of biases for each number.
         heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
 
         def positions_for(num_heads: int, name: str) -> Positions:
-            return spec.position.build(shared, num_heads, name)(length, length, rows.position_BL)
+            scheme = spec.position.build(shared, num_heads, name)
+            return positions_at(scheme, cache, rows)
 
         own = spec.position if spec.position.per_layer else None
         positions = Positions() if own else positions_for(heads[0], spec.position.name)
@@ -221,7 +221,14 @@ class Stack(nn.Module):
                 sources = memory_rows.segment_BL.shape[1]
                 source_angle = scheme(sources, sources, memory_rows.position_BL).angle_BLC
                 angles = Positions(angle_BLC=positions.angle_BLC, source_angle_BSC=source_angle)
-            cross_view = View(cross_mask_BLS, angles, rows, memory_rows, predicate(spec.cross_mask))
+            cross_view = View(
+                cross_mask_BLS,
+                angles,
+                rows,
+                memory_rows,
+                predicate(spec.cross_mask),
+                cache=None if cache is None else cache._replace(fixed=True),
+            )
 
         x_BLD = embedder(tokens_BL) if embedded_BLD is None else embedded_BLD
         if positions.embedding_BLD is not None:
@@ -237,7 +244,7 @@ class Stack(nn.Module):
             if source is None and memory is not None:
                 source = memory.states_BSD
             positions = positions_of[layer.spec.mixer.num_heads]
-            view = View(mask_BLL, positions, rows, rows, predicate(spec.mask))
+            view = View(mask_BLS, positions, rows, source_rows, predicate(spec.mask), cache=cache)
             flow, left = layer(flow, source, view, cross_view, database, deterministic)
             return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
 
@@ -255,6 +262,8 @@ class Stack(nn.Module):
                 flow, each = run(layer, flow, *source)
                 left += [] if each is None else [each]
         last_norm = spec.norm.build(shared, f"{self.role}_norm")
+        if last_B is not None:
+            flow = Flow(take(flow.x_BLD, last_B[:, None]))
         y_BLD = last_norm(flow.x_BLD)
         # T5X draws for every element of an encoder's output, but for whole rows before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
@@ -310,6 +319,34 @@ class Transformer(nn.Module):
         first; tokens that the encoder drops have no states.
         """
         return self._memory(batch, deterministic).states_BSD
+
+    def remember(self, batch: Batch) -> Memory:
+        """Returns the encoder's output for `next_logits`."""
+        return self._memory(batch, deterministic=True)
+
+    def next_logits(
+        self,
+        tokens_BL: jax.Array,
+        rows: Rows,
+        memory: Memory | None,
+        last_B: jax.Array,
+        cache: Cache | None = None,
+    ) -> jax.Array:
+        """Returns float32 logits [B, V] of the token after position `last_B` of each row.
+
+        Args:
+          tokens_BL: the decoder's inputs.
+          rows: facts about their positions.
+          memory: the output of `remember`; None in a decoder-only model.
+          last_B: an index of `tokens_BL` for each row.
+          cache: None if `tokens_BL` are whole rows. Otherwise call it with `mutable=[CACHE, FIXED]`
+            to fill the cache by a prompt, and then with `mutable=[CACHE]` for each next token.
+        """
+        embedder = None if self.spec.encoder is None else self.token_embedder
+        logits_B1V = self.decoder(
+            tokens_BL, rows, embedder, memory, True, cache=cache, last_B=last_B
+        )
+        return cast(jax.Array, logits_B1V)[:, 0]
 
     def _memory(
         self, batch: Batch, deterministic: bool, embedded_BSD: jax.Array | None = None

@@ -23,6 +23,8 @@ from trainer.model.parametrisation import UNCHANGED
 from trainer.model.paths import path_name
 from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.transformer import decayed, logical_axes, parameter_tree
+from trainer.optim.plateau import droppable
+from trainer.optim.schedule import Schedule
 from trainer.optim.schedule import learning_rate_schedule as learning_rate_schedule
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
@@ -37,6 +39,7 @@ def make_optimizer(
     logical_axes: Tree | None = None,
     decayed: Tree | None = None,
     facts: Tree | None = None,
+    drops: bool = False,
 ) -> optax.GradientTransformation:
     """Returns the optimizer, its schedule included; its state is a plain pytree of arrays.
 
@@ -46,7 +49,8 @@ def make_optimizer(
     `trainer.model.transformer.decayed`, or a function from parameters to such a tree; weight decay
     follows it unless the configuration has `no_weight_decay`. `facts` is the tree of
     `trainer.model.transformer.parameter_tree`, for the rates that muP gives to tensors; None: all
-    learn at the same rate.
+    learn at the same rate. With `drops`, the schedule can be lowered by
+    `trainer.optim.plateau.set_rate_scale`.
 
     Raises:
       ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
@@ -65,7 +69,11 @@ def make_optimizer(
         # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
     parts += _direction(config.name)(config, stacked)
-    parts.append(optax.scale_by_schedule(schedule))
+
+    def by_schedule(make: Callable[[Schedule], optax.GradientTransformation]) -> None:
+        parts.append(droppable(make, schedule) if drops else make(schedule))
+
+    by_schedule(optax.scale_by_schedule)
     if config.value("multiply_by_parameter_scale"):
         minimum = config.value("minimum_parameter_scale")
         maximum = config.value("maximum_parameter_scale")
@@ -87,9 +95,9 @@ def make_optimizer(
             mask = weight_decay_mask(spared)
         elif decayed is None:
             raise ValueError("weight decay needs to know which parameters the model spares")
-        parts.append(
-            optax.add_decayed_weights(
-                lambda step: decay * (schedule(step) / peak) ** exponent, mask
+        by_schedule(
+            lambda rate: optax.add_decayed_weights(
+                lambda step: decay * (rate(step) / peak) ** exponent, mask
             )
         )
     if factors and shared:
@@ -100,7 +108,7 @@ def make_optimizer(
 def optimizer_of(
     config: OptimizerConfig, spec: ModelSpec | EncoderSpec
 ) -> optax.GradientTransformation:
-    """Returns the optimizer of a model, as `make_optimizer` makes it."""
+    """Returns the optimizer of a model all of which learns, as `make_optimizer` makes it."""
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 

@@ -72,6 +72,16 @@ def _cosine_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     return _towards(config, 0.5 * (1.0 + jnp.cos(jnp.pi * (progress % 1.0))))
 
 
+def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
+    """Falls as (1 - progress) ** `power` to `final_fraction`, which it keeps.
+
+    Progress is the share of `decay_steps` made after the warm-up.
+    Source: transformers, `get_polynomial_decay_schedule_with_warmup`; optax, `polynomial_schedule`.
+    """
+    progress = (step - config.warmup_steps) / config.value("decay_steps")
+    return _towards(config, (1.0 - jnp.clip(progress, 0.0, 1.0)) ** config.value("power"))
+
+
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
@@ -112,6 +122,7 @@ FACTORS: Mapping[str, Callable[[OptimizerConfig, jax.Array], jax.Array]] = Mappi
         "rsqrt_normalized_decay": _rsqrt_normalized_decay,
         "decay_every": _decay_every,
         "cosine_decay": _cosine_decay,
+        "polynomial_decay": _polynomial_decay,
         "linear_cooldown": _linear_cooldown,
         "sqrt_cooldown": _sqrt_cooldown,
     }

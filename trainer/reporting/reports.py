@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from tasks.terminal.command_line import UserError
 from trainer.checkpoint import Checkpoints
 from trainer.engine import guard
+from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
 from trainer.engine.metrics import Metrics, means
 from trainer.engine.program import Program
@@ -101,11 +102,7 @@ class Reports:
         training = f"{self.note.split('  ')[0]}, " if self.note else ""
         for split, result in results.items():
             self._writer.write(step, split, result)
-            print(
-                f"step {step}: {training}{split} loss {result['loss']:.3f} "
-                f"(unigram {result['unigram_entropy']:.3f})",
-                flush=True,
-            )
+            print(f"step {step}: {training}{split} {_shown(result)}", flush=True)
 
     def _report_pending(self, state: TrainState) -> None:
         pending, self._pending = self._pending, None
@@ -129,7 +126,9 @@ class Reports:
         if config.on_nan == "skip":
             values["skipped_updates"] = skipped
         # Skipped updates do not advance the schedule.
-        values["learning_rate"] = float(self._learning_rate(max(0, step - 1 - skipped)))
+        rate = float(self._learning_rate(max(0, step - 1 - skipped)))
+        # Read before the evaluation of this step, which may drop the rate.
+        values["learning_rate"] = rate * self._checkpoints.watch.rate_scale
         rates = self.speed.since_last(step)
         self._writer.write(step, "train", values, rates)
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
@@ -149,9 +148,19 @@ class Reports:
             self._writer.flush()
             checkpoints.save(step, good, self._run)
         checkpoints.close()
-        cause = guard.explain(pending.guard, good.params, config.spike_factor)
+        learned = self._program.tuning.learned(good.params)
+        cause = guard.explain(pending.guard, good.params, config.spike_factor, learned)
         saved = f"checkpoint_{step} in {config.model_dir} is" if step else "nothing is saved of"
         raise UserError(
             f"update {step + 1} was rejected: {cause}; {saved} the state before it. Lower "
             "--optimizer.learning_rate, train in float32, or skip such updates with --on_nan=skip"
         )
+
+
+def _shown(result: dict[str, float]) -> str:
+    """Returns the loss of a split, and the metrics of text and of probes."""
+    shown = []
+    if "loss" in result:
+        shown.append(f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})")
+    shown += [f"{name} {value:.2f}" for name, value in result.items() if name not in TOKEN_METRICS]
+    return ", ".join(shown)

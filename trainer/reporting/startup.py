@@ -26,6 +26,7 @@ def startup_text(run: Run, program: Program, beginning: Beginning, changes: list
             f"{flops / 1e9:,.1f} GFLOP per step, {config.model.dtype}",
         ),
         program.describe(),
+        *program.tuning.describe(),
         *_choices(config.model, program.mesh.devices.flat[0].device_kind),
         (
             "this run",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.reading import batches, long_documents, long_json, opening
+from tasks.reading import batches, long_documents, long_json, opening, pairs
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import lines
@@ -15,6 +15,8 @@ from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
 
 _LONGEST_LINE_BYTES = 1 << 30
+# A long line of pairs becomes Python objects, unlike one of text.
+_LONGEST_PAIR_BYTES = 64 << 20
 # The beginning of each file is checked for its columns: one small request each.
 _PEEK_BYTES = 256 << 10
 _PEEK_LINES = 100
@@ -38,6 +40,11 @@ class JsonLines:
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest = corpus.max_document_bytes
         with lines.open_part(part) as found:
+            if corpus.spec.is_pairs:
+                yield from pairs.collect(
+                    _pairs(corpus.spec, part.file.name, found), batch_documents
+                )
+                return
             documents = _documents(corpus.spec, part.file.name, found, longest)
             yield from batches.collect(documents, batch_documents, longest)
 
@@ -65,13 +72,16 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
             rows += [value] if isinstance(value, dict) else []
     if not rows:
         raise UserError(f"{file.path} is not JSON lines: its first lines hold no JSON object")
-    for column in filter(None, (spec.column, spec.id)):
+    texts = pairs.columns(spec)
+    for column in filter(None, (*texts, spec.id)):
         if not any(column in row for row in rows):
             raise missing_column(file.path, column, sorted(set().union(*rows)))
-    kinds = {type(row[spec.column]) for row in rows if spec.column in row} - {type(None)}
-    if kinds and str not in kinds:
-        names = ", ".join(sorted(_KINDS[kind] for kind in kinds))
-        raise UserError(f"{file.path}: column {spec.column} is {names}, not text")
+    wanted = {str, int, bool} if spec.is_pairs else {str}
+    for column in texts:
+        kinds = {type(row[column]) for row in rows if column in row} - {type(None)}
+        if kinds and not kinds & wanted:
+            names = ", ".join(sorted(_KINDS[kind] for kind in kinds))
+            raise UserError(f"{file.path}: column {column} is {names}, not text")
 
 
 def _documents(spec: CorpusSpec, file: str, found: lines.Lines, longest: int) -> Iterator[Document]:
@@ -90,8 +100,40 @@ def _document(spec: CorpusSpec, line: bytes, place: str) -> Document:
     return name, text, problem, 0, place
 
 
-def _parsed(spec: CorpusSpec, line: bytes, place: str) -> tuple[str, bytes | None, str | None]:
-    """Returns (id, text, problem) of a line."""
+def _pairs(spec: CorpusSpec, file: str, found: lines.Lines) -> Iterator[pairs.Pair]:
+    for offset, data in found:
+        if isinstance(data, lines.LongLine):
+            yield from _long_pair(spec, data, f"{file}:{offset}")
+            continue
+        for line in data.split(b"\n"):
+            if line.strip():
+                yield _pair(spec, line, f"{file}:{offset}")
+            offset += len(line) + 1
+
+
+def _pair(spec: CorpusSpec, line: bytes, place: str) -> pairs.Pair:
+    name, value, problem = _object(spec, line, place)
+    if problem is not None:
+        return name, None, None, problem, place
+    return name, *pairs.render(spec, value), place
+
+
+def _long_pair(spec: CorpusSpec, chunks: lines.LongLine, place: str) -> Iterator[pairs.Pair]:
+    """Yields the pair of a long line, which is held whole; none if the line is blank."""
+    line = bytearray()
+    for chunk in chunks:
+        if chunks.size <= _LONGEST_PAIR_BYTES:
+            line += chunk
+        else:
+            line.clear()
+    if chunks.size > _LONGEST_PAIR_BYTES:
+        yield place, None, None, f"a line longer than {_LONGEST_PAIR_BYTES >> 20} MiB", place
+    elif not _BLANK.fullmatch(line):
+        yield _pair(spec, bytes(line), place)
+
+
+def _object(spec: CorpusSpec, line: bytes, place: str) -> tuple[str, Any, str | None]:
+    """Returns (id, object, problem) of a line."""
     broken = False
     try:
         text = line.decode()
@@ -105,8 +147,14 @@ def _parsed(spec: CorpusSpec, line: bytes, place: str) -> tuple[str, bytes | Non
     if not isinstance(value, dict):
         return place, None, "invalid UTF-8" if broken else "missing column"
     name = _id(value.get(spec.id or "id"), place)
-    if broken:
-        return name, None, "invalid UTF-8"
+    return (name, None, "invalid UTF-8") if broken else (name, value, None)
+
+
+def _parsed(spec: CorpusSpec, line: bytes, place: str) -> tuple[str, bytes | None, str | None]:
+    """Returns (id, text, problem) of a line."""
+    name, value, problem = _object(spec, line, place)
+    if problem is not None:
+        return name, None, problem
     if spec.column not in value:
         return name, None, "missing column"
     found = value[spec.column]

@@ -1,8 +1,9 @@
 """Parquet: one document a row."""
 
+from collections.abc import Collection
 from typing import IO, TYPE_CHECKING, Any
 
-from tasks.reading import batches, long_documents, opening
+from tasks.reading import batches, long_documents, opening, pairs
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats.format import missing_column
@@ -35,7 +36,7 @@ class Parquet:
             for index in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(index)
                 if group.num_rows:
-                    size = _column_bytes(group, spec.column)
+                    size = _column_bytes(group, pairs.columns(spec))
                     found.append(FileRange(row, row + group.num_rows, size))
                 row += group.num_rows
         return found
@@ -47,7 +48,8 @@ class Parquet:
         with opening.open_file(part.file, ahead=0) as handle:
             parquet = _open(handle, part.file.path)
             id_column = spec.id or ("id" if "id" in parquet.schema_arrow.names else "")
-            columns = list({spec.column: None, **({id_column: None} if id_column else {})})
+            texts = pairs.columns(spec)
+            columns = list(dict.fromkeys((*texts, *([id_column] if id_column else []))))
             stop = part.stop or 0
             following = 0
             for index in range(parquet.num_row_groups):
@@ -56,7 +58,7 @@ class Parquet:
                 if not group.num_rows or following <= part.start or row >= stop:
                     continue
                 # The rows of one batch if they are alike: Arrow decodes all of them at once.
-                average = _column_bytes(group, spec.column) / group.num_rows
+                average = _column_bytes(group, texts) / group.num_rows
                 rows = int(min(batch_documents, max(1, batches.BATCH_BYTES / max(average, 1))))
                 for batch in parquet.iter_batches(rows, [index], columns, use_threads=False):
                     first, last = max(part.start - row, 0), min(stop - row, batch.num_rows)
@@ -65,8 +67,14 @@ class Parquet:
                         numbers = np.arange(row + first, row + last)
                         places = batches.places(part.file.name, numbers)
                         ids = _ids(ours, id_column, places)
-                        texts = ours.column(spec.column)
-                        yield from _batches(ids, texts, places, batch_documents, longest)
+                        if spec.is_pairs:
+                            of_texts = {name: ours.column(name) for name in texts}
+                            sides = pairs.rendered(spec, of_texts)
+                            found = pairs.batch_of(ids, sides, places)
+                            yield from batches.bounded(found, batch_documents, pairs.SIDES)
+                        else:
+                            column = ours.column(spec.column)
+                            yield from _batches(ids, column, places, batch_documents, longest)
                     row += batch.num_rows
                     if row >= stop:
                         break
@@ -86,13 +94,16 @@ def _open(handle: IO[bytes], path: str) -> Any:
 def _check_columns(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
     import pyarrow as pa
 
-    for column in filter(None, (spec.column, spec.id)):
+    texts = pairs.columns(spec)
+    for column in filter(None, (*texts, spec.id)):
         if column not in schema.names:
             raise missing_column(path, column, schema.names)
-    kind = schema.field(spec.column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not _is_text(kind):
-        raise UserError(f"{path}: column {spec.column} is {kind}, not text")
+    for column in texts:
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        if not (_is_text(kind) or (spec.is_pairs and plain)):
+            raise UserError(f"{path}: column {column} is {kind}, not text")
 
 
 def _is_text(kind: "pa.DataType") -> bool:
@@ -104,10 +115,10 @@ def _is_text(kind: "pa.DataType") -> bool:
     return any(test(kind) for test in (*text, *raw, types.is_null))
 
 
-def _column_bytes(group: Any, column: str) -> int:
-    """Returns the uncompressed size of a column of a row group, from its metadata."""
+def _column_bytes(group: Any, names: Collection[str]) -> int:
+    """Returns the uncompressed size of columns of a row group, from its metadata."""
     columns = map(group.column, range(group.num_columns))
-    return sum(each.total_uncompressed_size for each in columns if each.path_in_schema == column)
+    return sum(each.total_uncompressed_size for each in columns if each.path_in_schema in names)
 
 
 def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.building import graph, lifecycle
 from pipeline.verify import verify
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, as_json
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -338,7 +338,7 @@ def test_another_revision_of_the_hub_is_named(build, tmp_path, growing):
 
     new = str(tmp_path / "new")
     files.make_folder(new)
-    files.write_json(files.join(new, "plan.json"), dataclasses.asdict(of_revision("1" * 40)))
+    files.write_json(files.join(new, "plan.json"), as_json(of_revision("1" * 40)))
     for extend in (False, True):
         with pytest.raises(UserError, match=r"1 changed: .* --corpus=hf:owner/name@1{40}\?"):
             lifecycle.check(new, of_revision("2" * 40), extend)

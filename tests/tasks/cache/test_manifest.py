@@ -1,13 +1,12 @@
 """A manifest that was damaged or edited is refused with one line that names what is wrong."""
 
-import dataclasses
 import json
 import re
 
 import pytest
 
 from pipeline.verify import verify
-from tasks.cache.manifest import CacheManifest, FileEntry, Plan, Shard, shard_file
+from tasks.cache.manifest import CacheManifest, FileEntry, Plan, Shard, as_json, shard_file
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VocabularyRecord
 
@@ -29,7 +28,7 @@ def value():
     record = VocabularyRecord("0" * 64, 500, 0, 100)
     plan = Plan("task", corpus, record, "concat", 100, "eos", {"train": 3})
     manifest = CacheManifest(plan, {"train": (shard(0), shard(1, {"null": 2}), shard(2))}, {})
-    return json.loads(json.dumps(dataclasses.asdict(manifest)))
+    return json.loads(json.dumps(as_json(manifest)))
 
 
 def edit(*path, to):
@@ -132,7 +131,7 @@ def test_edits(value, tmp_path, name):
 def test_as_written(value, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(value))
     manifest = CacheManifest.load(str(tmp_path))
-    assert json.loads(json.dumps(dataclasses.asdict(manifest))) == value
+    assert json.loads(json.dumps(as_json(manifest))) == value
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", '"x"', "{", ""])

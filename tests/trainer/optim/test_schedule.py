@@ -69,6 +69,11 @@ SCHEDULES = [
         lambda s: R * (ramp(s) if s < 800 else 1 - math.sqrt((s - 800) / 200)),
     ),
     (
+        "constant * linear_warmup * polynomial_decay",
+        {"decay_steps": 600, "power": 2.0, **TENTH},
+        lambda s: R * (ramp(s) if s < W else 0.1 + 0.9 * max(0, 1 - (s - W) / 600) ** 2),
+    ),
+    (
         "constant * rsqrt_decay * linear_cooldown",
         STABLE,
         lambda s: R / math.sqrt(max(s, W)) * min(1, (N - s) / 200),

@@ -1,0 +1,161 @@
+"""Reads the windows of a cache as an objective needs them: of texts, or pairs of two sides.
+
+Dimensions: W windows, N tokens of a window.
+"""
+
+import numpy as np
+
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.records import PairRecords
+from tasks.cache.windows import Windows
+from tasks.objectives import Lengths, Objective
+from tasks.objectives.supervised import CUT, Supervised
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import PAIR_BORDER
+
+# Rows of the index that are counted at a time.
+_INDEX_ROWS = 1 << 20
+
+
+def longest_sides(manifest: CacheManifest, split: str) -> tuple[int, int]:
+    """Returns the most ids of the inputs and of the targets of a split's pairs, without EOS."""
+    counts = [shard.pairs for shard in manifest.splits.get(split, ()) if shard.pairs]
+    return (
+        max((each.longest_inputs for each in counts), default=0),
+        max((each.longest_targets for each in counts), default=0),
+    )
+
+
+class PairWindows(Windows):
+    """The pairs of one split of a cache; a window is a pair: inputs, PAIR_BORDER, targets.
+
+    Args:
+      sides: most ids of inputs and of targets; what is longer is cut.
+      folder, manifest, split: as of `Windows`, and so are further arguments.
+    """
+
+    def __init__(
+        self, sides: tuple[int, int], folder: str, manifest: CacheManifest, split: str, **reading
+    ):
+        super().__init__(folder, manifest, split, sum(sides) + 1, **reading)
+        self._sides = sides
+        self._longest = longest_sides(manifest, split)
+
+    def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (tokens int32 [W, window_tokens] padded with 0, lengths int64 [W]).
+
+        Raises:
+          UserError: a record is corrupt; names the shard and the row.
+        """
+        rows_R, place_W = np.unique(np.asarray(indices_W, np.int64), return_inverse=True)
+        rows, tokens_R, inputs_R = self._read_rows(rows_R)
+        assert isinstance(rows, PairRecords)
+        inputs_W = np.minimum(inputs_R[place_W], self._sides[0])
+        targets_W = np.minimum((tokens_R - inputs_R)[place_W], self._sides[1])
+        skips_W = np.zeros_like(inputs_W)
+        lengths_W = inputs_W + 1 + targets_W
+        column_N, border_W1 = np.arange(self.window_tokens), inputs_W[:, None]
+        tokens_WN = np.zeros((len(lengths_W), self.window_tokens), np.int32)
+        tokens_WN[column_N < border_W1] = rows.inputs(place_W, skips_W, inputs_W)
+        tokens_WN[column_N == border_W1] = PAIR_BORDER
+        on_targets_WN = (column_N > border_W1) & (column_N < lengths_W[:, None])
+        tokens_WN[on_targets_WN] = rows.tokens(place_W, skips_W, targets_W)
+        return tokens_WN, lengths_W
+
+    def cut(self) -> tuple[int, int]:
+        """Returns how many pairs have a side that is cut, and the number of tokens cut off; reads
+        the index if there may be any."""
+        if self._longest[0] <= self._sides[0] and self._longest[1] <= self._sides[1]:
+            return 0, 0
+        pairs = tokens = 0
+        for begin in range(0, len(self), _INDEX_ROWS):
+            both, inputs = self._index(begin, min(begin + _INDEX_ROWS, len(self)))
+            over = np.maximum(inputs - self._sides[0], 0)
+            over += np.maximum(both - inputs - self._sides[1], 0)
+            pairs += int(np.count_nonzero(over))
+            tokens += int(over.sum())
+        return pairs, tokens
+
+    def lengths(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how many ids the inputs and the targets of pairs [first, last) have, int64 each,
+        from the index alone; those of sides that will be cut are those of the cut ones."""
+        tokens, inputs = self._index(first, last)
+        return np.minimum(inputs, self._sides[0]), np.minimum(tokens - inputs, self._sides[1])
+
+
+def open_windows(
+    folder: str,
+    manifest: CacheManifest,
+    split: str,
+    objective: Objective,
+    lengths: Lengths,
+    **reading,
+) -> Windows:
+    """Returns the windows from which an objective makes examples of these lengths.
+
+    Args:
+      folder, manifest, split: as of `Windows`, and so are the arguments in `reading`.
+      objective: the objective.
+      lengths: lengths of its features.
+
+    Raises:
+      UserError: the cache holds pairs and the objective reads texts, or the other way round; a pair
+        is too long; or as `Windows` does.
+    """
+    check_kind(folder, manifest, objective)
+    if not objective.reads_pairs:
+        window = objective.window_tokens(lengths)
+        return Windows(folder, manifest, split, window, **reading)
+    assert isinstance(objective, Supervised)
+    sides = objective.sides(lengths)
+    if objective.too_long != CUT:
+        _refuse_longer(folder, manifest, objective, sides)
+    return PairWindows(sides, folder, manifest, split, **reading)
+
+
+def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> None:
+    """Checks that a cache holds pairs if, and only if, an objective reads them.
+
+    Raises:
+      UserError: it does not.
+    """
+    is_pairs = manifest.plan.pairs is not None
+    if is_pairs and not objective.reads_pairs:
+        raise UserError(
+            f"{folder} holds pairs of inputs and targets, and this objective reads texts: use a "
+            "task NAME_supervised, or build a cache of texts"
+        )
+    if objective.reads_pairs and not is_pairs:
+        raise UserError(
+            f"{folder} holds texts, and this objective reads pairs: build a cache with "
+            "--corpus='…?inputs=COLUMN&targets=COLUMN'"
+        )
+
+
+def _refuse_longer(
+    folder: str, manifest: CacheManifest, objective: Supervised, sides: tuple[int, int]
+) -> None:
+    of_splits = (longest_sides(manifest, split) for split in manifest.splits)
+    longest_of = map(max, zip(*of_splits, strict=True))
+    ends = (int(objective.inputs_eos), 1)
+    for side, longest, most, eos in zip(
+        ("inputs", "targets"), longest_of, sides, ends, strict=True
+    ):
+        if longest > most:
+            raise UserError(
+                f"{folder} has {side} of up to {longest:,} tokens, and --lengths.{side}="
+                f"{most + eos} holds {most:,}{' and EOS' * eos}: set it to {longest + eos}, or cut "
+                f"longer ones by --objective=too_long={CUT}"
+            )
+
+
+def row_windows(folder: str, manifest: CacheManifest, split: str, **reading) -> Windows:
+    """Returns the rows of a split as windows; arguments are those of `Windows`.
+
+    Raises:
+      UserError: as `Windows` does.
+    """
+    if not manifest.plan.pairs:
+        reading.setdefault("across_shards", False)  # rows begin anew in each shard
+        return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)
+    return PairWindows(longest_sides(manifest, split), folder, manifest, split, **reading)

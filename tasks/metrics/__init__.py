@@ -1,0 +1,1 @@
+"""Metrics of predictions: functions of (targets, predictions), by well-kept libraries."""

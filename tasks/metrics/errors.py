@@ -1,0 +1,35 @@
+"""Error rates: edits per character or word of the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tasks.metrics.metric import load_library
+from tasks.metrics.text import references
+
+
+def character_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
+    """Returns the Levenshtein distance in percent of the targets' characters, over all examples."""
+    return {"character_error_rate": _rate(targets, predictions, list)}
+
+
+def word_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
+    """Returns the Levenshtein distance in percent of the targets' words, over all examples."""
+    return {"word_error_rate": _rate(targets, predictions, str.split)}
+
+
+def _rate(
+    targets: Sequence[Any], predictions: Sequence[str], parts_of: Callable[[str], list[str]]
+) -> float:
+    """Returns edits in percent of the parts of targets; of several targets, the nearest counts."""
+    distance = load_library("editdistance", "editdistance").eval
+    edits = parts = 0
+    for target, prediction in zip(targets, predictions, strict=True):
+        given = parts_of(prediction)
+        choices = [parts_of(each) for each in references(target)]
+        found, right = min(
+            ((distance(choice, given), choice) for choice in choices), key=lambda pair: pair[0]
+        )
+        edits, parts = edits + found, parts + len(right)
+    return 100 * edits / max(parts, 1)

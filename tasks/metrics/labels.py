@@ -1,0 +1,95 @@
+"""Metrics of labels and numbers: by scikit-learn and scipy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.metrics.metric import load_library
+
+
+def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns the percentage of predictions that equal their target."""
+    right = sum(map(_equal, targets, predictions))
+    return {"accuracy": 100 * right / len(targets)}
+
+
+def _equal(target: Any, prediction: Any) -> bool:
+    return bool(target == prediction)
+
+
+def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns the F1 of the positive class, label 1 or true, in percent.
+
+    A label may be in a dict with "value", as for `grouped_exact_match`.
+    """
+    metrics = load_library("sklearn.metrics", "scikit-learn")
+    positive = [[int(_is_positive(each)) for each in of] for of in (targets, predictions)]
+    return {"f1": 100 * metrics.f1_score(*positive, zero_division=0.0)}
+
+
+def _is_positive(label: Any) -> bool:
+    value = label["value"] if isinstance(label, dict) else label
+    return str(value).lower() in ("1", "true")
+
+
+def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns the mean of the F1 of the classes among the targets, in percent, as for CB."""
+    metrics = load_library("sklearn.metrics", "scikit-learn")
+    labels = sorted({str(each) for each in targets})
+    found = metrics.f1_score(
+        *([str(each) for each in of] for of in (targets, predictions)),
+        labels=labels,
+        average="macro",
+        zero_division=0.0,
+    )
+    return {"macro_f1": 100 * found}
+
+
+def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns Matthews's correlation of labels times 100, 0 if one side is constant."""
+    metrics = load_library("sklearn.metrics", "scikit-learn")
+    texts = [[str(each) for each in of] for of in (targets, predictions)]
+    if any(len(set(side)) == 1 for side in texts):
+        return {"matthews": 0.0}
+    return {"matthews": 100 * metrics.matthews_corrcoef(*texts)}
+
+
+def pearson(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
+    """Returns Pearson's correlation of numbers times 100, 0 if one side is constant."""
+    return {"pearson": _correlation("pearsonr", targets, predictions)}
+
+
+def spearman(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
+    """Returns Spearman's correlation of ranks times 100, 0 if one side is constant."""
+    return {"spearman": _correlation("spearmanr", targets, predictions)}
+
+
+def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
+    sides = [_number(each) for each in targets], [_number(each) for each in predictions]
+    if any(len(set(side)) < 2 for side in sides):
+        return 0.0
+    stats = load_library("scipy.stats", "scipy")
+    return 100 * float(getattr(stats, name)(*sides).statistic)
+
+
+def _number(value: Any) -> float:
+    """Returns a number, or that which a text spells; -1 for other text, as T5 does for STS-B."""
+    try:
+        return float(value)
+    except ValueError:
+        return -1.0
+
+
+def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns the percentage of groups of which every prediction is right, as of MultiRC's.
+
+    Targets and predictions are dicts with "group" and "value"; a prediction belongs to its
+    target's group.
+    """
+    right: dict[Any, bool] = defaultdict(lambda: True)
+    for target, prediction in zip(targets, predictions, strict=True):
+        given = prediction["value"] if isinstance(prediction, dict) else prediction
+        right[target["group"]] &= target["value"] == given
+    return {"grouped_exact_match": 100 * sum(right.values()) / len(right)}

@@ -1,0 +1,103 @@
+"""A metric, the table of those that a flag can name, and how users add theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from tasks import registry
+from tasks.terminal.command_line import UserError, nearest
+
+# (targets, predictions), one of each per example, in order -> values by name.
+Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A metric of predictions.
+
+    A target is a text, or a sequence of texts any of which is right; tasks whose `postprocess`
+    makes labels or numbers have these instead.
+
+    Attributes:
+      name: the name that flags use.
+      compute: the function of targets and predictions, or "module:function", imported when used.
+    """
+
+    name: str
+    compute: Compute | str
+
+    def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        """Returns values by name; of percentages and correlations, times 100.
+
+        Raises:
+          UserError: the library that the metric needs is not installed.
+          ValueError: there are no predictions, or not as many as targets.
+        """
+        if not targets or len(targets) != len(predictions):
+            raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")
+        compute = self.compute
+        if isinstance(compute, str):
+            module, _, function = compute.partition(":")
+            compute = getattr(importlib.import_module(module), function)
+        values = compute(targets, predictions)
+        return {name: float(value) for name, value in values.items()}
+
+
+# Each metric's own name is the first of its values, except where several are listed.
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        name: Metric(name, f"tasks.metrics.{module}:{name}")
+        for module, names in {
+            "text": ("exact_match", "squad", "token_f1"),
+            "errors": ("character_error_rate", "word_error_rate"),
+            "overlap": ("bleu", "chrf", "rouge"),
+            "labels": (
+                *("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman"),
+                "grouped_exact_match",
+            ),
+        }.items()
+        for name in names
+    }
+)
+
+
+def known(module: str | None = None) -> dict[str, Metric]:
+    """Returns all metrics by name, with those of the tuple METRICS of a user's `module`.
+
+    Raises:
+      UserError: the module cannot be imported.
+    """
+    own = getattr(registry.load(module), "METRICS", ()) if module else ()
+    return {**METRICS, **{metric.name: metric for metric in own}}
+
+
+def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
+    """Returns the metrics that a flag names.
+
+    Raises:
+      UserError: there is none of that name; suggests the nearest.
+    """
+    table = known(module)
+    for name in names:
+        if name not in table:
+            raise UserError(
+                f"unknown metric {name}{nearest(name, table)}; known: {', '.join(table)}; a module "
+                "given by --task_module may have more in its tuple METRICS"
+            )
+    return [table[name] for name in names]
+
+
+def load_library(name: str, package: str) -> Any:
+    """Returns an optional library.
+
+    Raises:
+      UserError: it is not installed; names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"this metric needs {package}: pip install 'palimpsest[eval]'") from error

@@ -1,0 +1,64 @@
+"""Exact match, and the metrics of SQuAD."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def references(target: Any) -> list[str]:
+    """Returns the texts that a target accepts."""
+    return [target] if isinstance(target, str) else [str(each) for each in target]
+
+
+def exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns the percentage of predictions that equal a target; of texts, without outer spaces."""
+    right = 0
+    for target, prediction in zip(targets, predictions, strict=True):
+        if isinstance(prediction, str):
+            right += prediction.strip() in [each.strip() for each in references(target)]
+        else:
+            right += prediction == target
+    return {"exact_match": 100 * right / len(targets)}
+
+
+def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
+    """Returns SQuAD's "em" and "f1" in percent, each the best over the answers of a question.
+
+    Case, punctuation, articles and spaces do not count.
+
+    Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1.
+    """
+    matches = overlap = 0.0
+    for target, prediction in zip(targets, predictions, strict=True):
+        given = normalized_answer(prediction)
+        answers = [normalized_answer(each) for each in references(target)]
+        matches += given in answers
+        overlap += max((_f1(answer.split(), given.split()) for answer in answers), default=0.0)
+    return {"em": 100 * matches / len(targets), "f1": 100 * overlap / len(targets)}
+
+
+def token_f1(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
+    """Returns the F1 of SQuAD alone, as "token_f1"."""
+    return {"token_f1": squad(targets, predictions)["f1"]}
+
+
+def normalized_answer(text: str) -> str:
+    """Returns an answer without case, punctuation, articles and superfluous spaces."""
+    plain = text.lower().translate(_WITHOUT_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def _f1(target: list[str], prediction: list[str]) -> float:
+    common = sum((Counter(target) & Counter(prediction)).values())
+    if not common:
+        # Two empty answers agree.
+        return float(target == prediction)
+    precision, recall = common / len(prediction), common / len(target)
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,212 @@
+"""Packing of examples into rows: which examples of a group share a row, planned once per run.
+
+An objective that cuts its windows itself knows how long its examples are before it reads a token. A
+deck is a group of consecutive windows with the kinds of their examples in the objective's exact
+proportions, and a plan that puts the group's examples into a fixed number of rows. So the rows of a
+run need no index, and every window is read once.
+
+Dimensions: G windows of a deck, R rows of a deck.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks.objectives.objective import Lengths, Objective
+from tasks.terminal.command_line import UserError
+
+# Windows of a deck: shares of kinds are rounded to 1 / _MOST if no smaller deck has them exactly.
+_MOST = 400
+
+
+class Kind(NamedTuple):
+    """A kind of example, or of two examples whose lengths add up to a constant.
+
+    Attributes:
+      share: weight of its examples among those of all kinds.
+      choice: number of the kind in its objective.
+      members: examples that are packed into one row together, 1 or 2; of two, the second mirrors
+        the first.
+      inputs, targets: total lengths of these examples, EOS included.
+    """
+
+    share: float
+    choice: int
+    members: int
+    inputs: int
+    targets: int
+
+
+class Slots(NamedTuple):
+    """How some windows are to become examples.
+
+    Attributes:
+      choices_W: int64 [W], numbers of kinds.
+      mirrored_W: bool [W], True for the second of two examples that mirror each other. Its key is
+        that of the first.
+    """
+
+    choices_W: np.ndarray
+    mirrored_W: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class InSlot(Objective):
+    """An objective as it acts on the window of one slot of a packed row."""
+
+    objective: Objective
+    slot: Slots
+
+    @property
+    def features(self):
+        return self.objective.features
+
+    def window_tokens(self, lengths):
+        return self.objective.window_tokens(lengths)
+
+    def sentinels(self, lengths):
+        return self.objective.sentinels(lengths)
+
+    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        return self.objective.packed_examples(tokens_WN, lengths_W, keys_W, self.slot, lengths, ids)
+
+    def describe(self, key):
+        return self.objective.describe_choice(key, int(self.slot.choices_W[0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Deck:
+    """The plan of a group of windows.
+
+    Attributes:
+      choices_G: int64 [G], the kind of each slot's example; slots are in the order of rows.
+      mirrored_G: bool [G], True where the example mirrors that of the slot before.
+      firsts_R1: int64 [R + 1], the first slot of each row, then G.
+      filled: shares of positions that hold tokens, of inputs and of targets.
+    """
+
+    choices_G: np.ndarray
+    mirrored_G: np.ndarray
+    firsts_R1: np.ndarray
+    filled: tuple[float, float]
+
+    @property
+    def windows(self) -> int:
+        """Number of windows, G."""
+        return len(self.choices_G)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, R."""
+        return len(self.firsts_R1) - 1
+
+
+@functools.lru_cache(maxsize=32)
+def deck(kinds: tuple[Kind, ...], rows: Lengths, together: bool) -> Deck:
+    """Returns the deck, of at most _MOST windows, whose rows are fullest.
+
+    Args:
+      kinds: the kinds of examples.
+      rows: lengths of a row.
+      together: whether inputs and targets share one sequence of both lengths, as in a decoder.
+
+    Raises:
+      UserError: an example does not fit into a row.
+    """
+    kinds = tuple(kind for kind in kinds if kind.share)
+    for kind in kinds:
+        if not _fits(kind, rows.inputs, rows.targets, together):
+            words = "examples have" if kind.members == 1 else "two examples of a row have"
+            raise UserError(
+                f"rows of {rows.inputs} inputs and {rows.targets} targets are too short to pack: "
+                f"{words} {kind.inputs} and {kind.targets}; make --lengths longer, or examples "
+                "shorter by --data.example_inputs and --data.example_targets"
+            )
+    step = _exact_size(kinds)
+    sizes = range(step, _MOST + 1, step) if step else [_MOST]
+    return max(
+        (_deck(kinds, size, rows, together) for size in sizes),
+        key=lambda made: (min(made.filled), -made.windows),
+    )
+
+
+def _fits(kind: Kind, inputs: int, targets: int, together: bool) -> bool:
+    if together:
+        return kind.inputs + kind.targets <= inputs + targets
+    return kind.inputs <= inputs and kind.targets <= targets
+
+
+def _counts(kinds: Sequence[Kind], size: int) -> np.ndarray:
+    """Returns how many of `size` windows each kind has, not rounded, float64 [kinds]."""
+    shares = np.array([kind.share for kind in kinds])
+    return shares / shares.sum() * size
+
+
+def _exact_size(kinds: Sequence[Kind]) -> int:
+    """Returns the smallest deck that has all shares exactly, 0 if none of at most _MOST has."""
+    members = np.array([kind.members for kind in kinds])
+    for size in range(1, _MOST + 1):
+        units = _counts(kinds, size) / members
+        if np.allclose(units, np.rint(units), rtol=0, atol=1e-9):
+            return size
+    return 0
+
+
+def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> Deck:
+    """Returns a deck of about `size` windows, filled a row at a time.
+
+    In whole numbers, so that the plan is the same on every machine.
+    """
+    members = np.array([kind.members for kind in kinds])
+    left = np.maximum(np.rint(_counts(kinds, size) / members).astype(np.int64), 1).tolist()
+    choices, mirrored, firsts = [], [], [0]
+    totals = [
+        sum(n * getattr(kind, side) for n, kind in zip(left, kinds, strict=True))
+        for side in ("inputs", "targets")
+    ]
+    need = list(totals)
+    while any(left):
+        room = [rows.inputs, rows.targets]
+        while fitting := [
+            number
+            for number, kind in enumerate(kinds)
+            if left[number] and _fits(kind, room[0], room[1], together)
+        ]:
+            number = max(
+                fitting, key=lambda number: _merit(kinds[number], room, need, rows, together)
+            )
+            kind = kinds[number]
+            left[number] -= 1
+            for side, length in enumerate((kind.inputs, kind.targets)):
+                room[side] -= length
+                need[side] -= length
+            choices += [kind.choice] * kind.members
+            mirrored += [False, True][: kind.members]
+        firsts.append(len(choices))
+    count = len(firsts) - 1
+    if together:
+        share = sum(totals) / (count * (rows.inputs + rows.targets))
+        filled = (share, share)
+    else:
+        filled = (totals[0] / (count * rows.inputs), totals[1] / (count * rows.targets))
+    return Deck(
+        np.array(choices, np.int64), np.array(mirrored, bool), np.array(firsts, np.int64), filled
+    )
+
+
+def _merit(
+    kind: Kind, room: Sequence[int], need: Sequence[int], rows: Lengths, together: bool
+) -> int:
+    """Returns how well a kind suits the room left in a row: the highest is taken.
+
+    A large one does, and one that leaves room in the proportion in which all remaining examples
+    `need` it.
+    """
+    if together:
+        return kind.inputs + kind.targets
+    inputs, targets = room[0] - kind.inputs, room[1] - kind.targets
+    size = kind.inputs * rows.targets + kind.targets * rows.inputs
+    return size - 10 * abs(inputs * need[1] - targets * need[0])

@@ -1,0 +1,67 @@
+"""The supervised objective: a pair's inputs and targets as they are.
+
+Dimensions: W windows, N tokens of a window.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tasks.objectives import noise
+from tasks.objectives.objective import Objective, with_eos
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import check, field
+from tasks.vocabulary import PAIR_BORDER
+
+REFUSE, CUT = "refuse", "cut"
+
+
+@dataclasses.dataclass(frozen=True)
+class Supervised(Objective):
+    """Supervised learning from pairs: an EOS ends the targets and, if `inputs_eos`, the inputs.
+
+    A decoder-only model gets both in one row, with the loss on the targets.
+
+    Source: T5's supervised tasks, `append_eos_after_trim` of seqio `preprocessors.py`.
+    Differences: T5 always cuts sides that are too long; here it is done on request.
+    """
+
+    too_long: str = field(
+        REFUSE,
+        "what becomes of pairs with a side longer than its feature: refuse = the run does not "
+        "begin, cut = the beginning of the side is used",
+        choices=(REFUSE, CUT),
+    )
+    inputs_eos: bool = field(True, "end the inputs with an EOS")
+    features = ("inputs", "targets")
+    reads_pairs = True
+    appends_eos = True
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def sides(self, lengths):
+        most = lengths.inputs - self.inputs_eos, lengths.targets - 1
+        if min(most) < 1:
+            raise UserError(
+                "pairs need inputs and targets of at least 2 positions each, the EOS included"
+            )
+        return most
+
+    def window_tokens(self, lengths):
+        return sum(self.sides(lengths)) + 1
+
+    def sentinels(self, lengths):
+        return 0
+
+    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+        width = tokens_WN.shape[1]
+        border_W = np.argmax(tokens_WN == PAIR_BORDER, axis=1)
+        inputs_WN = np.where(noise.within(border_W, width), tokens_WN, 0)
+        inputs_WN = inputs_WN[:, : int(border_W.max(initial=0))]
+        targets_W = lengths_W - border_W - 1
+        from_WN = border_W[:, None] + 1 + np.arange(int(targets_W.max(initial=0)))
+        targets_WN = np.take_along_axis(tokens_WN, np.minimum(from_WN, width - 1), axis=1)
+        targets_WN = np.where(noise.within(targets_W, targets_WN.shape[1]), targets_WN, 0)
+        inputs = with_eos(inputs_WN, border_W) if self.inputs_eos else (inputs_WN, border_W)
+        return {"inputs": inputs, "targets": with_eos(targets_WN, targets_W)}

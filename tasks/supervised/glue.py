@@ -1,0 +1,48 @@
+"""GLUE as T5 formats it.
+
+Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; Wang et al. 2019 (arXiv:1804.07461) for
+the metrics of each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.supervised.template import Row, Supervised, TextPair, classification, joined
+
+_SENTENCES = ("sentence1", "sentence2")
+_ENTAILED = ("entailment", "not_entailment")
+_ACCEPTABLE = ("unacceptable", "acceptable")
+_EQUIVALENT = ("not_equivalent", "equivalent")
+_NLI = ("entailment", "neutral", "contradiction")
+# Similarities are rounded to multiples of this, so that they are 26 texts.
+_STEP = 0.2
+
+
+def _similarity(row: Row) -> Iterator[TextPair]:
+    score = round(float(row["label"]) / _STEP) * _STEP
+    yield {"inputs": joined("stsb", row, _SENTENCES), "targets": f"{score:.1f}"}
+
+
+def _number(text: str, _pair: TextPair, _is_target: bool) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+TASKS = (
+    classification("cola", "glue/cola", ("sentence",), _ACCEPTABLE, ("matthews",)),
+    classification("sst2", "glue/sst2", ("sentence",), ("negative", "positive"), ("accuracy",)),
+    classification("mrpc", "glue/mrpc", _SENTENCES, _EQUIVALENT, ("f1", "accuracy")),
+    Supervised("glue_stsb", "glue/stsb", _similarity, ("pearson", "spearman"), _number),
+    classification(
+        "qqp", "glue/qqp", ("question1", "question2"), ("not_duplicate", "duplicate"),
+        ("f1", "accuracy"),
+    ),
+    classification("mnli", "glue/mnli", ("hypothesis", "premise"), _NLI, ("accuracy",)),
+    classification("qnli", "glue/qnli", ("question", "sentence"), _ENTAILED, ("accuracy",)),
+    classification("rte", "glue/rte", _SENTENCES, _ENTAILED, ("accuracy",)),
+    classification("wnli", "glue/wnli", _SENTENCES, _ENTAILED[::-1], ("accuracy",)),
+)  # fmt: skip

@@ -1,0 +1,27 @@
+"""All supervised tasks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tasks.supervised import generation, glue, superglue
+from tasks.supervised.template import Supervised
+from tasks.terminal.command_line import UserError, nearest
+
+TASKS: Mapping[str, Supervised] = MappingProxyType(
+    {task.name: task for family in (glue, superglue, generation) for task in family.TASKS}
+)
+
+
+def get(name: str) -> Supervised:
+    """Returns the supervised task `name`.
+
+    Raises:
+      UserError: there is none; suggests the nearest.
+    """
+    if name not in TASKS:
+        raise UserError(
+            f"unknown supervised task {name}{nearest(name, TASKS)}; known: {', '.join(TASKS)}"
+        )
+    return TASKS[name]

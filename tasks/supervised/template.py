@@ -1,0 +1,93 @@
+"""A supervised task: how a row becomes inputs and targets, and how predictions are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tasks.metrics.metric import METRICS, Metric
+
+Row = Mapping[str, Any]
+# {"inputs", "targets"}, both texts, and for the metrics of some tasks further values.
+TextPair = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Supervised:
+    """A supervised task, wherever its rows come from.
+
+    Attributes:
+      name: the task's name, as T5's where T5 has it.
+      source: what the rows are, as a data set and its configuration on the Hugging Face Hub.
+      pairs: a row -> its examples; most rows have one.
+      metrics: names of the metrics of `tasks.metrics.metric.METRICS`.
+      postprocess: (text, pair, is_target) -> what the metrics compare; None: the text.
+      trains_on: False for rows that are for evaluation only; None: every row is for both.
+    """
+
+    name: str
+    source: str
+    pairs: Callable[[Row], Iterable[TextPair]]
+    metrics: tuple[str, ...]
+    postprocess: Callable[[str, TextPair, bool], Any] | None = None
+    trains_on: Callable[[Row], bool] | None = None
+
+    def examples(self, rows: Iterable[Row], evaluating: bool = False) -> Iterator[TextPair]:
+        """Yields the examples of rows, in order; `evaluating`, only the first of each row."""
+        for row in rows:
+            if evaluating:
+                yield from itertools.islice(self.pairs(row), 1)
+            elif self.trains_on is None or self.trains_on(row):
+                yield from self.pairs(row)
+
+    def evaluate(self, pairs: Sequence[TextPair], predictions: Sequence[str]) -> dict[str, float]:
+        """Returns the metrics of predicted texts, one for each of the task's examples."""
+        judged = self.postprocess or (lambda text, _pair, _is_target: text)
+        targets = [judged(pair["targets"], pair, True) for pair in pairs]
+        given = [judged(text, pair, False) for text, pair in zip(predictions, pairs, strict=True)]
+        found: dict[str, float] = {}
+        for metric in self.own_metrics:
+            found |= metric(targets, given)
+        return found
+
+    @property
+    def own_metrics(self) -> tuple[Metric, ...]:
+        """The metrics."""
+        return tuple(METRICS[name] for name in self.metrics)
+
+
+def joined(name: str, row: Row, keys: Sequence[str]) -> str:
+    """Returns "NAME key: value key: value", with which T5 names the task and its fields."""
+    return " ".join([name, *(f"{key}: {_plain(row[key])}" for key in keys)])
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+# The target of rows whose label is not known. Source: T5, `preprocessors.glue`.
+UNKNOWN = "<unk>"
+
+
+def classification(
+    name: str, source: str, keys: Sequence[str], labels: Sequence[str], metrics: tuple[str, ...]
+) -> Supervised:
+    """Returns a task whose target is the name of `label`, and whose metrics read its number.
+
+    A prediction that is no label is -1, which is always wrong.
+    """
+
+    def pairs(row: Row) -> Iterator[TextPair]:
+        label = int(row["label"])
+        yield {
+            "inputs": joined(name, row, keys),
+            "targets": labels[label] if label >= 0 else UNKNOWN,
+        }
+
+    def number(text: str, _pair: TextPair, _is_target: bool) -> int:
+        return labels.index(text) if text in labels else -1
+
+    benchmark = source.partition("/")[0]
+    return Supervised(f"{benchmark}_{name}", source, pairs, metrics, number)

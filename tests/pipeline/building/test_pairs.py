@@ -1,0 +1,340 @@
+"""Caches of pairs: what they hold, what is left out, and that stock seqio reads them."""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import seqio
+
+from pipeline import inspect, report
+from pipeline.build import main as build
+from pipeline.building import graph, write
+from pipeline.verify import verify
+from tasks.cache.lineage import Lineage
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.pair_windows import open_windows, row_windows
+from tasks.objectives import Lengths, Supervised, span_corruption
+from tasks.objectives.supervised import CUT
+from tasks.storage import files, protobuf
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID, PAIR_BORDER, load
+
+TASK = "qa_supervised"
+
+
+@pytest.fixture(autouse=True)
+def _without_beam(monkeypatch):
+    """Builds in this process, as the runner is not tested here."""
+
+    def run(job, assignments, *_, **__):
+        return sum((graph.build_piece(job, each) for each in assignments), Counter())
+
+    monkeypatch.setattr(graph, "run", run)
+
+
+@pytest.fixture(scope="module")
+def rows(documents):
+    """Returns pairs cut from real text, by id."""
+    words = " ".join(list(documents.values())[:40]).split()
+    generator = random.Random(0)
+    found = {}
+    for number in range(300):
+        begin, size = generator.randrange(len(words) - 200), 1 + int(generator.expovariate(1 / 20))
+        after = begin + size
+        answer = words[after : after + 1 + int(generator.expovariate(1 / 5))]
+        found[f"pair {number}"] = {"q": " ".join(words[begin:after]), "a": " ".join(answer)}
+    return found
+
+
+BAD = [
+    {"id": "no answer", "q": "x", "a": "  "},
+    {"id": "no question", "q": "", "a": "y"},
+    {"id": "null", "q": "x", "a": None},
+]
+
+
+@pytest.fixture
+def make(tmp_path, rows, vocabulary):
+    """Returns a function that builds a cache of the pairs; further flags replace its own."""
+    lines = [json.dumps({"id": name, **row}) for name, row in rows.items()]
+    lines += [json.dumps(row) for row in BAD]
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("\n".join(lines))
+
+    def run(*flags, cache_dir=tmp_path / "cache"):
+        given = {
+            "--task": "supervised",
+            "--name": "qa",
+            "--vocabulary": vocabulary,
+            "--extra_ids": 100,
+            "--corpus": f"json:{folder}/*.jsonl?inputs={{q}}&targets=a&validation=0.1",
+            "--shard_bytes": 5000,
+            "--cache_dir": cache_dir,
+            **dict(flag.split("=", 1) for flag in flags if "=" in flag),
+        }
+        switches = [flag for flag in flags if "=" not in flag]
+        build([*(f"{name}={value}" for name, value in given.items()), *switches])
+        return cache_dir / TASK
+
+    return run
+
+
+def pairs_of(cache, split="train"):
+    """Returns the pairs of a split by id, as lists of ids, inputs and targets."""
+    manifest = CacheManifest.load(str(cache))
+    windows = row_windows(str(cache), manifest, split)
+    lineage = Lineage(str(cache), manifest, split)
+    tokens_WN, lengths_W = windows.read(np.arange(len(windows)))
+    found = {}
+    for index, (tokens_N, length) in enumerate(zip(tokens_WN, lengths_W, strict=True)):
+        tokens = tokens_N[:length].tolist()
+        border = tokens.index(PAIR_BORDER)
+        (part,) = lineage.parts(windows.where(index))
+        found[part.id] = tokens[:border], tokens[border + 1 :]
+        assert part.tokens == part.whole == length - 1
+    return found
+
+
+def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows, vocabulary):
+    cache = make()
+    loaded = load(str(vocabulary), 100)
+    found = pairs_of(cache) | pairs_of(cache, "validation")
+    assert set(found) == set(rows)
+    for name, row in rows.items():
+        assert list(found[name][0]) == loaded.encode([row["q"]])[0].tolist()
+        assert list(found[name][1]) == loaded.encode([row["a"]])[0].tolist()
+    left_out = [json.loads(line) for path in cache.glob("*.quarantine-*") for line in path.open()]
+    assert {entry["id"]: entry["reason"] for entry in left_out} == {
+        "no answer": "empty targets",
+        "null": "null",
+        "no question": "empty inputs",
+    }
+    _, faults = verify(str(cache))
+    assert not faults
+    manifest = CacheManifest.load(str(cache))
+    counts = [shard.pairs for shards in manifest.splits.values() for shard in shards]
+    assert sum(each.inputs_tokens for each in counts) == sum(len(i) for i, _ in found.values())
+    assert max(each.longest_targets for each in counts) == max(len(t) for _, t in found.values())
+
+
+def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkeypatch):
+    whole = checksums(make())
+    add, calls = write.ShardWriter.add_pairs, []
+
+    def killed(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return add(self, *arguments)
+
+    monkeypatch.setattr(write.ShardWriter, "add_pairs", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make(cache_dir=tmp_path / "other")
+    assert checksums(make(cache_dir=tmp_path / "other")) == whole
+
+
+def test_extension_keeps_old_shards(make, tmp_path, rows):
+    flags = [f"--corpus=json:{tmp_path}/corpus/*.jsonl?inputs={{q}}&targets=a&split=train"]
+    cache = make(*flags)
+    before = pairs_of(cache)
+    (tmp_path / "corpus" / "b.jsonl").write_text('{"id": "new", "q": "what", "a": "that"}\n')
+    make(*flags, "--extend")
+    after = pairs_of(cache)
+    assert after.keys() - before.keys() <= {"new"}
+    assert {name: after[name] for name in before} == before
+    assert not verify(str(cache))[1]
+
+
+@pytest.mark.parametrize("too_long", ["cut", "quarantine"])
+def test_pairs_that_are_too_long(make, too_long):
+    whole = make()
+    found = pairs_of(whole)
+    cache = make(
+        "--max_inputs=30", "--max_targets=9", f"--too_long={too_long}",
+        cache_dir=whole.parent.parent / "limited",
+    )  # fmt: skip
+    limited = pairs_of(cache)
+    long = {name for name, (i, t) in found.items() if len(i) > 29 or len(t) > 8}
+    assert 10 < len(long) < len(found) - 10
+    manifest = CacheManifest.load(str(cache))
+    counts = [shard.pairs for shard in manifest.splits["train"]]
+    if too_long == "cut":
+        assert limited == {name: (i[:29], t[:8]) for name, (i, t) in found.items()}
+        assert sum(each.cut_inputs for each in counts) == sum(
+            len(i) > 29 for i, _ in found.values()
+        )
+        cut = sum(each.cut_targets for each in counts)
+        assert cut == sum(len(t) > 8 for _, t in found.values())
+    else:
+        assert limited == {name: pair for name, pair in found.items() if name not in long}
+        dropped = manifest.dropped("train")
+        assert dropped["inputs too long"] + dropped.get("targets too long", 0) == len(long)
+    assert not verify(str(cache))[1]
+
+
+def test_a_side_of_many_bytes_is_cut_before_it_is_tokenized(make, tmp_path):
+    corpus = tmp_path / "corpus" / "a.jsonl"
+    corpus.write_text(json.dumps({"id": "x", "q": "word " * 1000, "a": "b"}) + "\n")
+    flags = ["--max_document_bytes=400", "--too_long=cut"]
+    cache = make(f"--corpus=json:{corpus}?inputs=q&targets=a&validation=0", *flags)
+    ((inputs, _),) = pairs_of(cache).values()
+    loaded = load(str(cache), 100)
+    assert loaded.decode(np.array(inputs)) == ("word " * 80).strip()
+    with pytest.raises(UserError, match="no document with text"):
+        make(
+            f"--corpus=json:{corpus}?inputs=q&targets=a&validation=0",
+            flags[0],
+            cache_dir=tmp_path / "b",
+        )
+
+
+def test_stock_seqio_reads_the_cache_and_the_corpus_alike(make, tmp_path, vocabulary):
+    from tasks import seqio_tasks
+
+    corpus = f"json:{tmp_path}/corpus/*.jsonl?inputs={{q}}&targets=a&validation=0"
+    cache = make(f"--corpus={corpus}")
+    (task,) = seqio_tasks.register(str(vocabulary), corpus, [TASK], extra_ids=100)
+    seqio.add_global_cache_dirs([str(tmp_path / "cache")])
+    lengths = {"inputs": 20, "targets": 6}
+
+    def read(use_cached):
+        dataset = task.get_dataset(lengths, "train", use_cached=use_cached, shuffle=False)
+        return [
+            {name: row[name].tolist() for name in lengths} for row in dataset.as_numpy_iterator()
+        ]
+
+    uncached, cached = read(False), read(True)
+    assert sorted(cached, key=str) == sorted(uncached, key=str)  # seqio interleaves shards
+    manifest = CacheManifest.load(str(cache))
+    ours = open_windows(
+        str(cache), manifest, "train", Supervised(CUT), Lengths(20, 6), across_shards=False
+    )
+    tokens_WN, lengths_W = ours.read(np.arange(len(ours)))
+    made = Supervised().examples(tokens_WN, lengths_W, None, Lengths(20, 6), None)
+    assert len(ours) == len(uncached)
+    for index, row in enumerate(uncached):
+        for name in lengths:
+            values_WL, sizes_W = made[name]
+            assert values_WL[index, : sizes_W[index]].tolist() == row[name]
+            assert row[name][-1] == EOS_ID
+
+
+def test_reading_another_writers_records(make, tmp_path):
+    """Records in another order of features, as TensorFlow may write them, are read as well."""
+    import tensorflow as tf
+
+    cache = make()
+    before = pairs_of(cache)
+    path = sorted(cache.glob("train.tfrecord-*"))[0]
+    size = path.stat().st_size
+    found = [
+        tf.train.Example.FromString(data.numpy()) for data in tf.data.TFRecordDataset(str(path))
+    ]
+    assert set(found[0].features.feature) == {"inputs", "targets"}
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in found:
+            values = {name: example.features.feature[name] for name in ("inputs", "targets")}
+            entries = [
+                tf.train.Features(feature={name: value}).SerializeToString()
+                for name, value in sorted(values.items(), reverse=True)
+            ]
+            writer.write(protobuf.field(1, b"".join(entries)))
+    assert path.stat().st_size == size
+    assert pairs_of(cache) == before
+
+
+def test_damage_is_found(make):
+    cache = make()
+    path = sorted(cache.glob("train.tfrecord-*"))[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    _, faults = verify(str(cache))
+    assert [fault.file for fault in faults] == [path.name]
+    windows = row_windows(str(cache), CacheManifest.load(str(cache)), "train")
+    with pytest.raises(UserError, match=f"{path.name} is corrupt in row"):
+        windows.read(np.arange(len(windows)))
+
+
+def test_a_wrong_index_is_found(make):
+    cache = make()
+    path = sorted(cache.glob("train.rows-*"))[0]
+    index = np.load(path)
+    index["inputs"][0] += 1
+    np.save(path, index)
+    name = path.name
+    receipt = path.with_name(name.replace(".rows-", ".receipt-").replace(".npy", ".json"))
+    entry = {"bytes": path.stat().st_size, "sha256": files.sha256(str(path))}
+    value = json.loads(receipt.read_text())
+    value["files"][name] = entry
+    manifest = json.loads((cache / "manifest.json").read_text())
+    manifest["splits"]["train"][0]["files"][name] = entry
+    del manifest["sha256"]
+    receipt.write_text(json.dumps(value))
+    (cache / "manifest.json").write_text(json.dumps(manifest))
+    _, faults = verify(str(cache))
+    assert any("row 0 has different inputs in the records" in fault.what for fault in faults)
+
+
+def test_inspect_and_report_show_pairs(make, capsys):
+    cache = make()
+    inspect.main([f"--cache={cache}", "--index=3", "--inputs=40", "--targets=9"])
+    shown = capsys.readouterr().out
+    assert "\u2192" in shown
+    assert "1 not used" not in shown
+    report.main([f"--cache={cache}", f"--output={cache.parent}/report.html"])
+    page = (cache.parent / "report.html").read_text()
+    assert "A pair a row" in page
+    assert "targets" in page
+
+
+def test_estimates_of_a_build_of_pairs(make, capsys):
+    make("--dry_run")
+    out = capsys.readouterr().out
+    cache = make()
+    manifest = CacheManifest.load(str(cache))
+    assert f"{manifest.total('train', 'tokens'):,}" in out.replace("_", ",")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--corpus=json:x.jsonl"], "qa_supervised reads pairs, and corpus json:x.jsonl has texts"),
+        (["--task=ul2"], "has pairs of inputs and targets, and qa_ul2 reads texts"),
+        (["--packing=best_fit"], "--packing is for texts"),
+        (["--max_inputs=1"], "--max_inputs=1 is the EOS alone"),
+        (["--task=ul2", "--corpus=json:x.jsonl", "--too_long=cut"], "--too_long is for pairs"),
+    ],
+)
+def test_mistakes(make, flags, message):
+    with pytest.raises(UserError) as raised:
+        make(*flags)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_objectives_and_caches_of_different_kinds(make, cache):
+    of_pairs, lengths = make(), Lengths(64, 64)
+    manifest = CacheManifest.load(str(of_pairs))
+    with pytest.raises(UserError, match="holds pairs of inputs and targets, and this objective"):
+        open_windows(str(of_pairs), manifest, "train", span_corruption(), lengths)
+    texts = CacheManifest.load(str(cache))
+    with pytest.raises(UserError, match="holds texts, and this objective reads pairs"):
+        open_windows(str(cache), texts, "train", Supervised(), lengths)
+    with pytest.raises(UserError, match=r"has inputs of up to .* set it to .*too_long=cut"):
+        open_windows(str(of_pairs), manifest, "train", Supervised(), lengths)
+
+
+def test_the_command_builds_and_verifies(make, tmp_path):
+    cache = make()
+    run = subprocess.run(
+        [sys.executable, "-m", "pipeline.verify", f"--cache={cache}"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "verified" in run.stdout

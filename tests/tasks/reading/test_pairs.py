@@ -1,0 +1,126 @@
+"""Pairs: templates, and the same pairs from JSON lines and Parquet."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tasks.reading import pairs, sources
+from tasks.terminal.command_line import UserError
+
+SPEC = "?inputs={premise} </s> {hypothesis} {{n}}: {number}&targets=label&validation=0"
+ROWS = [
+    {"id": "a", "premise": "Ärger", "hypothesis": "日本", "number": 3, "label": True},
+    {"id": "b", "premise": None, "hypothesis": "x", "number": 1, "label": False},
+    {"id": "c", "premise": "", "hypothesis": "", "number": -7, "label": None},
+]
+
+
+def read(spec, **how):
+    corpus = sources.resolve(sources.parse(spec))
+    batches = [batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece, **how)]
+    return [row for batch in batches for row in batch.to_pylist()], batches
+
+
+def test_json_lines_and_parquet_make_the_same_pairs(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    of_json, _ = read(f"json:{tmp_path}/a.jsonl{SPEC}")
+    of_parquet, _ = read(f"parquet:{tmp_path}/a.parquet{SPEC}")
+    assert of_json[0]["inputs"] == "Ärger </s> 日本 {n}: 3"
+    assert of_json[0]["targets"] == "true"
+    for row, other in zip(of_json, of_parquet, strict=True):
+        assert {**row, "place": ""} == {**other, "place": ""}
+    assert [row["problem"] for row in of_json] == [None, "null", "null"]
+    assert {row["inputs"] for row in of_json[1:]} == {None}
+
+
+def test_columns_of_arrow_kinds(tmp_path):
+    table = pa.table(
+        {
+            "q": pa.array(["ab", "ab", None]).dictionary_encode(),
+            "a": pa.array([b"x", b"\xff", b"y"]),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    rows, _ = read(f"parquet:{tmp_path}/a.parquet?inputs=Q: {{q}}&targets=a&validation=0")
+    found = [(row["inputs"], row["targets"], row["problem"]) for row in rows]
+    assert found == [("Q: ab", "x", None), (None, None, "invalid UTF-8"), (None, None, "null")]
+
+
+def test_broken_lines_are_problems_with_their_places(tmp_path):
+    lines = [b'{"q": "1", "a": "2"}', b"not json", b'["q"]', b'{"q": "1"}',
+             b'{"q": [1], "a": "2"}', b'{"q": "\xff", "a": "2"}', b'{"q": "\\ud800", "a": "2"}',
+             b'{"q": 1.5, "a": "x"}']  # fmt: skip
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    rows, _ = read(f"json:{tmp_path}/a.jsonl?inputs=q&targets=a&validation=0")
+    assert [row["problem"] for row in rows] == [
+        None, "invalid JSON", "missing column", "missing column", "not a string", "invalid UTF-8",
+        "invalid UTF-8", "not a string",
+    ]  # fmt: skip
+    assert rows[1]["place"] == rows[1]["id"] == f"a.jsonl:{len(lines[0]) + 1}"
+
+
+def test_a_long_line_is_a_pair(tmp_path):
+    text = "word " * (1 << 20)
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"q": text, "a": "y"}) + "\n\n" + '{"q":"1","a":""}'
+    )
+    rows, _ = read(f"json:{tmp_path}/a.jsonl?inputs=q&targets=a&validation=0")
+    assert [(row["inputs"], row["targets"]) for row in rows] == [(text, "y"), ("1", "")]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_batches_are_bounded_by_both_sides(tmp_path, kind):
+    rows = [{"q": "i" * (1 << 20), "a": "t" * (1 << 20)} for _ in range(9)]
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    found, batches = read(f"{kind}:{tmp_path}/a.{kind}?inputs=q&targets=a&validation=0")
+    assert len(found) == 9
+    assert max(batch.num_rows for batch in batches) == 2
+    _, batches = read(
+        f"{kind}:{tmp_path}/a.{kind}?inputs=q&targets=a&validation=0", batch_documents=1
+    )
+    assert len(batches) == 9
+
+
+def test_a_spec_with_templates_reads_back():
+    text = "json:a/*.jsonl?inputs=q%26a %2B {q}: 100%25 {{x}}?&targets={a}&split=train"
+    spec = sources.parse(text)
+    assert spec.inputs == "q&a + {q}: 100% {{x}}?"
+    assert str(spec) == text
+    assert sources.parse(str(spec)) == spec
+    assert pairs.columns(spec) == ("q", "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("inputs=q", "pairs need targets as well as inputs: add &targets=COLUMN"),
+        ("targets=a", "pairs need inputs as well as targets"),
+        ("inputs=q&targets=a&column=x", "leave column out"),
+        ("inputs={q&targets=a", "inputs={q: expected '}'"),
+        ("inputs={}&targets=a", "{} names no column"),
+        ("inputs={{q}}&targets=a", "a template needs a {column}"),
+        ("inputs={q:>3}&targets=a", "which templates do not have"),
+    ],
+)
+def test_mistakes_in_templates(options, message):
+    with pytest.raises(UserError) as raised:
+        sources.parse(f"json:x?{options}")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_columns_that_cannot_be_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "1", "n": 1.5}\n')
+    parquet.write_table(pa.table({"question": ["1"], "n": [1.5]}), tmp_path / "a.parquet")
+    (tmp_path / "t.txt").write_text("x\n")
+    for kind, name in (("json", "a.jsonl"), ("parquet", "a.parquet")):
+        with pytest.raises(UserError, match=r"has no column questoin \(did you mean question\?\)"):
+            read(f"{kind}:{tmp_path}/{name}?inputs={{questoin}}&targets=n")
+        with pytest.raises(UserError, match=r"column n is (number|double), not text"):
+            read(f"{kind}:{tmp_path}/{name}?inputs=question&targets=n")
+    with pytest.raises(UserError, match="text has no columns"):
+        sources.parse(f"text:{tmp_path}/t.txt?inputs=a&targets=b")

@@ -1,0 +1,95 @@
+"""Metrics on small examples with known values, each by hand or by the library itself."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tasks.metrics import metric
+from tasks.metrics.metric import METRICS, Metric
+from tasks.terminal.command_line import UserError
+
+TARGETS = ["the cat sat on the mat", "a dog barks"]
+PREDICTIONS = ["the cat sat on a mat", "dog barks"]
+
+
+def value(name, targets=TARGETS, predictions=PREDICTIONS, of=None):
+    return METRICS[name](targets, predictions)[of or name]
+
+
+def test_exact_match_and_squad():
+    assert value("exact_match") == 0
+    assert value("exact_match", ["a", ["b", "c"]], [" a ", "c"]) == 100
+    # Articles do not count: "cat sat on mat" and "dog barks".
+    assert METRICS["squad"](TARGETS, PREDICTIONS) == {"em": 100.0, "f1": 100.0}
+    assert value("token_f1", ["x y"], ["x z w"]) == pytest.approx(100 * 2 / 5)
+    assert value("token_f1", ["x"], [""]) == 0
+    assert value("token_f1", [""], ["the"]) == 100
+
+
+def test_error_rates():
+    pytest.importorskip("editdistance")
+    # "the" -> "a" is 3 edits, and "a " is left out: 2.
+    assert value("character_error_rate") == pytest.approx(100 * 5 / 33)
+    assert value("word_error_rate") == pytest.approx(100 * 2 / 9)
+    assert value("character_error_rate", [["abcd", "xy"]], ["xz"]) == 50
+
+
+def test_labels():
+    assert value("accuracy", [1, 0, 1, 1], [1, 0, 0, -1]) == 50
+    assert value("accuracy", ["a", "b"], ["a", "c"]) == 50
+    pytest.importorskip("sklearn")
+    assert value("f1", [1, 0, 1, 1], [1, 1, 0, -1]) == pytest.approx(100 * 2 / 5)
+    assert value("matthews", [1, 0, 1, 0], [1, 0, 1, 0]) == pytest.approx(100)
+    assert value("matthews", [1, 0, 1, 0], [0, 1, 0, 1]) == pytest.approx(-100)
+    # Of classes among the targets alone: a 2/3, b 0.
+    assert value("macro_f1", ["a", "b"], ["a", "a"]) == pytest.approx(100 / 3)
+
+
+def test_correlations():
+    pytest.importorskip("scipy")
+    assert value("spearman", [1, 2, 3], ["1", "10", "11"]) == pytest.approx(100)
+    assert value("pearson", [1.0, 2.0, 3.0], [2, 4, 6]) == pytest.approx(100)
+    assert value("pearson", [1.0, 2.0], ["no", "number"]) == 0
+
+
+def test_overlap_is_that_of_the_libraries():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    scorer = pytest.importorskip("rouge_score.rouge_scorer")
+    assert value("bleu") == sacrebleu.corpus_bleu(PREDICTIONS, [TARGETS]).score
+    assert value("chrf") == sacrebleu.corpus_chrf(PREDICTIONS, [TARGETS]).score
+    several = [["x", TARGETS[0]], [TARGETS[1]]]
+    assert value("chrf", several) == pytest.approx(value("chrf"))
+    theirs = scorer.RougeScorer(["rouge2"], use_stemmer=True)
+    expected = sum(
+        theirs.score(target, prediction)["rouge2"].fmeasure
+        for target, prediction in zip(TARGETS, PREDICTIONS, strict=True)
+    )
+    assert value("rouge", of="rouge2") == pytest.approx(50 * expected)
+
+
+def test_a_users_metric_and_an_unknown_one(monkeypatch):
+    module = types.ModuleType("my_metrics")
+    module.METRICS = (Metric("same_length", lambda t, p: {"same": len(t) == len(p)}),)
+    monkeypatch.setitem(sys.modules, "my_metrics", module)
+    own, bleu = metric.chosen(["same_length", "bleu"], "my_metrics")
+    assert own(["a"], ["b"]) == {"same": 1.0}
+    assert bleu is METRICS["bleu"]
+    with pytest.raises(UserError, match=r"unknown metric exact_mach \(did you mean exact_match"):
+        metric.chosen(["exact_mach"])
+    with pytest.raises(ValueError, match="2 targets and 1 predictions"):
+        own(["a", "b"], ["b"])
+
+
+def test_a_missing_library_is_one_line():
+    with pytest.raises(UserError, match=r"needs nowhere: pip install 'palimpsest\[eval\]'"):
+        metric.load_library("nowhere_to_be_found", "nowhere")
+
+
+def test_the_table_imports_no_library():
+    code = (
+        "import sys; from tasks.metrics.metric import METRICS; "
+        "assert not {'sklearn', 'scipy', 'sacrebleu', 'rouge_score'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,194 @@
+"""Supervised tasks: golden examples of T5's paper, and what their metrics make of predictions."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tasks.supervised import table
+from tasks.terminal.command_line import UserError
+
+RTE = {
+    "sentence1": "A smaller proportion of Yugoslavia's Italians were settled in Slovenia.",
+    "sentence2": "Slovenia has 3,000 inhabitants.",
+    "label": 1,
+    "idx": 0,
+}
+COPA = {
+    "premise": "Political violence broke out in the nation.",
+    "choice1": "Many citizens relocated to the capitol.",
+    "choice2": "Many citizens took refuge in other territories.",
+    "question": "effect",
+    "label": 1,
+}
+PAIR = {"sentence1": "a b", "sentence2": "c"}
+NLI = {"premise": "yeah well", "hypothesis": "They won."}
+OF_NLI = "hypothesis: They won. premise: yeah well"
+# Source: Raffel et al. 2020, appendix D, for the form; of each task a row, its inputs and targets.
+GOLDEN = {
+    "glue_cola": (
+        {"sentence": "John made Bill master of himself.", "label": 1, "idx": 0},
+        "cola sentence: John made Bill master of himself.",
+        "acceptable",
+    ),
+    "glue_sst2": ({"sentence": "is great", "label": 1}, "sst2 sentence: is great", "positive"),
+    "glue_mrpc": ({**PAIR, "label": 1}, "mrpc sentence1: a b sentence2: c", "equivalent"),
+    "glue_stsb": ({**PAIR, "label": 3.25}, "stsb sentence1: a b sentence2: c", "3.2"),
+    "glue_qqp": (
+        {"question1": "why?", "question2": "how?", "label": 0},
+        "qqp question1: why? question2: how?",
+        "not_duplicate",
+    ),
+    "glue_mnli": ({**NLI, "label": 2}, f"mnli {OF_NLI}", "contradiction"),
+    "glue_qnli": (
+        {"question": "Where?", "sentence": "Here.", "label": 0},
+        "qnli question: Where? sentence: Here.",
+        "entailment",
+    ),
+    "glue_rte": (
+        RTE,
+        f"rte sentence1: {RTE['sentence1']} sentence2: {RTE['sentence2']}",
+        "not_entailment",
+    ),
+    "glue_wnli": ({**PAIR, "label": -1}, "wnli sentence1: a b sentence2: c", "<unk>"),
+    "super_glue_boolq": (
+        {"passage": "P", "question": "is it", "label": 0},
+        "boolq passage: P question: is it",
+        "False",
+    ),
+    "super_glue_cb": ({**NLI, "label": 1}, f"cb {OF_NLI}", "contradiction"),
+    "super_glue_copa": (
+        COPA,
+        f"copa choice1: {COPA['choice1']} choice2: {COPA['choice2']} premise: {COPA['premise']} "
+        "question: effect",
+        "choice2",
+    ),
+    "super_glue_multirc": (
+        {
+            "paragraph": "<b>Sent 1: </b>Once.<br>", "question": "Why?", "answer": "So.",
+            "idx": {"paragraph": 3, "question": 1, "answer": 0}, "label": 1,
+        },
+        "multirc question: Why? answer: So. paragraph: <b>Sent 1: </b>Once.<br>",
+        "True",
+    ),
+    "super_glue_record": (
+        {
+            "query": "@placeholder won",
+            "passage": "They met.\n@highlight\nAnn won\n@highlight\nso",
+            "entities": ["Ann", "Bob"], "answers": ["Ann"],
+        },
+        "record query: @placeholder won entities: Ann, Bob passage: They met. Ann won. so",
+        "Ann",
+    ),
+    "super_glue_rte": ({**NLI, "label": 0}, f"rte {OF_NLI}", "entailment"),
+    "super_glue_wic": (
+        {**PAIR, "word": "b", "label": 1},
+        "wic sentence1: a b sentence2: c word: b",
+        "True",
+    ),
+    "super_glue_wsc": (
+        {"text": "The stable opened , which made it airy.", "span1_text": "The stable",
+         "span2_text": "it", "span2_index": 6, "label": 1},
+        "wsc: The stable opened , which made *it* airy.",
+        "The stable",
+    ),
+    "squad": (
+        {"question": "Who?", "context": "Ann did.", "answers": {"text": ["Ann", "Ann did"]}},
+        "question: Who? context: Ann did.",
+        "Ann",
+    ),
+    "cnn_dailymail": ({"article": "Long.", "highlights": "It is ."}, "summarize: Long.", "It is ."),
+    "xsum": ({"document": "Long.", "summary": "It is."}, "summarize: Long.", "It is."),
+    "wmt14_ende": (
+        {"translation": {"en": "That is good.", "de": "Das ist gut."}},
+        "translate English to German: That is good.",
+        "Das ist gut.",
+    ),
+    "wmt16_roen": (
+        {"translation": {"en": "Yes", "ro": "Da"}},
+        "translate Romanian to English: Da",
+        "Yes",
+    ),
+}  # fmt: skip
+OTHER_DIRECTIONS = {"wmt14_deen", "wmt14_enfr", "wmt14_fren", "wmt16_enro"}
+
+
+def test_every_task_has_a_golden_example():
+    assert table.TASKS.keys() == GOLDEN.keys() | OTHER_DIRECTIONS
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_rows_are_formatted_as_t5_formats_them(name):
+    row, inputs, targets = GOLDEN[name]
+    (pair,) = table.get(name).examples([row])
+    assert (pair["inputs"], pair["targets"]) == (inputs, targets)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_right_text_is_the_best_prediction(name):
+    task = table.get(name)
+    if {"matthews", "f1", "macro_f1", "rouge", "bleu"} & {*task.metrics}:
+        pytest.importorskip("sklearn")
+        pytest.importorskip("sacrebleu")
+    row, _, _ = GOLDEN[name]
+    pairs = list(task.examples([row], evaluating=True))
+    right = task.evaluate(pairs, [pair["targets"] for pair in pairs])
+    wrong = task.evaluate(pairs, ["something else"] * len(pairs))
+    assert right.keys() == wrong.keys()
+    assert all(right[each] >= wrong[each] for each in right)
+    alone = ("matthews", "pearson", "spearman", "f1", "macro_f1", "bleu")
+    assert all(value == 100 for each, value in right.items() if each not in alone) or "<unk>" in (
+        pair["targets"] for pair in pairs
+    )
+
+
+def test_labels_that_are_none_are_wrong():
+    task = table.get("glue_rte")
+    pairs = list(task.examples([RTE, {**RTE, "label": 0}]))
+    assert task.evaluate(pairs, ["not_entailment", "perhaps"]) == {"accuracy": 50.0}
+
+
+def test_questions_of_multirc_count_as_a_whole():
+    pytest.importorskip("sklearn")
+    task = table.get("super_glue_multirc")
+    row = GOLDEN["super_glue_multirc"][0]
+    rows = [
+        {**row, "label": label, "idx": {"paragraph": 0, "question": question}}
+        for question, label in ((0, 1), (0, 0), (1, 1), (1, 1))
+    ]
+    found = task.evaluate(list(task.examples(rows)), ["True", "True", "True", "True"])
+    assert found == {"f1": pytest.approx(100 * 6 / 7), "grouped_exact_match": 50.0}
+
+
+def test_wsc_trains_on_true_referents_and_judges_all():
+    task = table.get("super_glue_wsc")
+    row = GOLDEN["super_glue_wsc"][0]
+    rows = [row, {**row, "label": 0}]
+    assert len(list(task.examples(rows))) == 1
+    pairs = list(task.examples(rows, evaluating=True))
+    assert task.evaluate(pairs, ["stable", "the stable"]) == {"accuracy": 50.0}
+    assert task.evaluate(pairs, ["stable", "a horse"]) == {"accuracy": 100.0}
+
+
+def test_an_answer_of_several_is_right():
+    task = table.get("squad")
+    pairs = list(task.examples([GOLDEN["squad"][0]]))
+    assert task.evaluate(pairs, ["ann DID."]) == {"em": 100.0, "f1": 100.0}
+
+
+def test_pairs_are_written(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(RTE) + "\n")
+    command = [sys.executable, "-m", "tasks.supervised.write", f"--output={tmp_path}/pairs.jsonl"]
+    flags = ["--task=glue_rte", f"--input={tmp_path}/rows.jsonl"]
+    made = subprocess.run([*command, *flags], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    pair = json.loads((tmp_path / "pairs.jsonl").read_text())
+    assert pair == {"inputs": GOLDEN["glue_rte"][1], "targets": "not_entailment"}
+    flags[0] = "--task=glue_cola"
+    made = subprocess.run([*command, *flags], capture_output=True, text=True)
+    assert made.returncode != 0
+    assert made.stderr.count("\n") == 1
+    assert "glue/cola" in made.stderr
+    with pytest.raises(UserError, match="did you mean"):
+        table.get("glue_colla")

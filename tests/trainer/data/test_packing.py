@@ -1,0 +1,228 @@
+"""Rows of several examples: the same examples, losses and gradients, once an epoch, and full."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tasks.objectives import Lengths, prefix_lm
+from tasks.objectives.packing import deck
+from tasks.objectives.ul2 import MixtureOfDenoisers
+from tasks.terminal.command_line import UserError
+from tests.trainer.conftest import command
+from tests.trainer.data.test_pairs import PAIRS, folder, run_of  # noqa: F401
+from trainer.data.best_fit import best_fit
+from trainer.engine.loss import decoder_loss
+from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model, init_params
+
+PREFIX, UL2 = "python_docs_prefix_lm", "python_docs_ul2"
+# Task -> lengths of rows, lengths of examples.
+SHAPES = {
+    PREFIX: ((64, 64), (63, 64)),
+    UL2: ((6 * 48, 140), (48, 48)),
+    PAIRS: ((128, 48), (64, 24)),
+}
+
+
+def packed_run(folder, task, *flags, preset="t5_1_1_tiny"):  # noqa: F811
+    rows, examples = SHAPES[task]
+    return run_of(
+        folder, task,
+        *(f"--lengths.{side}={n}" for side, n in zip(("inputs", "targets"), rows, strict=True)),
+        *(f"--data.example_{side}={n}" for side, n in zip(("inputs", "targets"), examples,
+                                                          strict=True)),
+        "--data.pack_examples=true", *flags, preset=preset,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def caches(folder, text_cache):  # noqa: F811
+    for task in (PREFIX, UL2):
+        (folder / task).symlink_to(text_cache)
+    return folder
+
+
+def unpacked(run, step):
+    """Returns the rows of a packed batch with one example each, and the row of each example."""
+    data = run.data
+    rows_E, places, members_of = data.batches().examples(step)
+    source = data.sources[0]
+    members = source.layout.members(
+        data.batches()._schedule.places(step * run.config.batch_size, run.config.batch_size)[1]
+    )
+    assert np.array_equal(members.rows_E, rows_E)
+    assert np.array_equal(members.windows_E, places.windows)
+    assert len(members_of) == len(rows_E)
+    keys_E = source.keys(members.epochs_E, members.windows_E)
+    return source.maker.make_packed(
+        members._replace(rows_E=np.arange(len(rows_E))), keys_E, len(rows_E)
+    ), rows_E
+
+
+def without_packing(batch):
+    return {
+        name: array
+        for name, array in batch.items()
+        if "segment" not in name and "positions" not in name
+    }
+
+
+@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
+@pytest.mark.parametrize("task", SHAPES)
+def test_packed_rows_have_the_losses_and_gradients_of_their_examples(caches, task, preset):
+    run = packed_run(caches, task, "--batch_size=2", preset=preset)
+    packed = run.data.batches()[3]
+    single, rows_E = unpacked(run, 3)
+    assert len(rows_E) > 2
+    model_config = dataclasses.replace(run.config.model, dropout_rate=0.0, dtype="float32")
+    spec = model_spec(model_config)
+    model, params = build_model(spec), init_params(spec, jax.random.key(0))
+    config = dataclasses.replace(run.config.loss, normalizer="sum")
+
+    def loss(params, batch):
+        logits = model.apply({"params": params}, batch, deterministic=True)
+        return decoder_loss(logits, batch, config)[0]
+
+    with jax.default_matmul_precision("highest"):
+        of_rows = jax.jit(jax.value_and_grad(loss))(params, packed)
+        of_examples = jax.jit(jax.value_and_grad(loss))(params, without_packing(single))
+    np.testing.assert_allclose(of_rows[0], of_examples[0], rtol=2e-6)
+    for found, wanted in zip(*map(jax.tree.leaves, (of_rows[1], of_examples[1])), strict=True):
+        scale = float(jnp.abs(wanted).max())
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * max(scale, 1e-3))
+
+    # Without segments the rows are others: the comparison can fail.
+    mixed = jax.jit(loss)(params, without_packing(packed))
+    assert abs(float(mixed) - float(of_examples[0])) > 1e-3
+
+
+@pytest.mark.parametrize("task", SHAPES)
+def test_every_window_is_read_once_an_epoch(caches, task):
+    run = packed_run(caches, task)
+    source = run.data.sources[0]
+    count = len(source.maker.windows)
+    steps = int(2 * source.layout.rows_per_epoch / 8) + 40
+    found = [run.data.batches().examples(step)[1] for step in range(steps)]
+    epochs, windows = (np.concatenate([getattr(each, name) for each in found])
+                       for name in ("epochs", "windows"))  # fmt: skip
+    for epoch in (0, 1):
+        assert sorted(windows[epochs == epoch].tolist()) == list(range(count))
+
+
+@pytest.mark.parametrize("task", SHAPES)
+def test_rows_are_full_and_hosts_share_them(caches, task):
+    data = packed_run(caches, task).data
+    whole = data.batches()
+    tokens = [whole[step] for step in range(12)]
+    for name in ("encoder_input_tokens", "decoder_target_tokens"):
+        filled = np.mean([np.mean(batch[name] > 0) for batch in tokens])
+        assert filled > (0.9 if task != PAIRS else 0.6), (name, filled)
+    for step in (0, 5, 10**6):
+        for hosts in (2, 4):
+            parts = [data.batches(host, hosts)[step] for host in range(hosts)]
+            for name, array in whole[step].items():
+                assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
+
+
+def test_prefixes_of_mirrored_windows_are_uniform(caches):
+    run = packed_run(caches, PREFIX)
+    lengths = np.zeros(64, np.int64)
+    for step in range(200):
+        batch, _ = unpacked(run, step)
+        lengths += np.bincount((batch["encoder_input_tokens"] > 0).sum(axis=1), minlength=64)
+    drawn = lengths[2:62]  # a prefix of 1 to 61 tokens, and EOS
+    assert lengths.sum() == lengths[2:63].sum()
+    expected = drawn.mean()
+    # Chi-squared with 60 degrees of freedom: 100 is exceeded once in a thousand draws.
+    assert ((drawn - expected) ** 2 / expected).sum() < 2 * 100
+
+
+def test_kinds_have_the_objectives_shares():
+    objective = MixtureOfDenoisers()
+    plan = deck(objective.kinds(Lengths(384, 384)), Lengths(2304, 1088), False)
+    rates = [denoiser.rate for denoiser in objective.denoisers]
+    shares = np.bincount(plan.choices_G) / plan.windows
+    np.testing.assert_allclose(shares, np.array(rates) / sum(rates), atol=1e-12)
+    assert min(plan.filled) > 0.9
+    assert deck(prefix_lm().kinds(Lengths(511, 512)), Lengths(512, 512), False).filled == (1, 1)
+
+
+def test_evaluation_reads_one_example_a_row(caches):
+    run = packed_run(caches, UL2)
+    (found,) = run.data.evaluation("validation", 8)
+    batch = next(found.iterate())
+    assert batch["encoder_input_tokens"].shape == (8, 48)
+    assert "encoder_segment_ids" not in batch
+
+
+def test_best_fit_keeps_the_limits_of_both_sides():
+    generator = np.random.default_rng(0)
+    inputs, targets = generator.integers(1, 60, 5000), generator.integers(1, 30, 5000)
+    largest = np.argsort(-np.maximum(inputs * 40, targets * 100))
+    inputs, targets = inputs[largest], targets[largest]
+    rows = best_fit(inputs, targets, 100, 40)
+    for side, limit in ((inputs, 100), (targets, 40)):
+        assert np.bincount(rows, side).max() <= limit
+    assert sorted(np.unique(rows)) == list(range(rows.max() + 1))
+    most = max(inputs.sum() / 100, targets.sum() / 40)
+    assert most <= rows.max() + 1 < 1.15 * most
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "message"),
+    [
+        (UL2, ["--lengths.inputs=50"], "too short to pack: two examples of a row have 71 and 27"),
+        (PAIRS, ["--data.shuffle=block"], "cannot order packed rows of pairs"),
+        (UL2, ["--data.pack_examples=false"], "has no effect without --data.pack_examples"),
+    ],
+)
+def test_mistakes(caches, task, flags, message):
+    with pytest.raises(UserError, match=message):
+        packed_run(caches, task, *flags).data.batches()
+
+
+def test_objectives_of_unknown_lengths_are_not_packed(caches):
+    (caches / "python_docs_iid_15_u_u").symlink_to(caches / PREFIX)
+    with pytest.raises(UserError, match="cannot be packed, as their lengths are not known"):
+        run_of(caches, "python_docs_iid_15_u_u", "--data.pack_examples=true",
+               "--data.example_inputs=32").data.batches()  # fmt: skip
+
+
+def test_a_packed_run_resumes_exactly_and_is_explained(caches, tmp_path):
+    import json
+
+    rows, examples = SHAPES[UL2]
+
+    def train(model, steps):
+        result = command(
+            "trainer.pretrain", "--preset=t5_1_1_tiny", f"--task={UL2}", f"--cache_dir={caches}",
+            f"--lengths.inputs={rows[0]}", f"--lengths.targets={rows[1]}",
+            "--data.pack_examples=true", f"--data.example_inputs={examples[0]}",
+            f"--data.example_targets={examples[1]}",
+            f"--model_dir={tmp_path}/{model}", "--batch_size=4", f"--train_steps={steps}",
+            "--checkpoint.every_steps=2", "--evaluation.every_steps=4", "--metrics.every_steps=1",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+
+    def metrics(model):
+        lines = map(json.loads, (tmp_path / model / "metrics.jsonl").read_text().splitlines())
+        return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
+
+    train("whole", 4)
+    train("stopped", 2)
+    train("stopped", 4)
+    assert metrics("whole") == metrics("stopped")
+    shown = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2", "--row=1")
+    assert shown.returncode == 0, shown.stderr
+    assert "Step 2, row 1, example 2" in shown.stdout
+    assert "UL2, mode" in shown.stdout
+    other = command(
+        "trainer.pretrain", "--preset=t5_1_1_tiny", f"--task={UL2}", f"--cache_dir={caches}",
+        f"--model_dir={tmp_path}/whole", "--train_steps=6", "--batch_size=4",
+        f"--lengths.inputs={rows[0]}", f"--lengths.targets={rows[0]}",
+    )  # fmt: skip
+    assert other.returncode != 0
+    assert "pack_examples" in other.stderr

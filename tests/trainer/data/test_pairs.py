@@ -1,0 +1,181 @@
+"""Runs on pairs: alone and mixed with denoising, for both architectures, on any number of hosts."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from tasks.cache.cache import Cache
+from tasks.cache.pair_windows import row_windows
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID, PAIR_BORDER
+from tests.trainer.conftest import command
+from trainer.config.fields import override
+from trainer.pretrain import build_config
+from trainer.setup import prepare
+
+SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
+
+
+@pytest.fixture(scope="module")
+def folder(text_cache, tmp_path_factory):
+    """A folder of two caches with one vocabulary: of texts and of pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    words = (text_cache.parents[1] / "train.txt").read_text().split()
+    generator = random.Random(0)
+    with (folder / "a.jsonl").open("w") as file:
+        for number in range(400):
+            begin = generator.randrange(len(words) - 60)
+            middle = begin + 1 + int(generator.expovariate(1 / 8)) % 25
+            row = {
+                "id": f"p{number}",
+                "q": " ".join(words[begin:middle]),
+                "a": " ".join(words[middle : middle + 1 + generator.randrange(6)]),
+            }
+            file.write(json.dumps(row) + "\n")
+    made = command(
+        "pipeline.build", "--task=supervised", "--name=qa",
+        f"--corpus=json:{folder}/a.jsonl?inputs=q&targets=a&validation=0.1",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
+        "--shard_bytes=4000",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    (folder / "caches" / SPANS).symlink_to(text_cache)
+    return folder / "caches"
+
+
+def run_of(folder, task, *flags, preset="t5_1_1_tiny"):
+    config, origins = build_config(preset, [])
+    arguments = [
+        f"--task={task}",
+        f"--cache_dir={folder}",
+        "--model_dir=nowhere",
+        "--batch_size=8",
+        "--lengths.inputs=64",
+        "--lengths.targets=24",
+        *(["--objective=too_long=cut"] if task == PAIRS else []),
+        *flags,
+    ]
+    return prepare(override(config, origins, arguments), origins)
+
+
+def pairs_of(folder, split="train", most=(63, 23)):
+    cache = Cache.open(str(folder / PAIRS))
+    windows = row_windows(cache.folder, cache.manifest, split)
+    tokens_WN, lengths_W = windows.read(np.arange(len(windows)))
+    found = []
+    for tokens_N, length in zip(tokens_WN, lengths_W, strict=True):
+        tokens = tokens_N[:length].tolist()
+        border = tokens.index(PAIR_BORDER)
+        sides = (tokens[:border], tokens[border + 1 :])
+        found.append(tuple(tuple(side[:limit]) for side, limit in zip(sides, most, strict=True)))
+    return found
+
+
+def sides_of(batch):
+    """Returns the (inputs, targets) of the rows of an encoder-decoder's batch, without padding."""
+    return [
+        tuple(tuple(row[row > 0].tolist()) for row in rows)
+        for rows in zip(batch["encoder_input_tokens"], batch["decoder_target_tokens"], strict=True)
+    ]
+
+
+def test_an_epoch_reads_every_pair_once_as_it_is(folder):
+    run = run_of(folder, PAIRS)
+    wanted = sorted(((*i, EOS_ID), (*t, EOS_ID)) for i, t in pairs_of(folder))
+    steps = -(-len(wanted) // 8)
+    batches = run.data.batches()
+    found = [row for step in range(steps) for row in sides_of(batches[step])]
+    assert sorted(found[: len(wanted)]) == wanted
+    assert found[: len(wanted)] != wanted
+    assert (batches[0]["decoder_loss_weights"] == (batches[0]["decoder_target_tokens"] > 0)).all()
+
+
+def test_a_decoder_has_the_inputs_without_weight(folder):
+    both, alone = run_of(folder, PAIRS), run_of(folder, PAIRS, preset="lm_tiny")
+    pairs = sides_of(both.data.batches()[3])
+    batch = alone.data.batches()[3]
+    for row, (inputs, targets) in enumerate(pairs):
+        tokens = batch["decoder_target_tokens"][row]
+        assert tuple(tokens[tokens > 0].tolist()) == inputs + targets
+        weights = batch["decoder_loss_weights"][row].tolist()
+        rest = [0] * (len(weights) - len(inputs) - len(targets))
+        assert weights == [0] * len(inputs) + [1] * len(targets) + rest
+        # Position 0 has no token, so the last token of the inputs is read one position later.
+        assert batch["decoder_causal_attention"][row].sum() == len(inputs) + 1
+
+
+def test_inputs_may_end_without_eos(folder):
+    with_end = run_of(folder, PAIRS).data.batches()[0]
+    without = run_of(folder, PAIRS, "--objective=too_long=cut,inputs_eos=false").data.batches()[0]
+    for (inputs, targets), (others, same) in zip(
+        sides_of(with_end), sides_of(without), strict=True
+    ):
+        assert targets == same
+        assert others[: len(inputs) - 1] == inputs[:-1]
+        assert EOS_ID not in others
+
+
+def test_a_mixture_with_denoising_keeps_its_rates_and_hosts_share_it(folder):
+    data = run_of(folder, f"{SPANS}=0.75,{PAIRS}=0.25", "--lengths.inputs=256",
+                  "--lengths.targets=64").data  # fmt: skip
+    whole = data.batches()
+    shares = np.bincount(np.concatenate([whole.places(step).sources for step in range(50)]))
+    assert shares.tolist() == [300, 100]
+    for step in (0, 7, 10**6):
+        for hosts in (2, 4):
+            parts = [data.batches(host, hosts)[step] for host in range(hosts)]
+            for name, array in whole[step].items():
+                assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
+
+
+def test_evaluation_reads_every_pair_once(folder):
+    run = run_of(folder, PAIRS)
+    (found,) = run.data.evaluation("validation", 8)
+    rows = [row for batch in found.iterate() for row in sides_of(batch) if row != ((), ())]
+    wanted = [((*i, EOS_ID), (*t, EOS_ID)) for i, t in pairs_of(folder, "validation")]
+    assert rows == wanted
+
+
+def test_start_up_counts_pairs_that_are_cut(folder):
+    lines = dict(run_of(folder, PAIRS, "--lengths.inputs=16").data.consequences())
+    whole = pairs_of(folder, most=(None, None))
+    cut = sum(len(i) > 15 or len(t) > 23 for i, t in whole)
+    assert lines["task"] == f"{PAIRS}: a pair -> inputs 16, targets 24"
+    assert lines["warning"].startswith(f"{cut:,} pairs of {len(whole)} are cut")
+
+
+def test_mistakes(folder):
+    with pytest.raises(UserError, match=r"set it to .*, or cut longer ones"):
+        run_of(folder, f"{PAIRS},{SPANS}", "--lengths.inputs=16").data.batches()
+    with pytest.raises(UserError, match="holds texts, and this objective"):
+        run_of(folder / SPANS, "supervised").data.batches()
+    with pytest.raises(UserError, match="holds pairs of inputs and targets"):
+        run_of(folder / PAIRS, "ul2").data.batches()
+
+
+@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
+def test_a_run_resumes_exactly_and_is_explained(folder, tmp_path, preset):
+    def train(model, steps):
+        result = command(
+            "trainer.pretrain", f"--preset={preset}", f"--task={PAIRS}", f"--cache_dir={folder}",
+            "--objective=too_long=cut", "--lengths.inputs=64", "--lengths.targets=24",
+            f"--model_dir={tmp_path}/{model}", "--batch_size=4", f"--train_steps={steps}",
+            "--checkpoint.every_steps=2", "--evaluation.every_steps=4", "--metrics.every_steps=1",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+
+    def metrics(model):
+        lines = map(json.loads, (tmp_path / model / "metrics.jsonl").read_text().splitlines())
+        return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
+
+    train("whole", 4)
+    train("stopped", 2)
+    train("stopped", 4)
+    assert metrics("whole") == metrics("stopped")
+    assert list(metrics("whole")) == [1, 2, 3, 4]
+    shown = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2")
+    lines = shown.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(line.count("[0:") == 1 for line in lines)

@@ -1,0 +1,145 @@
+"""Decoding with a cache equals the parallel pass, for every preset at sizes for a test."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.model.conftest import TinyModel
+from tests.trainer.model.test_every_preset import MODELS, PREDICTS_NEXT, VOCAB_SIZE
+from trainer.decoding.decoder import Decoder, Decoding
+from trainer.decoding.next_token import (
+    Cached,
+    Prompts,
+    Uncached,
+    for_decoding,
+    uncached_part,
+)
+from trainer.model.config import ModelConfig
+from trainer.model.layers import stack_layers
+from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model
+
+NEW, WIDTH = 5, 6
+# Presets whose decoders have parts without a cache.
+WITHOUT = {
+    "tiny_evolved_transformer",
+    "tiny_synthesizer",
+    "tiny_synthesizer_squared_relu",
+    "tiny_synthesizer_dense",
+}
+# One of each kind of cache; the others are slow.
+FAST = (
+    "t5_1_1_tiny",
+    "llama3_1b",
+    "tiny_primer",
+    "march_unified_attention",
+    "march_encoder_keys",
+    "tiny_synthesizer_dense",
+)
+
+
+def steps_of(config: ModelConfig, prefix: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns logits [B, N, V] of given tokens: step by step, and of the training pass."""
+    params = TinyModel.of(config).params
+    spec = for_decoding(model_spec(config))
+    model, random = build_model(spec), np.random.default_rng(3)
+    kind = Uncached if uncached_part(spec) else Cached
+    encodes = spec.encoder is not None
+    length_B = np.array([1, 1, 1] if encodes else [WIDTH, 2, 4])
+    width = 1 if encodes else WIDTH
+    token_BL = random.integers(3, VOCAB_SIZE, (3, WIDTH + NEW)).astype(np.int32)
+    token_BL[:, 0] = 0
+    prompt_BP = np.where(np.arange(width) < length_B[:, None], token_BL[:, :width], 0)
+    source_BS = random.integers(3, VOCAB_SIZE, (3, 7)).astype(np.int32)
+    source_BS[1, 4:] = 0
+    prompts = Prompts(prompt_BP, length_B, source_BS if encodes else None)
+    machine = kind(model, width, NEW, prefix)
+    new_BN = np.stack([row[n : n + NEW - 1] for row, n in zip(token_BL, length_B, strict=True)])
+
+    def run(params):
+        logits_BV, kept, state = machine.start(params, prompts)
+        logits = [logits_BV]
+        for number in range(NEW - 1):
+            logits_BV, state = machine.step(params, kept, state, new_BN[:, number], number)
+            logits.append(logits_BV)
+        return jnp.stack(logits, axis=1)
+
+    column_L = np.arange(token_BL.shape[1])
+    batch = {
+        "decoder_input_tokens": token_BL,
+        "decoder_target_tokens": (column_L < (length_B + NEW - 1)[:, None]).astype(np.int32),
+    }
+    if encodes:
+        batch["encoder_input_tokens"] = source_BS
+    if prefix:
+        batch["decoder_causal_attention"] = (column_L < length_B[:, None]).astype(np.int32)
+    whole_BLV = jax.jit(lambda params: model.apply({"params": params}, batch))(params)
+    at_BN = length_B[:, None] - 1 + np.arange(NEW)
+    return np.asarray(jax.jit(run)(params)), np.take_along_axis(
+        np.asarray(whole_BLV), at_BN[..., None], axis=1
+    )
+
+
+def config_of(name: str) -> ModelConfig:
+    # What is not seen of a pattern depends on the length of the row.
+    return replace(MODELS[name], attention_pattern="full")
+
+
+def check(name: str) -> None:
+    config = config_of(name)
+    assert (uncached_part(for_decoding(model_spec(config))) is not None) == (name in WITHOUT)
+    for prefix in {False, config.architecture == "decoder"}:
+        stepped, whole = steps_of(config, prefix)
+        np.testing.assert_allclose(stepped, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_steps_equal_the_parallel_pass(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PREDICTS_NEXT if name not in FAST])
+def test_steps_equal_the_parallel_pass_in_every_preset(name):
+    check(name)
+
+
+PIECES = {
+    "partial_rotary": ("llama3_1b", {"position": "rotary:fraction=0.5"}),
+    "linear_rotary": ("llama3_1b", {"position": "rotary:scaling=linear,factor=4"}),
+    "alibi": ("lm_tiny", {"position": "alibi"}),
+    "sines": ("lm_tiny", {"position": "sinusoidal"}),
+    "parallel_blocks": ("llama3_1b", {"parallel_blocks": "one_norm", "query_key_norm": True}),
+    "rotary_cross": ("t5_1_1_tiny", {"position": "rotary:cross=true"}),
+    "bias_per_layer": ("lm_tiny", {"position": "relative_per_layer"}),
+    "weights": ("lm_tiny", {"attention_weights": "norm_squared_relu"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIECES)
+def test_steps_equal_the_parallel_pass_with_other_pieces(name):
+    preset, changes = PIECES[name]
+    config = replace(MODELS[preset], **changes)
+    for prefix in {False, config.architecture == "decoder"}:
+        stepped, whole = steps_of(config, prefix)
+        np.testing.assert_allclose(stepped, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_scanned_layers_decode_as_others():
+    config = MODELS["llama3_1b"]
+    params, prompts = TinyModel.of(config).params, [np.arange(3, 9), np.arange(5, 8)]
+    decoding = Decoding(max_new_tokens=4)
+    plain = Decoder(config, decoding)(params, prompts)
+    scanned = Decoder(replace(config, scan_layers=True), decoding)(stack_layers(params), prompts)
+    assert [each.ids.tolist() for each in plain] == [each.ids.tolist() for each in scanned]
+
+
+def test_a_block_pattern_is_decoded_without_a_cache():
+    config = replace(MODELS["lm_tiny"], attention_pattern="local:block=2,window=1")
+    decoder = Decoder(config, Decoding(max_new_tokens=2))
+    assert decoder.without_cache == "the attention pattern"
+    assert len(decoder(TinyModel.of(config).params, [np.arange(3, 9)])) == 1

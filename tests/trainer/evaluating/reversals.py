@@ -1,0 +1,89 @@
+"""A seqio task with metrics of all kinds, and a program that evaluates it on several devices.
+
+    python tests/trainer/evaluating/reversals.py FOLDER BATCH_SIZE [FLAG …]
+
+The text of this module is also the user's --task_module, as reversals in FOLDER.
+"""
+
+import json
+import sys
+
+MODULE = """
+import seqio
+from tasks.metrics.metric import Metric
+
+FOLDER = {folder!r}
+VOCABULARY = seqio.SentencePieceVocabulary(FOLDER + "/vocabulary/sentencepiece.model")
+
+
+def rows(split, shuffle_files, seed=None):
+    import tensorflow as tf
+
+    lines = open(FOLDER + "/" + split + ".txt").read().splitlines()[:{rows}]
+    words = [" ".join(line.split()[:3]) for line in lines]
+    return tf.data.Dataset.from_tensor_slices(
+        {{"inputs": words, "targets": [" ".join(each.split()[::-1]) for each in words]}}
+    )
+
+
+def shortened(text, example, is_target):
+    return text[:40] + ("" if is_target else example["inputs_pretokenized"].decode()[:5])
+
+
+def lengths(targets, predictions):
+    pairs = [len(p) / (1 + len(t)) for t, p in zip(targets, predictions)]
+    return {{"length_ratio": sum(pairs), "words": seqio.metrics.Scalar(sum(map(len, predictions)))}}
+
+
+def likelihood(targets, scores):
+    return {{"total_score": float(sum(scores)), "target_length": sum(map(len, targets))}}
+
+
+def confident(targets, predictions, aux_values):
+    return {{"confidence": float(sum(aux_values["scores"]))}}
+
+
+def first_letters(targets, predictions):
+    return {{"first_letters": sum(t[:1] == p[:1] for t, p in zip(targets, predictions))}}
+
+
+METRICS = (Metric("first_letters", first_letters),)
+
+seqio.TaskRegistry.add(
+    "reversals",
+    source=seqio.FunctionDataSource(rows, splits=["train", "validation"]),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
+    postprocess_fn=shortened,
+    metric_fns=[lengths, likelihood, confident],
+)
+"""
+FLAGS = [
+    "--task=seqio:reversals",
+    "--task_module=reversals",
+    *("--lengths.inputs=24", "--lengths.targets=16", "--batch_size=8", "--data.shuffle=none"),
+]
+
+
+def evaluate(folder: str, batch_size: int, *flags: str):
+    """Returns (results, lines of predictions) of a model's initial parameters."""
+    import os
+
+    sys.path.insert(0, folder)
+    from trainer.engine.program import Program
+    from trainer.evaluating.evaluation import Evaluation
+    from trainer.pretrain import build_config
+    from trainer.setup import prepare
+
+    model_dir = os.path.join(folder, f"model_{os.getpid()}_{batch_size}")
+    flags = (*FLAGS, f"--model_dir={model_dir}", f"--evaluation.batch_size={batch_size}", *flags)
+    config, origins = build_config("t5_1_1_tiny", list(flags))
+    run = prepare(config, origins)
+    program = Program(run)
+    results = Evaluation(run, "validation", program)(program.initial_state().params, 0)
+    with open(os.path.join(model_dir, "predictions", "validation_0.jsonl")) as file:
+        return results, [json.loads(line) for line in file]
+
+
+if __name__ == "__main__":
+    print(json.dumps(evaluate(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))

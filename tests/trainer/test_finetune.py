@@ -1,0 +1,186 @@
+"""Fine-tuning by the command: settings, metrics in the loop, processes, LoRA and its export."""
+
+import json
+import random
+import sys
+
+import pytest
+
+from tests.trainer.conftest import command
+from tests.trainer.engine.test_processes import finish, free_port
+from tests.trainer.test_commands import assert_one_line, assert_same_state, curve, run, state
+from tests.trainer.test_evaluation_stops import start
+from trainer.reporting.metrics import read_metrics
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def pairs(text_cache, tmp_path_factory):
+    """The folder of a cache of pairs: words, and the same in capitals."""
+    folder = tmp_path_factory.mktemp("finetune")
+    words = sorted(set((text_cache.parents[1] / "train.txt").read_text().split()))
+    generator = random.Random(0)
+    for split, count in (("train", 300), ("validation", 20)):
+        with (folder / f"{split}.jsonl").open("w") as file:
+            for _ in range(count):
+                text = " ".join(generator.choices(words, k=3))[:30]
+                file.write(json.dumps({"q": text, "a": text.upper()}) + "\n")
+    made = command(
+        "pipeline.build", "--task=caps_supervised",
+        f"--corpus=json:{folder}/*.jsonl?split=train&inputs=q&targets=a",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return folder / "caches"
+
+
+@pytest.fixture(scope="module")
+def pretrained(text_cache, tmp_path_factory):
+    """The folder of a short run on text."""
+    model_dir = tmp_path_factory.mktemp("pretrained") / "model"
+    made = command(
+        "trainer.pretrain", "--preset=t5_1_1_tiny", "--task=python_docs_span_corruption",
+        f"--cache_dir={text_cache}", f"--model_dir={model_dir}", "--train_steps=2",
+        "--batch_size=4", "--lengths.inputs=64", "--lengths.targets=18",
+        "--evaluation.every_steps=0", "--metrics.tensorboard=false",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return model_dir
+
+
+def finetune(pretrained, pairs, model_dir, *flags):
+    return [
+        *(sys.executable, "-m", "trainer.finetune"),
+        *(f"--init_from={pretrained}", "--task=caps_supervised", f"--cache_dir={pairs}"),
+        *(f"--model_dir={model_dir}", f"--train_steps={STEPS}", "--batch_size=8"),
+        *("--lengths.inputs=48", "--lengths.targets=48", "--objective=too_long=cut"),
+        *("--metrics.every_steps=1", "--metrics.tensorboard=false", "--checkpoint.every_steps=2"),
+        *("--evaluation.every_steps=3", "--evaluation.decoding.max_new_tokens=12"),
+        "--evaluation.metrics=exact_match,character_error_rate",
+        *("--checkpoint.best_metric=character_error_rate", "--checkpoint.keep=9"),
+        *flags,
+    ]
+
+
+@pytest.fixture(scope="module")
+def tuned(pretrained, pairs, tmp_path_factory):
+    """The folder of a fine-tuned run with probes."""
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "probes.jsonl").write_text(
+        '{"text": "a short text to score"}\n'
+        '{"cloze": "the {} is here", "choices": ["cat", "dog"], "answer": 0}\n'
+    )
+    flags = [f"--evaluation.probes={folder}/probes.jsonl"]
+    made = run(finetune(pretrained, pairs, folder / "model", *flags))
+    assert made.returncode == 0, made.stderr
+    assert "with a new optimizer state" in made.stdout
+    return folder / "model"
+
+
+def test_the_settings_are_those_of_t5(tuned):
+    config = json.loads((tuned / "config.json").read_text())
+    assert config["config"]["model"]["dropout_rate"] == 0.1
+    assert config["config"]["init_from_state"] is False
+    assert config["origins"]["optimizer.learning_rate"] == "fine-tuning"
+    rates = {line["metrics"]["learning_rate"] for line in curve(tuned) if line["split"] == "train"}
+    assert [*rates] == [pytest.approx(1e-3)]
+
+
+def test_metrics_and_predictions_are_written(tuned):
+    lines = [line for line in read_metrics(str(tuned)) if line["split"] == "validation"]
+    assert [line["step"] for line in lines] == [3, 6]
+    for line in lines:
+        assert {"exact_match", "character_error_rate", "loss"} <= line["metrics"].keys()
+    (probes,) = [
+        line["metrics"]
+        for line in read_metrics(str(tuned))
+        if line["split"] == "probes" and line["step"] == 6
+    ]
+    assert probes["probe_accuracy"] in (0.0, 100.0)
+    assert probes["probe_perplexity"] > 1
+    path = tuned / "predictions" / "validation_6.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) == 20
+    assert found[0].keys() == {"task", "inputs", "targets", "prediction", "score"}
+    assert all(line["targets"] == line["inputs"].upper() for line in found[:3])
+    best = json.loads((tuned / "checkpoint_6/run/metadata").read_text())["best"]
+    assert best["metric"] == "character_error_rate"
+
+
+def test_two_processes_and_other_batches_give_the_same(tuned, pretrained, pairs, tmp_path):
+    port, probes = free_port(), tuned.parent / "probes.jsonl"
+    both = [
+        start(
+            finetune(
+                *(pretrained, pairs, tmp_path / "model", f"--evaluation.probes={probes}"),
+                *(f"--processes.coordinator=localhost:{port}", "--processes.count=2"),
+                *(f"--processes.index={index}", "--evaluation.batch_size=4"),
+            )
+        )
+        for index in range(2)
+    ]
+    finish(both)
+    found, expected = curve(tmp_path / "model"), curve(tuned)
+    assert [line["split"] for line in found] == [line["split"] for line in expected]
+    for one, other in zip(found, expected, strict=True):
+        if one["split"] != "train":
+            assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-3), one["step"]
+
+
+def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_path):
+    evaluate = ["trainer.evaluate", f"--model_dir={tuned}"]
+    made = run(command_of(*evaluate, "--steps=2,6", f"--plot={tmp_path}/curve.png"))
+    assert made.returncode == 0, made.stderr
+    assert "character_error_rate" in made.stdout
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    stored = json.loads((tuned / "evaluation.json").read_text())["checkpoints"]
+    last = [line for line in curve(tuned) if line["split"] == "validation"][-1]
+    assert stored["6"]["validation"] == pytest.approx(last["metrics"], rel=1e-4)
+
+    spans = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}"]
+    output = f"--output={tmp_path}/found.jsonl"
+    made = run(command_of(*evaluate, *spans, output, "--metrics=exact_match", "--examples=4"))
+    assert made.returncode == 0, made.stderr
+    (line, *_) = [json.loads(each) for each in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert (line["step"], line["split"]) == (6, "python_docs_span_corruption:validation")
+    assert {"loss", "exact_match"} <= line["metrics"].keys()
+    name = "python_docs_span_corruption_validation_6.jsonl"
+    assert len((tuned / "predictions" / name).read_text().splitlines()) == 4
+
+
+def command_of(*arguments):
+    return [sys.executable, "-m", *arguments]
+
+
+def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_path):
+    flags = ["--lora.rank=2", "--evaluation.every_steps=0", "--checkpoint.best_metric=None"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    made = run(finetune(pretrained, pairs, whole, *flags))
+    assert made.returncode == 0, made.stderr
+    assert "LoRA of rank 2 on " in made.stdout
+    made = run(finetune(pretrained, pairs, broken, *flags, "--train_steps=4"))
+    assert made.returncode == 0, made.stderr
+    made = run(finetune(pretrained, pairs, broken, *flags))
+    assert "resumes from checkpoint 4" in made.stdout, made.stderr
+    assert_same_state(state(whole, STEPS), state(broken, STEPS))
+    export = ["trainer.export", f"--model_dir={whole}", f"--output={tmp_path}/exported"]
+    made = run(command_of(*export))
+    assert made.returncode == 0, made.stderr
+    made = run(command_of("trainer.export_t5x", f"--model_dir={whole}", f"--output={tmp_path}/x"))
+    assert_one_line(made, "LoRA", "trainer.export")
+    made = run(finetune(whole, pairs, tmp_path / "third"))
+    assert_one_line(made, "LoRA", "hf:DIR")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--evaluation.metrics=exact_mach"], "did you mean exact_match"),
+        (["--evaluation.probes=nowhere.jsonl"], "no such file"),
+        (["--evaluation.decoding.batch_size=3"], "--evaluation.batch_size"),
+        (["--trainable=nothing"], "--trainable=nothing matches no parameter"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(pretrained, pairs, tmp_path, flags, says):
+    assert_one_line(run(finetune(pretrained, pairs, tmp_path / "model", *flags)), says)

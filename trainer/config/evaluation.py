@@ -1,0 +1,194 @@
+"""Settings of checkpoints, evaluations, and what a run does about their results. No JAX."""
+
+import dataclasses
+
+from tasks.terminal.fields import BELOW_ONE, Rule, at_least, check, field, one_of, require
+from trainer.decoding.config import Decoding
+
+_ON_DAMAGE = ("stop", "fall_back")
+# Metrics that every evaluation has, or that of every language model, and that rank checkpoints.
+BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
+_WATCHED = (
+    f"a metric is one of {', '.join(BEST_METRICS)}, of evaluation.metrics, or of a task as "
+    "TASK/METRIC; errors count down and all others up, unless written as min:METRIC or max:METRIC"
+)
+# The value of evaluation.metrics that stands for the task's own.
+TASK_METRICS = "task"
+_BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Settings of saving and keeping checkpoints. The last update is always saved.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    every_steps: int = field(
+        1000, "updates between checkpoints; 0: only at the end of the run", rule=at_least(0)
+    )
+    keep: int | None = field(
+        3, "number of newest checkpoints to keep, 1 or more; None: all", rule=at_least(1)
+    )
+    keep_every_steps: int | None = field(
+        None,
+        "also keep the checkpoints of multiples of this many updates, permanently",
+        rule=at_least(1),
+    )
+    best_metric: str | None = field(
+        None,
+        "also keep the checkpoint with the best validation value of this metric; an evaluation "
+        f"that improves on all before it is followed by a checkpoint; {_WATCHED}",
+    )
+    on_damage: str = field(
+        "stop",
+        "what to do if the newest checkpoint is damaged; stop = name the newest sound one and end, "
+        "fall_back = rename the damaged one to damaged_checkpoint_STEP and resume from the newest "
+        "sound one",
+        choices=_ON_DAMAGE,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Evaluation on the validation split during training.
+
+    The result does not depend on the batch size, except with Switch layers, where groups of rows
+    (up to 1,024 tokens together) share the capacity of each expert.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    every_steps: int = field(
+        1000,
+        "updates between evaluations on the validation split, with one after the last update; 0: "
+        "never",
+        rule=at_least(0),
+    )
+    batch_size: int | None = field(
+        None, "rows of an evaluation batch; None: the training batch's", rule=at_least(1)
+    )
+    batches: int | None = field(
+        None,
+        "number of batches of each task to evaluate, from the first (T5X's eval_steps); None: "
+        "the whole split",
+        rule=at_least(1),
+    )
+
+    metrics: tuple[str, ...] = field(
+        (TASK_METRICS,),
+        "metrics of generated text to compute as well, as exact_match,character_error_rate; "
+        "task = those that the task defines, such as seqio's metric_fns, if any; empty: none",
+    )
+    examples: int | None = field(
+        None,
+        "most examples of each task to generate text for, from the first; None: the whole split",
+        rule=at_least(1),
+    )
+    decoding: Decoding = field(
+        Decoding,
+        "How predictions are generated; the most new tokens are lengths.targets unless set",
+    )
+    probes: str | None = field(
+        None,
+        'JSON lines with probes to score at each evaluation: {"text": …} for its perplexity, '
+        '{"cloze": "… {} …", "choices": […], "answer": 0} for the most likely choice',
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingConfig:
+    """When a run ends before its last update: after evaluations that do not improve a metric.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    metric: str | None = field(
+        None, f"end the run when this metric stops improving; {_WATCHED}; None: never"
+    )
+    patience: int = field(
+        3, "evaluations in a row without an improvement that end the run", rule=at_least(1)
+    )
+    min_delta: float = field(
+        0.0, "least difference from the best value that is an improvement", rule=at_least(0)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlateauConfig:
+    """Drops of the learning rate after evaluations that do not improve a metric.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    metric: str | None = field(
+        None, f"lower the learning rate when this metric stops improving; {_WATCHED}; None: never"
+    )
+    patience: int = field(
+        2,
+        "evaluations in a row without an improvement, of the best value or since the last drop, "
+        "that lower the rate",
+        rule=at_least(1),
+    )
+    min_delta: float = field(
+        0.0, "least difference from the best value that is an improvement", rule=at_least(0)
+    )
+    factor: float = field(
+        0.5, "what each drop multiplies the schedule by, above 0 and below 1", rule=_BELOW_ONE
+    )
+    minimum_share: float = field(
+        0.01, "share of the schedule below which no drop goes, in [0, 1)", rule=BELOW_ONE
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def check_watched(
+    checkpoint: CheckpointConfig,
+    stopping: StoppingConfig,
+    plateau: PlateauConfig,
+    evaluation: EvaluationConfig,
+    task: str,
+) -> None:
+    """Checks that the metrics to be watched are evaluated, as far as can be known without data.
+
+    Raises:
+      Rejected: there are no evaluations, or no metric of this name.
+    """
+    # Metrics of seqio's tasks and of probes are known when these are loaded.
+    others = task.startswith("seqio:") or evaluation.metrics not in ((), (TASK_METRICS,))
+    others |= evaluation.probes is not None
+    for path, watched in (
+        ("checkpoint.best_metric", checkpoint.best_metric),
+        ("stopping.metric", stopping.metric),
+        ("plateau.metric", plateau.metric),
+    ):
+        if watched is None:
+            continue
+        require(
+            evaluation.every_steps > 0,
+            f"Config.{path}",
+            watched,
+            "unset without evaluations: set evaluation.every_steps above 0",
+        )
+        name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
+        require(
+            name in BEST_METRICS or others,
+            f"Config.{path}",
+            watched,
+            f"{one_of(BEST_METRICS)}; others need evaluation.metrics or evaluation.probes",
+        )

@@ -1,0 +1,65 @@
+"""Which parameters of a run learn: all, some by name, or LoRA's beside fixed ones. No JAX."""
+
+import dataclasses
+import re
+
+from tasks.terminal.fields import Rejected, above, at_least, check, field, require
+
+_ATTENTION = r"attention/(query|key|value|out)/kernel$"
+
+
+def check_pattern(name: str, pattern: str | None) -> None:
+    """Raises `Rejected` if a field is not a regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise Rejected(name, pattern, f"a regular expression: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank additions to kernels, which learn while the kernels stay as they are.
+
+    A kernel W [in, out] becomes W + alpha / rank * A B, with A [in, rank] drawn and B [rank, out] 0
+    at first. Exports hold the sum.
+
+    Source: Hu et al. 2021 (arXiv:2106.09685).
+    Differences: the sum is formed in every step, where the paper adds the two products with the
+    activations; that is the same function and less memory for activations, but as many operations
+    as full fine-tuning.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
+    alpha: float | None = field(
+        None, "the additions are multiplied by alpha / rank; None: the rank", rule=above(0)
+    )
+    kernels: str | None = field(
+        None,
+        "regular expression found in the paths of the kernels that get additions; None: those of "
+        f"attention, {_ATTENTION}",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_pattern("LoraConfig.kernels", self.kernels)
+        for name in ("alpha", "kernels"):
+            require(
+                getattr(self, name) is None or self.rank is not None,
+                f"LoraConfig.{name}",
+                getattr(self, name),
+                "unset without lora.rank",
+            )
+
+    @property
+    def scale(self) -> float:
+        """What the products of A and B are multiplied by."""
+        rank = self.rank or 1
+        return (self.alpha or rank) / rank
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression of the kernels' paths."""
+        return self.kernels or _ATTENTION

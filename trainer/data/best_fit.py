@@ -1,0 +1,41 @@
+"""Compiled best-fit packing of pairs in two dimensions. Importing this module takes a second."""
+
+import numpy as np
+
+from tasks.compiled import compiled
+
+
+@compiled(nogil=True)
+def best_fit(inputs_P, targets_P, inputs, targets):
+    """Returns the row of each pair, int64 [P].
+
+    In their order, a pair goes into the row that it leaves with the least room, the oldest among
+    equals, or into a new one. Room is counted in whole numbers: its share of `inputs` plus that
+    of `targets`, times both.
+
+    Args:
+      inputs_P, targets_P: int64 [P], lengths of the sides.
+      inputs, targets: lengths of a row; `targets` is 0 if there is one side.
+    """
+    row_P = np.empty(len(inputs_P), np.int64)
+    left = np.empty((len(inputs_P), 2), np.int64)
+    scale = max(targets, 1)
+    used = 0
+    for pair in range(len(inputs_P)):
+        best, least = -1, np.int64(1) << 62
+        for row in range(used):
+            inputs_left = left[row, 0] - inputs_P[pair]
+            targets_left = left[row, 1] - targets_P[pair]
+            if inputs_left < 0 or targets_left < 0:
+                continue
+            room = inputs_left * scale + targets_left * inputs
+            if room < least:
+                best, least = row, room
+        if best < 0:
+            best = used
+            left[best, 0], left[best, 1] = inputs, targets
+            used += 1
+        left[best, 0] -= inputs_P[pair]
+        left[best, 1] -= targets_P[pair]
+        row_P[pair] = best
+    return row_P

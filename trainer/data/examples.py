@@ -1,0 +1,139 @@
+"""Examples for evaluation by generated text: a prompt, the right answer, and how to compare them.
+
+Dimensions: W examples, N positions of an example, B rows of a batch, L positions of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks.inspection import decode
+from tasks.metrics import metric
+from tasks.metrics.metric import Metric
+from tasks.objectives import Examples
+from tasks.vocabulary import EOS_ID, TokenIds
+from trainer.config.evaluation import TASK_METRICS
+from trainer.config.run import Config
+from trainer.data.features import Batch, Converter
+
+
+class Example(NamedTuple):
+    """An example.
+
+    Attributes:
+      inputs: ids of the prompt, int32 [tokens], as the model reads it in training.
+      targets: ids of the right answer, int32 [tokens], as the model predicts it in training.
+      inputs_text: text of the prompt.
+      targets_text: text of the right answer.
+      target: what metrics compare with: the text, or what the task makes of it.
+      row: the task's own row, for the task to make its prediction of a text.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    inputs_text: str
+    targets_text: str
+    target: Any
+    row: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleSet:
+    """The examples of a task's split, and its metrics.
+
+    Attributes:
+      name: the task.
+      read: returns the first examples, at most as many as given; None: all.
+      decode: ids -> text.
+      postprocess: (text, example) -> the prediction that metrics read.
+      predicted: metrics of (targets, predictions).
+      scored: metrics of (targets, log likelihoods of the right answers).
+      with_scores: functions of (targets, predictions, {"scores": log likelihoods of predictions}).
+    """
+
+    name: str
+    read: Callable[[int | None], list[Example]]
+    decode: Callable[[Sequence[int]], str]
+    postprocess: Callable[[str, Example], Any]
+    predicted: tuple[Metric, ...] = ()
+    scored: tuple[Metric, ...] = ()
+    with_scores: tuple[Callable[..., Any], ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        """True if the set has a metric."""
+        return bool(self.predicted or self.scored or self.with_scores)
+
+
+def named_metrics(config: Config) -> tuple[Metric, ...]:
+    """Returns the metrics that `evaluation.metrics` names, the task's own left out.
+
+    Raises:
+      UserError: there is none of such a name.
+    """
+    names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
+    return tuple(metric.chosen(names, config.task_module)) if names else ()
+
+
+def of_batches(
+    name: str, batches: Callable[[], Iterable[Batch]], ids: TokenIds, metrics: tuple[Metric, ...]
+) -> ExampleSet:
+    """Returns the examples in the rows of batches, one example per row.
+
+    A row's prompt is what comes before its first weighted target: what the encoder reads, or the
+    beginning of a decoder-only model's row. Rows without targets are left out.
+    """
+
+    def text_of(tokens: Iterable[int]) -> str:
+        return decode.decode([int(token) for token in tokens], ids)
+
+    def read(limit: int | None) -> list[Example]:
+        found: list[Example] = []
+        for batch in batches():
+            for row in range(len(batch["decoder_target_tokens"])):
+                if limit is not None and len(found) == limit:
+                    return found
+                weighted = np.flatnonzero(batch["decoder_loss_weights"][row])
+                if not len(weighted):
+                    continue
+                row_L = batch["decoder_target_tokens"][row]
+                targets = row_L[weighted[0] : weighted[-1] + 1]
+                if "encoder_input_tokens" in batch:
+                    inputs_L = batch["encoder_input_tokens"][row]
+                    inputs = inputs_L[: np.flatnonzero(inputs_L)[-1] + 1]
+                else:
+                    inputs = row_L[: weighted[0]]
+                text = text_of(_before_eos(targets))
+                found.append(Example(inputs, targets, text_of(inputs), text, text))
+        return found
+
+    return ExampleSet(name, read, text_of, lambda text, _: text, metrics)
+
+
+def _before_eos(tokens: np.ndarray) -> np.ndarray:
+    ends = np.flatnonzero(tokens == EOS_ID)
+    return tokens[: ends[0]] if len(ends) else tokens
+
+
+def rows_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]], converter: Converter) -> Batch:
+    """Returns the features of (inputs, targets), one example per row; longer sides are cut."""
+    lengths = converter.lengths
+    inputs = [pair[0][: lengths.inputs] for pair in pairs]
+    targets = [pair[1][: lengths.targets] for pair in pairs]
+    examples: Examples = {"targets": _padded(targets)}
+    if lengths.inputs:
+        examples["inputs"] = _padded(inputs)
+    return converter(examples)
+
+
+def _padded(sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns int32 [W, N] padded with 0, and lengths int64 [W]."""
+    lengths_W = np.array([len(each) for each in sequences])
+    padded_WN = np.zeros((len(sequences), max(1, lengths_W.max(initial=0))), np.int32)
+    for row, each in enumerate(sequences):
+        padded_WN[row, : len(each)] = each
+    return padded_WN, lengths_W

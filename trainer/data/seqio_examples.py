@@ -1,0 +1,101 @@
+"""Examples of seqio tasks with their own metrics, as seqio's Evaluator would read and compare them.
+
+seqio and TensorFlow are imported by `trainer.data.seqio_data` alone, which hands its tasks over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tasks.metrics.metric import Metric
+from trainer.config import Config
+from trainer.config.evaluation import TASK_METRICS
+from trainer.data.examples import Example, ExampleSet, named_metrics
+
+
+def own_metric_objs(task: Any) -> list[Any]:
+    """Returns the metrics of a task that are objects; seqio lists those of functions after them."""
+    objects = list(task.metric_objs)
+    return objects[: len(objects) - len(task.metric_fns)]
+
+
+def examples_of(
+    task: Any, split: str, lengths: Mapping[str, int], cached: bool, config: Config
+) -> ExampleSet:
+    """Returns the examples of a split of a seqio Task.
+
+    Source: seqio 0.0.20, `Evaluator` and `PassthroughLegacyMetric`, for what postprocessors and
+    metrics are given.
+
+    Args:
+      task: the task.
+      split: the split.
+      lengths: length of each feature, to which examples are cut as in training.
+      cached: True to read the task's cache.
+      config: read for `seed`, `task_module` and `evaluation.metrics`.
+    """
+    vocabulary = task.output_features["targets"].vocabulary
+    read_inputs = "inputs" in lengths
+
+    def postprocessed(text: str, row: Any, is_target: bool) -> Any:
+        return task.postprocess_fn(text, example=row, is_target=is_target)
+
+    def read(limit: int | None) -> list[Example]:
+        dataset = task.get_dataset(
+            lengths, split, use_cached=cached, shuffle=False, seed=config.seed, num_epochs=1
+        )
+        found = []
+        for row in dataset.take(-1 if limit is None else limit).as_numpy_iterator():
+            targets = np.asarray(row["targets"], np.int32)
+            inputs = np.asarray(row["inputs"] if read_inputs else [], np.int32)
+            target = _text(row, "targets", vocabulary)
+            prompt = ""
+            if read_inputs:
+                prompt = _text(row, "inputs", task.output_features["inputs"].vocabulary)
+            found.append(
+                Example(inputs, targets, prompt, target, postprocessed(target, row, True), row)
+            )
+        return found
+
+    own = TASK_METRICS in config.evaluation.metrics
+    predicted = [_metric(each) for each in task.predict_metric_fns] if own else []
+    scored = [_metric(each) for each in task.score_metric_fns] if own else []
+    return ExampleSet(
+        task.name,
+        functools.cache(read),
+        vocabulary.decode,
+        lambda text, example: postprocessed(text, example.row, False),
+        (*predicted, *named_metrics(config)),
+        tuple(scored),
+        tuple(task.predict_with_aux_metric_fns) if own else (),
+    )
+
+
+def _metric(function: Callable[..., Mapping[str, Any]]) -> Metric:
+    """Returns one of seqio's metric functions as a metric of ours; values that are texts go."""
+
+    def compute(targets: Any, outputs: Any) -> Mapping[str, float]:
+        return _numbers(function(targets, outputs))
+
+    return Metric(getattr(function, "__name__", str(function)), compute)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in values.items():
+        number = getattr(value, "value", value)  # seqio's Scalar
+        if np.ndim(number) == 0 and np.issubdtype(np.asarray(number).dtype, np.number):
+            found[name] = float(number)
+    return found
+
+
+def _text(row: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
+    """Returns the text before tokenization or, without it, that of the ids."""
+    text = row.get(f"{feature}_pretokenized")
+    if text is None:
+        return vocabulary.decode([int(token) for token in row[feature]])
+    return text.decode() if isinstance(text, bytes) else str(text)

@@ -1,0 +1,1 @@
+"""Text from a trained model: prompts -> generated ids, by search over the next token's logits."""

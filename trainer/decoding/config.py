@@ -1,0 +1,122 @@
+"""The choices of a decoding. Plain data, no JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tasks.terminal.fields import Rule, above, at_least, check, field, require
+from tasks.vocabulary import EOS_ID
+
+GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
+METHODS = (GREEDY, BEAM, SAMPLE)
+# Laws of beam search, by the project whose results they are, with their own alpha.
+T5X, TRANSFORMERS = "t5x", "transformers"
+_ALPHAS: Mapping[str, float] = MappingProxyType({T5X: 0.6, TRANSFORMERS: 1.0})
+EARLY_STOPPING = ("false", "true", "never")
+
+_SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
+_FINITE = Rule("finite", math.isfinite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How the tokens after a prompt are chosen.
+
+    Raises:
+      Rejected: at construction, if a value makes no sense or has no effect beside the others.
+    """
+
+    method: str = field(
+        GREEDY,
+        "the most likely next token (greedy), the most likely sequence among several that are "
+        "extended together (beam), or a token drawn by its probability (sample)",
+        choices=METHODS,
+    )
+    max_new_tokens: int = field(
+        128, "the most tokens after a prompt, the end of the text included", rule=above(0)
+    )
+    num_beams: int | None = field(
+        None, "sequences that beam search extends together; None: 4", rule=above(1)
+    )
+    length_penalty: str | None = field(
+        None,
+        "law by which beam search compares sequences of different lengths, and stops: that of T5X "
+        "(t5x), which divides log probabilities by ((5 + length) / 6) ** alpha, or that of "
+        "transformers, which divides by length ** alpha; None: t5x",
+        choices=tuple(_ALPHAS),
+    )
+    alpha: float | None = field(
+        None, "exponent of the length penalty; None: 0.6 for t5x, 1 for transformers", rule=_FINITE
+    )
+    early_stopping: str | None = field(
+        None,
+        "when beam search with transformers' law stops: if the best unfinished sequence would, at "
+        "its present length, be worse than all finished ones (false), as soon as num_beams are "
+        "finished (true), or if it would be worse at any length (never); None: false",
+        choices=EARLY_STOPPING,
+    )
+    temperature: float | None = field(
+        None, "divisor of the logits before a token is drawn; None: 1", rule=above(0)
+    )
+    top_k: int | None = field(
+        None, "draw among so many of the most likely tokens; None: all", rule=above(0)
+    )
+    top_p: float | None = field(
+        None,
+        "draw among the fewest most likely tokens whose probabilities sum up to this; None: all",
+        rule=_SHARE,
+    )
+    num_return_sequences: int = field(
+        1, "results for each prompt: draws, or the best beams", rule=above(0)
+    )
+    seed: int = field(0, "seed of the draws; each prompt has its own key", rule=at_least(0))
+    batch_size: int = field(32, "prompts that are decoded together", rule=above(0))
+    eos_id: int = field(EOS_ID, "id of the token that ends a text", rule=at_least(0))
+    prefix: bool = field(
+        False,
+        "tokens of a decoder-only model's prompt see one another in both directions, as its inputs "
+        "do in training if the task has any",
+    )
+    cache: str = field(
+        "auto",
+        "keep keys and values of earlier tokens where the model can (auto), or compute the whole "
+        "row again for each token (none)",
+        choices=("auto", "none"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, method in (
+            *((name, BEAM) for name in ("num_beams", "length_penalty", "alpha", "early_stopping")),
+            *((name, SAMPLE) for name in ("temperature", "top_k", "top_p")),
+        ):
+            value = getattr(self, name)
+            rule = f"unset with method {self.method!r}: it is for {method!r}"
+            require(value is None or self.method == method, name, value, rule)
+        if self.early_stopping is not None:
+            rule = f"unset with length_penalty {T5X!r}, which has a rule of its own"
+            fits = self.length_penalty == TRANSFORMERS
+            require(fits, "early_stopping", self.early_stopping, rule)
+        most = {GREEDY: 1, BEAM: self.beams, SAMPLE: math.inf}[self.method]
+        rule = f"at most {most} with method {self.method!r}"
+        fits = self.num_return_sequences <= most
+        require(fits, "num_return_sequences", self.num_return_sequences, rule)
+
+    @property
+    def beams(self) -> int:
+        """Sequences that are extended together."""
+        return (self.num_beams or 4) if self.method == BEAM else 1
+
+    @property
+    def law(self) -> tuple[str, float]:
+        """The name of the length penalty, and its exponent."""
+        name = self.length_penalty or T5X
+        return name, _ALPHAS[name] if self.alpha is None else self.alpha
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch that a prompt takes."""
+        return self.num_return_sequences if self.method == SAMPLE else self.beams

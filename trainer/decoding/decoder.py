@@ -1,0 +1,269 @@
+"""Prompts -> generated ids, in batches, each length compiled once.
+
+Dimensions: B batch, S encoder length, P prompt length, N new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from tasks.terminal.command_line import UserError
+from trainer.config.mesh import ROWS
+from trainer.decoding import beam, chains
+from trainer.decoding.chains import Found
+from trainer.decoding.config import BEAM, Decoding
+from trainer.decoding.next_token import (
+    Cached,
+    NextToken,
+    Prompts,
+    Uncached,
+    for_decoding,
+    uncached_part,
+)
+from trainer.engine.sharding import parameter_shardings, put_batch, replicated, rows, tracing_on
+from trainer.model.config import ModelConfig
+from trainer.model.facts import ENCODER
+from trainer.model.layers import unstack_layers
+from trainer.model.spec import ModelSpec, model_spec
+from trainer.model.transformer import (
+    Transformer,
+    build_model,
+    init_params,
+    logical_axes,
+    rounded_kernels,
+)
+
+__all__ = ["Decoded", "Decoder", "Decoding"]
+
+_SHORTEST = 8
+
+
+class Decoded(NamedTuple):
+    """A result.
+
+    Attributes:
+      ids: int32 [tokens], without the prompt, up to and without EOS.
+      score: log probability under the model, EOS included; of beam search, divided by the length
+        penalty.
+      ended: EOS was chosen; otherwise there was no room for more tokens.
+    """
+
+    ids: np.ndarray
+    score: float
+    ended: bool
+
+
+class Decoder:
+    """Generates ids after prompts, by a model and the choices of a `Decoding`.
+
+    Results do not depend on the order of the prompts nor on what else is decoded, up to rounding:
+    rows of a batch do not see one another, a prompt's places depend on its own length, and draws
+    on the seed and the example's id.
+
+    Args:
+      model_config: the model.
+      decoding: the choices.
+      mesh: devices that divide rows and parameters; None: the default device.
+      rules: name of one of `config.mesh.RULES`, by which `mesh` divides parameters.
+
+    Attributes:
+      without_cache: the part of the model for which the whole row is computed again for every
+        token; None if there is none, or if this was chosen.
+
+    Raises:
+      UserError: the model has no decoder.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        decoding: Decoding,
+        mesh: Mesh | None = None,
+        rules: str = "standard",
+    ):
+        if model_config.architecture == ENCODER:
+            raise UserError(
+                f"family {model_config.family} has no decoder: it predicts masked tokens in place "
+                "and cannot generate text"
+            )
+        spec = model_spec(model_config)
+        assert isinstance(spec, ModelSpec)
+        self._config, self._decoding, self._mesh, self._rules = model_config, decoding, mesh, rules
+        self._scanned, self._spec = spec, for_decoding(spec)
+        model = build_model(self._spec)
+        assert isinstance(model, Transformer)
+        self._model = model
+        self.without_cache = uncached_part(self._spec) if decoding.cache == "auto" else None
+        self._caches = decoding.cache == "auto" and self.without_cache is None
+        self._shardings = None
+        if mesh is not None:
+            axes, key = logical_axes(spec), jax.random.key(0)
+            shapes = jax.eval_shape(lambda key: init_params(spec, key), key)
+            self._shardings = parameter_shardings(mesh, rules, shapes, axes)
+        self._search = self._compiled()
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """The most tokens of a prompt; None if there is no bound."""
+        if not self._config.counts_positions:
+            return None
+        if self._spec.encoder is not None:
+            return self._config.max_positions - self._spec.memory_tokens
+        return self._config.max_positions - self._decoding.max_new_tokens
+
+    def __call__(
+        self,
+        params: Any,
+        prompts: Sequence[np.ndarray],
+        example_ids: Sequence[int] | None = None,
+    ) -> list[Decoded]:
+        """Returns `num_return_sequences` results of each prompt, one after the other, in order.
+
+        Args:
+          params: the model's parameters, float32, on the mesh or elsewhere.
+          prompts: ids, int [tokens]: what the encoder reads, its EOS included, or the beginning of
+            the text in a decoder-only model; the id 0 before it is added here.
+          example_ids: a number for each prompt, on which its draws depend; None: its place.
+
+        Raises:
+          UserError: a prompt or the new tokens are longer than the model's positions.
+        """
+        if example_ids is None:
+            example_ids = range(len(prompts))
+        self._check(prompts)
+        if self._shardings is not None:
+            params = jax.device_put(params, self._shardings)
+        found: dict[int, list[Decoded]] = {}
+        for places, batch, id_B2 in self._batches(prompts, example_ids):
+            token_RN, score_R = jax.device_get(self._search(params, *self._placed(batch, id_B2)))
+            for number, place in enumerate(places):
+                count = self._decoding.num_return_sequences
+                part = slice(number * count, (number + 1) * count)
+                found[place] = [
+                    self._cut(token_N, float(score))
+                    for token_N, score in zip(token_RN[part], score_R[part], strict=True)
+                ]
+        return [each for place in range(len(prompts)) for each in found[place]]
+
+    def _cut(self, token_N: np.ndarray, score: float) -> Decoded:
+        ends = np.flatnonzero(token_N == self._decoding.eos_id)
+        ended = len(ends) > 0
+        return Decoded(token_N[: ends[0]] if ended else token_N, score, ended)
+
+    def _check(self, prompts: Sequence[np.ndarray]) -> None:
+        most, new = self.longest_prompt, self._decoding.max_new_tokens
+        if most is None:
+            return
+        positions = self._config.max_positions
+        if most < 0 or new > positions:
+            raise UserError(f"max_new_tokens is {new}, but the model has {positions} positions")
+        for number, prompt in enumerate(prompts):
+            if len(prompt) > most:
+                raise UserError(
+                    f"prompt {number} has {len(prompt)} tokens, but the model reads at most "
+                    f"{most} of its {positions} positions: shorten it"
+                )
+
+    def _batches(
+        self, prompts: Sequence[np.ndarray], example_ids: Sequence[int]
+    ) -> Iterator[tuple[list[int], Prompts, np.ndarray]]:
+        """Yields places of prompts of like lengths, the batch, and halves of ids, uint32 [B, 2]."""
+        most = self.longest_prompt
+        longest: dict[int, list[int]] = {}
+        for place, prompt in enumerate(prompts):
+            longest.setdefault(bucket(len(prompt), most), []).append(place)
+        size, encodes = self._decoding.batch_size, self._spec.encoder is not None
+        for length in sorted(longest):
+            group = longest[length]
+            for first in range(0, len(group), size):
+                places = group[first : first + size]
+                batch = self._rows(len(places))
+                prompt_BP = np.zeros((batch, length), np.int32)
+                length_B = np.zeros(batch, np.int32)
+                for row, place in enumerate(places):
+                    prompt_BP[row, : len(prompts[place])] = prompts[place]
+                    length_B[row] = 1 if encodes else 1 + len(prompts[place])
+                if encodes:
+                    made = Prompts(np.zeros((batch, 1), np.int32), length_B, prompt_BP)
+                else:
+                    # Rows begin with id 0, as in training.
+                    made = Prompts(np.pad(prompt_BP, ((0, 0), (1, 0))), length_B)
+                id_B2 = np.zeros((batch, 2), np.uint32)
+                for row, place in enumerate(places):
+                    id_B2[row] = divmod(example_ids[place], 1 << 32)
+                yield places, made, id_B2
+
+    def _rows(self, count: int) -> int:
+        """Returns the rows of a batch of `count` prompts: a power of two that divides the mesh."""
+        number = 1 << (count - 1).bit_length()
+        parts = 1
+        if self._mesh is not None:
+            parts = int(np.prod([self._mesh.shape[axis] for axis in ROWS]))
+        return -(-number // parts) * parts
+
+    def _placed(self, batch: Prompts, id_B2: np.ndarray) -> tuple[Prompts, Any]:
+        """Returns the arrays of a batch on the mesh."""
+        if self._mesh is None:
+            return batch, id_B2
+        arrays = {**batch._asdict(), "id_B2": id_B2}
+        placed = put_batch({k: v for k, v in arrays.items() if v is not None}, self._mesh)
+        id_B2 = placed.pop("id_B2")
+        return Prompts(**placed), id_B2
+
+    def _compiled(self) -> Any:
+        """Returns the jitted search (params, prompts, ids) -> `Found`."""
+        if self._mesh is None:
+            return jax.jit(self._run)
+        by_row = rows(self._mesh)
+        return jax.jit(
+            self._run,
+            in_shardings=(self._shardings, by_row, by_row),
+            out_shardings=replicated(self._mesh),
+        )
+
+    def _run(self, params: Any, prompts: Prompts, id_B2: jax.Array) -> Found:
+        if self._mesh is None:
+            return self._found(params, prompts, id_B2)
+        with tracing_on(self._mesh, self._rules):
+            return self._found(params, prompts, id_B2)
+
+    def _found(self, params: Any, prompts: Prompts, id_B2: jax.Array) -> Found:
+        if self._scanned.shared.scan_layers:
+            params = unstack_layers(params)
+        params = rounded_kernels(self._spec, params)
+        kind = Cached if self._caches else Uncached
+        decoding, width = self._decoding, prompts.decoder_BP.shape[1]
+        model: NextToken = kind(self._model, width, decoding.max_new_tokens, decoding.prefix)
+        if decoding.method == BEAM:
+            return beam.search(model, params, prompts, decoding)
+        key_R = keys_of(decoding.seed, id_B2, decoding.rows)
+        return chains.decode(model, params, prompts, decoding, key_R)
+
+
+def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
+    """Returns keys for `count` draws of each example, [B * count], by the seed and its id alone."""
+
+    def of_draw(id_2: jax.Array, number: jax.Array) -> jax.Array:
+        key = jax.random.key(seed)
+        for part in (*id_2, number):
+            key = jax.random.fold_in(key, part)
+        return key
+
+    numbers = jnp.tile(jnp.arange(count), len(id_B2))
+    return jax.vmap(of_draw)(jnp.repeat(id_B2, count, axis=0), numbers)
+
+
+def bucket(length: int, most: int | None = None) -> int:
+    """Returns the places for a prompt: the next of four sizes for every power of two, up to `most`.
+
+    So few lengths are compiled, and at most a fifth of the places is padding.
+    """
+    step = max(_SHORTEST, (1 << max(length - 1, 1).bit_length()) // 8)
+    places = max(_SHORTEST, -(-length // step) * step)
+    return places if most is None else max(min(places, most), 1)

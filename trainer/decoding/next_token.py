@@ -1,0 +1,226 @@
+"""The next token's logits, with a cache of earlier tokens or by computing the whole row again.
+
+Dimensions: B batch, S encoder length, P prompt length, T places of a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.model.cache import CACHE, FIXED, Cache
+from trainer.model.masks import Rows, predicate
+from trainer.model.memory import Memory
+from trainer.model.spec import ModelSpec
+from trainer.model.switch import Switch
+from trainer.model.transformer import Transformer
+
+# Nested dicts and tuples of arrays.
+Tree = Any
+
+
+class Prompts(NamedTuple):
+    """A batch of prompts.
+
+    Attributes:
+      decoder_BP: inputs of the decoder, which begin with id 0: int32, 0 after the prompt's end.
+      length_B: number of them, int32; 0 in a row that only fills the batch.
+      encoder_BS: inputs of the encoder; None in a decoder-only model.
+    """
+
+    decoder_BP: jax.Array | np.ndarray
+    length_B: jax.Array | np.ndarray
+    encoder_BS: jax.Array | np.ndarray | None = None
+
+
+class NextToken(Protocol):
+    """A model as searches see it.
+
+    What it remembers of rows is trees of arrays [B, …], whose rows searches copy and reorder:
+    `kept` stays the same, `state` changes with every token.
+    """
+
+    def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
+        """Returns the logits [B, V] of the first new token, `kept` and `state`."""
+        ...
+
+    def step(
+        self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        """Returns the logits [B, V] after new token `number`, counted from 0, and the state."""
+        ...
+
+
+def uncached_part(spec: ModelSpec) -> str | None:
+    """Returns the part of a decoder that cannot keep what it needs; None if all parts can."""
+    stack = spec.decoder
+    known = predicate(stack.mask)
+    if known is None or not known.causal:
+        return "the mask"
+    for layer in stack.layers:
+        for mixer in (layer.mixer, layer.cross_mixer):
+            if mixer is not None and not mixer.facts.caches:
+                pattern = getattr(mixer, "pattern", None)
+                return "the attention pattern" if pattern else f"{type(mixer).__name__}"
+        if not layer.feed_forward.pointwise:
+            return "the convolutions between attentions"
+    return None
+
+
+def for_decoding(spec: ModelSpec) -> ModelSpec:
+    """Returns the spec with layers apart and, in Switch layers, a place for every token.
+
+    Otherwise the tokens of other rows would decide which of a row's tokens find their expert full.
+    """
+
+    def roomy(stack):
+        layers = tuple(
+            replace(
+                layer,
+                feed_forward=replace(
+                    layer.feed_forward,
+                    evaluation_capacity_factor=float(layer.feed_forward.num_experts),
+                ),
+            )
+            if isinstance(layer.feed_forward, Switch)
+            else layer
+            for layer in stack.layers
+        )
+        return replace(stack, layers=layers)
+
+    return replace(
+        spec,
+        shared=replace(spec.shared, scan_layers=False, remat="none"),
+        decoder=roomy(spec.decoder),
+        encoder=spec.encoder and roomy(spec.encoder),
+    )
+
+
+def _remembered(model: Transformer, params: Tree, prompts: Prompts) -> Memory | None:
+    if prompts.encoder_BS is None:
+        return None
+    batch = {"encoder_input_tokens": prompts.encoder_BS}
+    return cast(Memory, model.apply({"params": params}, batch, method="remember"))
+
+
+class _Kept(NamedTuple):
+    """Facts about rows that stay the same.
+
+    Attributes:
+      length_B: length of the prompts.
+      memory: the encoder's output.
+      fixed: the collection FIXED; None without a cache.
+    """
+
+    length_B: jax.Array
+    memory: Memory | None
+    fixed: Tree = None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A model that keeps keys and values, and the inputs of convolutions.
+
+    Prompts are moved to the end of their places, so that all rows write to the same slot.
+
+    Attributes:
+      model: the model, none of whose parts is `uncached_part`.
+      width: places of a prompt, P.
+      new_tokens: the most tokens that are chosen.
+      prefix: tokens of a prompt see one another in both directions.
+    """
+
+    model: Transformer
+    width: int
+    new_tokens: int
+    prefix: bool = False
+
+    def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
+        """Returns as `NextToken.start`."""
+        memory = _remembered(self.model, params, prompts)
+        position_BP = jnp.arange(self.width) - (self.width - prompts.length_B)[:, None]
+        one_BP = (position_BP >= 0).astype(jnp.int32)
+        position_BP = jnp.maximum(position_BP, 0)
+        input_BP = jnp.take_along_axis(prompts.decoder_BP, position_BP, axis=1)
+        rows = Rows(one_BP, one_BP if self.prefix else None, position_BP, input_BL=input_BP)
+        logits_BV, collections = self.model.apply(
+            {"params": params},
+            input_BP,
+            rows,
+            memory,
+            jnp.full(len(input_BP), self.width - 1),
+            Cache(self.width + self.new_tokens),
+            method="next_logits",
+            mutable=[CACHE, FIXED],
+        )
+        kept = _Kept(jnp.asarray(prompts.length_B), memory, collections.get(FIXED, {}))
+        return cast(jax.Array, logits_BV), kept, collections[CACHE]
+
+    def step(
+        self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        """Returns as `NextToken.step`."""
+        index = self.width + number
+        slot_T = jnp.arange(self.width + self.new_tokens)
+        seen_BT = (slot_T >= (self.width - kept.length_B)[:, None]) & (slot_T <= index)
+        position_B1 = (kept.length_B + number)[:, None]
+        one_B1 = jnp.ones_like(position_B1)
+        # A new token is in no prefix.
+        rows = Rows(one_B1, position_BL=position_B1, input_BL=token_B[:, None])
+        logits_BV, collections = self.model.apply(
+            {"params": params, CACHE: state, FIXED: kept.fixed},
+            token_B[:, None],
+            rows,
+            kept.memory,
+            jnp.zeros_like(token_B),
+            Cache(len(slot_T), index, seen_BT),
+            method="next_logits",
+            mutable=[CACHE],
+        )
+        return cast(jax.Array, logits_BV), collections[CACHE]
+
+
+@dataclass(frozen=True)
+class Uncached:
+    """A model that computes the whole row for every token; attributes are those of `Cached`."""
+
+    model: Transformer
+    width: int
+    new_tokens: int
+    prefix: bool = False
+
+    def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
+        """Returns as `NextToken.start`."""
+        kept = _Kept(jnp.asarray(prompts.length_B), _remembered(self.model, params, prompts))
+        token_BT = jnp.pad(prompts.decoder_BP, ((0, 0), (0, self.new_tokens)))
+        return self._logits(params, kept, token_BT, kept.length_B), kept, token_BT
+
+    def step(
+        self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        """Returns as `NextToken.step`."""
+        place_BT = jnp.arange(state.shape[1])[None]
+        end_B = kept.length_B + number
+        token_BT = jnp.where(place_BT == end_B[:, None], token_B[:, None], state)
+        return self._logits(params, kept, token_BT, end_B + 1), token_BT
+
+    def _logits(
+        self, params: Tree, kept: _Kept, token_BT: jax.Array, length_B: jax.Array
+    ) -> jax.Array:
+        place_BT = jnp.broadcast_to(jnp.arange(token_BT.shape[1]), token_BT.shape)
+        one_BT = (place_BT < length_B[:, None]).astype(jnp.int32)
+        prefix_BT = (place_BT < kept.length_B[:, None]).astype(jnp.int32) if self.prefix else None
+        rows = Rows(one_BT, prefix_BT, input_BL=token_BT)
+        logits_BV = self.model.apply(
+            {"params": params},
+            token_BT,
+            rows,
+            kept.memory,
+            jnp.maximum(length_B - 1, 0),
+            method="next_logits",
+        )
+        return cast(jax.Array, logits_BV)

@@ -1,0 +1,99 @@
+"""Text in and out of a model: prompts as it saw them in training, and spans in their places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID, PAD_ID, UNK_ID, Vocabulary, sentinel_piece
+
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+# SentencePiece's mark for a space.
+_SPACE = "\u2581"
+
+
+def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
+    """Returns the ids of a text, int32 [tokens], without EOS; <extra_id_k> becomes a sentinel.
+
+    A space before a sentinel is dropped, since it belongs to the span's first token. Text that
+    follows a sentinel without a space goes on with the word, where the vocabulary has the piece.
+
+    Raises:
+      UserError: the vocabulary has no such sentinel.
+    """
+    # Texts and, at odd places, numbers of sentinels.
+    parts = _SENTINEL.split(text)
+    ids: list[int] = []
+    for place, part in enumerate(parts):
+        if place % 2:
+            ids.append(_sentinel(vocabulary, int(part)))
+            continue
+        if place < len(parts) - 1:
+            part = part.removesuffix(" ")
+        own = vocabulary.encode([part])[0].tolist() if part else []
+        if place and own and not part[0].isspace():
+            own = _without_space(vocabulary, own)
+        ids += own
+    return np.asarray(ids, np.int32)
+
+
+def _sentinel(vocabulary: Vocabulary, number: int) -> int:
+    count = vocabulary.record.sentinels
+    if number >= count:
+        which = f"{sentinel_piece(0)} to {sentinel_piece(count - 1)}" if count else "no sentinels"
+        raise UserError(f"the vocabulary has no {sentinel_piece(number)}: it has {which}")
+    return vocabulary.size - 1 - number
+
+
+def _without_space(vocabulary: Vocabulary, ids: list[int]) -> list[int]:
+    """Returns ids of a text without the space that SentencePiece writes before it."""
+    processor = vocabulary.processor
+    rest = processor.id_to_piece(ids[0]).removeprefix(_SPACE)
+    if not rest:
+        return ids[1:]
+    known = processor.piece_to_id(rest)
+    return ids if known == UNK_ID else [known, *ids[1:]]
+
+
+def decode(vocabulary: Vocabulary, ids: np.ndarray) -> str:
+    """Returns the text of ids, without those above the vocabulary, which pad the embedding."""
+    return vocabulary.decode(ids[ids < vocabulary.size])
+
+
+def sentinels(text: str) -> list[int]:
+    """Returns the numbers of the sentinels in a text, in their order."""
+    return [int(number) for number in _SENTINEL.findall(text)]
+
+
+def spans(vocabulary: Vocabulary, ids: np.ndarray) -> dict[int, str]:
+    """Returns the text after each sentinel of a model's output, by the sentinel's number.
+
+    The first one counts if a sentinel comes twice.
+    """
+    found: dict[int, list[int]] = {}
+    current: list[int] = []
+    for token in map(int, ids):
+        if token in (PAD_ID, EOS_ID) or token >= vocabulary.size:
+            continue
+        if token >= vocabulary.first_sentinel:
+            current = []
+            found.setdefault(vocabulary.size - 1 - token, current)
+        else:
+            current.append(token)
+    return {number: decode(vocabulary, np.asarray(span)) for number, span in found.items()}
+
+
+def filled(text: str, span_of: Mapping[int, str]) -> str:
+    """Returns a text with spans in brackets in the places of their sentinels.
+
+    Sentinels without a span stay.
+    """
+
+    def span(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return f"[{span_of[number]}]" if number in span_of else match[0]
+
+    return _SENTINEL.sub(span, text)

@@ -1,0 +1,62 @@
+"""Everything that an evaluation of a split computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tasks.storage import files
+from trainer.engine.evaluator import Evaluator
+from trainer.engine.program import Program
+from trainer.evaluating.predictions import PREDICTIONS, Predicting
+from trainer.evaluating.probes import Probes
+from trainer.setup import Run
+
+# By split, each metric's value.
+Results = dict[str, dict[str, float]]
+
+
+class Evaluation:
+    """Evaluates a split: losses, metrics of generated text if there are any, and probes.
+
+    Raises:
+      UserError: at construction, if the split, a metric or a probe is missing.
+    """
+
+    def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
+        """`label` is the name of the split in results and files; None: the split's own."""
+        config = run.config
+        self._label = label or split
+        self._split, self._folder = split, files.join(config.model_dir, PREDICTIONS)
+        self._losses = Evaluator(run, split, program.evaluation_step, program.mesh)
+        generates = bool(config.evaluation.metrics) and config.model.architecture != "encoder"
+        predicting = Predicting(run, split, program) if generates else None
+        self._predicting = predicting if predicting and predicting.sets else None
+        self._probes = Probes(run, program) if config.evaluation.probes else None
+
+    def __call__(
+        self, params: Any, step: int, stopping: Callable[[], bool] = lambda: False
+    ) -> Results | None:
+        """Returns metrics by split of the parameters after `step`; None if it was abandoned.
+
+        Predictions are written to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Metrics of text are under
+        the split's name beside those of `Evaluator`, and of probes under "probes".
+        """
+        results = self._losses(params, stopping)
+        if results is None:
+            return None
+        if self._predicting:
+            name = re.sub(r"[^\w.-]", "_", self._label)
+            output = files.join(self._folder, f"{name}_{step}.jsonl")
+            found = self._predicting(params, output, stopping)
+            if found is None:
+                return None
+            for split, values in found.items():
+                results.setdefault(split, {}).update(values)
+        results = {
+            self._label + name.removeprefix(self._split): values for name, values in results.items()
+        }
+        if self._probes:
+            results |= self._probes(params)
+        return results

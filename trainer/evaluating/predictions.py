@@ -1,0 +1,195 @@
+"""Evaluation by generated text: predictions, their metrics, and a file of both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from trainer.data.examples import Example, ExampleSet
+from trainer.decoding.decoder import Decoder
+from trainer.engine import processes
+from trainer.engine.program import Program
+from trainer.evaluating.likelihood import Likelihood
+from trainer.setup import Run
+
+# Folder of the files in model_dir.
+PREDICTIONS = "predictions"
+# Batches that are decoded between two looks at whether the run shall stop.
+_BATCHES_AT_ONCE = 4
+
+
+class Predicting:
+    """Generates text for the examples of a split and computes the metrics of their tasks.
+
+    Attributes:
+      sets: the examples, by task; those of tasks without metrics are left out.
+
+    Raises:
+      UserError: at construction, if there is no such split, metric or decoder.
+    """
+
+    def __init__(self, run: Run, split: str, program: Program):
+        config = run.config
+        self._split, self._program = split, program
+        self._limit = config.evaluation.examples
+        self.sets = [each for each in run.data.examples(split) if each.measured]
+        self._decoder: Decoder | None = None
+        if not self.sets:
+            return
+        size = config.evaluation.batch_size or config.batch_size
+        decoding = config.evaluation.decoding
+        if decoding.num_return_sequences > 1:
+            raise UserError(
+                f"--evaluation.decoding.num_return_sequences={decoding.num_return_sequences}: "
+                "metrics compare one prediction with each target"
+            )
+        reads_prefix = config.model.architecture == "decoder" and run.lengths.inputs > 0
+        decoding = dataclasses.replace(decoding, batch_size=size, prefix=reads_prefix)
+        if any(each.predicted or each.with_scores for each in self.sets):
+            self._decoder = Decoder(config.model, decoding, program.mesh, config.mesh.rules)
+        self._likelihood = Likelihood(program, run.converter, size)
+        self._at_once = _BATCHES_AT_ONCE * size
+        self._examples: dict[str, list[Example]] = {}
+
+    def __call__(
+        self, params: Any, output: str | None, stopping: Callable[[], bool] = lambda: False
+    ) -> dict[str, dict[str, float]] | None:
+        """Returns metrics by split: of all tasks, and of each task of a mixture.
+
+        Under the split's name are the means over the tasks that have a metric, and under SPLIT/TASK
+        those of a task. With one task there are only its own.
+
+        Args:
+          params: parameters of the program's state.
+          output: file of JSON lines to write, one for each example, by the first process; None:
+            none.
+          stopping: asked now and then; once it returns True, the evaluation is abandoned, and None
+            returned.
+        """
+        params = self._program.merged(params)
+        by_task: dict[str, dict[str, float]] = {}
+        lines: list[dict[str, Any]] = []
+        for each in self.sets:
+            found = self._task(params, each, stopping)
+            if found is None:
+                return None
+            by_task[each.name], written = found
+            lines += written
+        if output and processes.is_first():
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            files.make_folder(output.rpartition("/")[0])
+            files.write_bytes(output, text.encode())
+        results = {self._split: means_over_tasks(by_task)}
+        if len(by_task) > 1:
+            results |= {f"{self._split}/{name}": values for name, values in by_task.items()}
+        return results
+
+    def _task(
+        self, params: Any, task: ExampleSet, stopping: Callable[[], bool]
+    ) -> tuple[dict[str, float], list[dict[str, Any]]] | None:
+        if task.name not in self._examples:
+            self._examples[task.name] = task.read(self._limit)
+        examples = self._examples[task.name]
+        if not examples:
+            raise UserError(f"the split {self._split} of {task.name} has no examples to evaluate")
+        targets = [each.target for each in examples]
+        lines: list[dict[str, Any]] = [
+            {"task": task.name, "inputs": each.inputs_text, "targets": each.targets_text}
+            for each in examples
+        ]
+        values: dict[str, float] = {}
+        if self._decoder:
+            found = self._generated(params, task, examples, stopping)
+            if found is None:
+                return None
+            texts, scores = found
+            predictions = [
+                task.postprocess(text, each) for text, each in zip(texts, examples, strict=True)
+            ]
+            for line, text, prediction, score in zip(
+                lines, texts, predictions, scores, strict=True
+            ):
+                line |= {"prediction": text, "score": score}
+                if prediction != text:
+                    line["postprocessed"] = plain(prediction)
+            for metric in task.predicted:
+                _add(values, task.name, metric(targets, predictions))
+            for function in task.with_scores:
+                found_values = function(targets, predictions, {"scores": scores})
+                _add(values, task.name, numbers(found_values))
+        if task.scored:
+            pairs = [(each.inputs, each.targets) for each in examples]
+            likelihoods = self._likelihood(params, pairs).tolist()
+            for line, likelihood in zip(lines, likelihoods, strict=True):
+                line["target_score"] = likelihood
+            for metric in task.scored:
+                _add(values, task.name, metric(targets, likelihoods))
+        return values, lines
+
+    def _generated(
+        self,
+        params: Any,
+        task: ExampleSet,
+        examples: Sequence[Example],
+        stopping: Callable[[], bool],
+    ) -> tuple[list[str], list[float]] | None:
+        """Returns texts and log probabilities of predictions; None to abandon the evaluation."""
+        assert self._decoder
+        longest = self._decoder.longest_prompt
+        texts: list[str] = []
+        scores: list[float] = []
+        with progress.shown(f"predicting {self._split} of {task.name}", len(examples)) as bar:
+            for first in range(0, len(examples), self._at_once):
+                some = examples[first : first + self._at_once]
+                numbers_of = range(first, first + len(some))
+                prompts = [each.inputs[:longest] for each in some]
+                for decoded in self._decoder(params, prompts, numbers_of):
+                    texts.append(task.decode([int(token) for token in decoded.ids]))
+                    scores.append(float(decoded.score))
+                bar.update(len(texts))
+                if stopping():
+                    return None
+        return texts, scores
+
+
+def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each metric over the tasks that have it."""
+    names = dict.fromkeys(name for values in by_task.values() for name in values)
+    found = {}
+    for name in names:
+        of_tasks = [values[name] for values in by_task.values() if name in values]
+        found[name] = math.fsum(of_tasks) / len(of_tasks)
+    return found
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the values that are numbers, also those in seqio's Scalar; texts are left out."""
+    found = {}
+    for name, value in values.items():
+        value = getattr(value, "value", value)
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Returns a prediction as JSON can hold it."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _add(values: dict[str, float], task: str, found: Mapping[str, float]) -> None:
+    for name, value in found.items():
+        if name in values:
+            raise UserError(f"two metrics of {task} have a value called {name}")
+        values[name] = value

@@ -1,0 +1,162 @@
+"""Probes: a few texts and questions of the user's own, scored at every evaluation.
+
+A line of the file is {"text": …}, for perplexity, or {"cloze": "The {} barks.", "choices": ["dog",
+"house"], "answer": 0}, whose most likely choice should be the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID
+from trainer.engine.metrics import perplexity
+from trainer.engine.program import Program
+from trainer.evaluating.likelihood import Likelihood
+from trainer.setup import Run
+
+# The split under which metrics of probes are written.
+PROBES = "probes"
+_GAP = "{}"
+_KINDS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
+
+# (inputs, targets), ids each.
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+class _Probe(NamedTuple):
+    """A probe as pairs to score: one of a text, one for each choice of a cloze."""
+
+    pairs: list[Pair]
+    answer: int | None
+
+
+class Probes:
+    """The probes of `evaluation.probes`.
+
+    A decoder-only model scores the whole text, for each choice. An encoder-decoder model fills a
+    span, as in its pretraining: the gap of a cloze, or the second half of a text's words.
+
+    Raises:
+      UserError: at construction, if the file is missing or a line is not a probe; names the line.
+    """
+
+    def __init__(self, run: Run, program: Program):
+        path = run.config.evaluation.probes
+        assert path is not None
+        size = run.config.evaluation.batch_size or run.config.batch_size
+        self._program = program
+        self._likelihood = Likelihood(program, run.converter, size)
+        encodes = run.config.model.architecture == "encoder_decoder"
+        make = _Spans(run) if encodes else _Whole(run)
+        self._probes = [_probe(line, place, make) for place, line in _lines(path)]
+
+    def __call__(self, params: Any) -> dict[str, dict[str, float]]:
+        """Returns {"probes": values} for the parameters of the program's state.
+
+        `probe_accuracy` is the percentage of clozes whose answer is the most likely choice,
+        `probe_perplexity` that of all texts together, per token.
+        """
+        params = self._program.merged(params)
+        pairs = [pair for probe in self._probes for pair in probe.pairs]
+        scores = iter(self._likelihood(params, pairs).tolist())
+        right: list[bool] = []
+        nats, tokens = 0.0, 0
+        for probe in self._probes:
+            found = [next(scores) for _ in probe.pairs]
+            if probe.answer is None:
+                nats, tokens = nats - found[0], tokens + len(probe.pairs[0][1])
+            else:
+                right.append(int(np.argmax(found)) == probe.answer)
+        values = {}
+        if right:
+            values["probe_accuracy"] = 100 * math.fsum(right) / len(right)
+        if tokens:
+            values["probe_perplexity"] = perplexity(nats / tokens)
+        return {PROBES: values}
+
+
+class _Whole:
+    """Pairs for a decoder-only model: no inputs, and the whole text as targets."""
+
+    def __init__(self, run: Run):
+        self._encode, self._length = run.data.encode, run.lengths.inputs + run.lengths.targets
+
+    def text(self, text: str) -> Pair:
+        return self._pair(text)
+
+    def choice(self, before: str, choice: str, after: str) -> Pair:
+        return self._pair(before + choice + after)
+
+    def _pair(self, text: str) -> Pair:
+        return np.zeros(0, np.int32), _fitting(self._encode(text), self._length, text)
+
+
+class _Spans:
+    """Pairs for an encoder-decoder model: the text with a sentinel for a span, and the span."""
+
+    def __init__(self, run: Run):
+        self._encode, self._lengths = run.data.encode, run.lengths
+        self._sentinels = [run.data.vocab_size - 1, run.data.vocab_size - 2]
+
+    def text(self, text: str) -> Pair:
+        words = text.split()
+        half = len(words) // 2
+        return self.choice(" ".join(words[:half]) + " ", " ".join(words[half:]), "")
+
+    def choice(self, before: str, choice: str, after: str) -> Pair:
+        first, second = self._sentinels
+        inputs = [*self._encode(before), first, *self._encode(after), EOS_ID]
+        targets = [first, *self._encode(choice), second, EOS_ID]
+        whole = before + choice + after
+        return (
+            _fitting(inputs, self._lengths.inputs, whole),
+            _fitting(targets, self._lengths.targets, whole),
+        )
+
+
+def _fitting(ids: Sequence[int], length: int, text: str) -> np.ndarray:
+    if len(ids) > length:
+        raise UserError(
+            f"--evaluation.probes: {text[:60]!r} has {len(ids)} tokens, a row {length}: shorten it"
+        )
+    return np.asarray(ids, np.int32)
+
+
+def _lines(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns (place, value) of each line of a JSON lines file, for `_probe`."""
+    if not files.exists(path):
+        raise UserError(f"--evaluation.probes={path}: no such file")
+    found = []
+    for number, text in enumerate(files.read_bytes(path).decode().splitlines(), 1):
+        place = f"--evaluation.probes={path}, line {number}"
+        if not text.strip():
+            continue
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{place}: this is not JSON; {_KINDS}") from error
+        if not isinstance(value, dict):
+            raise UserError(f"{place}: {_KINDS}")
+        found.append((place, value))
+    if not found:
+        raise UserError(f"--evaluation.probes={path} has no probes; {_KINDS}")
+    return found
+
+
+def _probe(value: dict[str, Any], place: str, make: _Whole | _Spans) -> _Probe:
+    if isinstance(value.get("text"), str) and value["text"].strip():
+        return _Probe([make.text(value["text"])], None)
+    cloze, choices, answer = (value.get(name) for name in ("cloze", "choices", "answer"))
+    if not isinstance(cloze, str) or not isinstance(choices, list) or cloze.count(_GAP) != 1:
+        raise UserError(f"{place}: {_KINDS}")
+    if not isinstance(answer, int) or not 0 <= answer < len(choices) or len(choices) < 2:
+        raise UserError(f"{place}: the answer is the place of one of two or more choices, from 0")
+    before, _, after = cloze.partition(_GAP)
+    return _Probe([make.choice(before, str(each), after) for each in choices], answer)

@@ -1,0 +1,113 @@
+"""What a decoder keeps between two tokens, so that it computes the states of new ones only.
+
+Modules keep arrays in two collections of flax variables, with rows first: CACHE, which changes with
+every token, and FIXED, keys and values of an encoder.
+
+Dimensions: B batch, L length of the positions that look, S slots, H heads, G heads of keys and
+values, K head size, C channels, W width of a convolution, N distances.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.masks import Rows
+from trainer.model.positions import Positions
+
+CACHE, FIXED = "cache", "fixed"
+
+
+class Cache(NamedTuple):
+    """The place of a call in the rows that are being decoded.
+
+    A row has `slots` places. The prompt is at the end of the first of them, padding before it, so
+    that the next token of every row has the same slot.
+
+    Attributes:
+      slots: number of places.
+      slot: the slot of the first position that looks.
+      seen_BS: bool, the slots that the position sees; None while the prompt fills the cache.
+      fixed: the keys and values are an encoder's.
+    """
+
+    slots: int
+    slot: jax.Array | int = 0
+    seen_BS: jax.Array | None = None
+    fixed: bool = False
+
+    @property
+    def filling(self) -> bool:
+        """True if the positions are the whole prompt; False if they are the next token."""
+        return self.seen_BS is None
+
+    def behind(self, slots: int) -> Cache:
+        """Returns the cache of keys that come after those of `slots` other positions."""
+        return self._replace(slots=self.slots + slots, slot=self.slot + slots)
+
+    def keys_and_values(
+        self, module: nn.Module, k_BSGK: jax.Array, v_BSGK: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the keys and values that the positions may see, and keeps them.
+
+        Args:
+          module: the attention that keeps them.
+          k_BSGK: keys of the positions of this call, as they are compared with queries.
+          v_BSGK: values likewise.
+        """
+        names, collection = ("key", "value"), FIXED if self.fixed else CACHE
+        # Heads before slots: a product for one query then reads its keys in the order of memory.
+        fresh = [each.swapaxes(1, 2) for each in (k_BSGK, v_BSGK)]
+        if self.filling:
+            for name, x_BGSK in zip(names, fresh, strict=True):
+                missing = 0 if self.fixed else self.slots - x_BGSK.shape[2]
+                padded = jnp.pad(x_BGSK, ((0, 0), (0, 0), (0, missing), (0, 0)))
+                module.put_variable(collection, name, padded)
+            return k_BSGK, v_BSGK
+        kept: list[jax.Array] = [module.get_variable(collection, name) for name in names]
+        if not self.fixed:
+            for place, (name, x_BGSK) in enumerate(zip(names, fresh, strict=True)):
+                kept[place] = jax.lax.dynamic_update_slice(
+                    kept[place], x_BGSK, (0, 0, self.slot, 0)
+                )
+                module.put_variable(collection, name, kept[place])
+        return kept[0].swapaxes(1, 2), kept[1].swapaxes(1, 2)
+
+    def last_inputs(self, module: nn.Module, x_BLC: jax.Array, width: int) -> jax.Array:
+        """Returns the inputs [B, W - 1 + L, C] of a convolution, and keeps the last W - 1.
+
+        Args:
+          module: the convolution that keeps them.
+          x_BLC: its inputs at the positions of this call, 0 where there is no token.
+          width: positions that the convolution sees, W.
+        """
+        if self.filling:
+            before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)
+        else:
+            before = module.get_variable(CACHE, "inputs")
+        all_BPC = jnp.concatenate([before, x_BLC], axis=1)
+        module.put_variable(CACHE, "inputs", all_BPC[:, all_BPC.shape[1] - (width - 1) :])
+        return all_BPC
+
+
+def positions_at(scheme: nn.Module, cache: Cache | None, rows: Rows) -> Positions:
+    """Returns the effects of positions on queries.
+
+    Args:
+      scheme: the module of a `Position`.
+      cache: None if the queries are whole rows.
+      rows: facts about the queries' positions.
+    """
+    if cache is None or cache.filling:
+        length = rows.segment_BL.shape[1]
+        return scheme(length, length, rows.position_BL)
+    positions = scheme(cache.slots, cache.slots, rows.position_BL)
+    bias_HLS = None
+    if positions.bias_HN is not None:
+        first = cache.slots - 1 - cache.slot
+        bias_HS = jax.lax.dynamic_slice_in_dim(positions.bias_HN, first, cache.slots, axis=1)
+        bias_HLS = bias_HS[:, None]
+    return positions._replace(bias_HLS=bias_HLS, bias_HN=None, relative=None)

@@ -1,0 +1,200 @@
+"""What a run does about its evaluations: the best checkpoint, early stopping, lower rates.
+
+The state is a few numbers, which checkpoints hold as JSON. Python writes floating-point numbers so
+that they are read back exactly, so a resumed run decides as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tasks.metrics.names import lower_is_better
+from tasks.terminal.command_line import UserError
+from trainer.config import BEST_METRICS, CheckpointConfig, PlateauConfig, StoppingConfig
+
+# By split, each metric's value.
+Results = Mapping[str, Mapping[str, float]]
+
+
+class Best(NamedTuple):
+    """The best evaluation so far."""
+
+    metric: str
+    value: float
+    step: int
+
+
+@dataclasses.dataclass
+class _Patience:
+    """The evaluations since a metric improved.
+
+    Attributes:
+      flag: the flag that names the metric.
+      metric: the metric, as written in the flag; None: nothing is watched.
+      min_delta: least difference that is an improvement.
+      best: the best value so far.
+      stale: evaluations since then.
+    """
+
+    flag: str
+    metric: str | None
+    min_delta: float
+    best: float | None = None
+    stale: int = 0
+
+    def see(self, values: Mapping[str, float]) -> None:
+        """Counts an evaluation.
+
+        Raises:
+          UserError: it lacks the metric.
+        """
+        if self.metric is None:
+            return
+        value = value_of(self.flag, self.metric, values)
+        if self.best is None or is_better(self.metric, value, self.best, self.min_delta):
+            self.best, self.stale = value, 0
+        else:
+            self.stale += 1
+
+    def record(self) -> dict[str, Any]:
+        return {"metric": self.metric, "best": self.best, "stale": self.stale}
+
+    def recall(self, stored: Mapping[str, Any] | None) -> None:
+        """Takes over the state of a checkpoint, if it is that of the same metric."""
+        known = stored is not None and stored["metric"] == self.metric
+        self.best = stored["best"] if stored and known else None
+        self.stale = stored["stale"] if stored and known else 0
+
+
+class Watch:
+    """Follows the evaluations of a run.
+
+    Attributes:
+      best: the evaluation with the best `checkpoint.best_metric`; None before the first.
+      rate_scale: what drops of the rate have multiplied the schedule by so far.
+    """
+
+    def __init__(
+        self,
+        checkpoint: CheckpointConfig,
+        stopping: StoppingConfig | None = None,
+        plateau: PlateauConfig | None = None,
+    ):
+        self._metric = checkpoint.best_metric
+        self._stopping_config = stopping or StoppingConfig()
+        self._plateau_config = plateau or PlateauConfig()
+        self._stopping = _Patience(
+            "--stopping.metric", self._stopping_config.metric, self._stopping_config.min_delta
+        )
+        self._plateau = _Patience(
+            "--plateau.metric", self._plateau_config.metric, self._plateau_config.min_delta
+        )
+        self.best: Best | None = None
+        self.rate_scale = 1.0
+
+    @property
+    def exhausted(self) -> bool:
+        """True once so many evaluations in a row improved nothing that the run ends early."""
+        config = self._stopping_config
+        return config.metric is not None and self._stopping.stale >= config.patience
+
+    @property
+    def why_exhausted(self) -> str:
+        """What ended the run early."""
+        config, found = self._stopping_config, self._stopping
+        return (
+            f"{config.metric} has not improved on {found.best:g} for {found.stale} evaluations "
+            f"(--stopping.patience={config.patience})"
+        )
+
+    def see(self, step: int, values: Mapping[str, float]) -> bool:
+        """Takes note of the evaluation after `step`; returns whether it is the best so far.
+
+        Raises:
+          UserError: it lacks a metric that is watched.
+        """
+        self._stopping.see(values)
+        self._plateau.see(values)
+        plateau = self._plateau_config
+        if plateau.metric is not None and self._plateau.stale >= plateau.patience:
+            self.rate_scale = max(self.rate_scale * plateau.factor, plateau.minimum_share)
+            self._plateau.stale = 0
+        if self._metric is None:
+            return False
+        value = value_of("--checkpoint.best_metric", self._metric, values)
+        before = self.best
+        if (
+            before
+            and before.metric == self._metric
+            and not is_better(self._metric, value, before.value)
+        ):
+            return False
+        self.best = Best(self._metric, value, step)
+        return True
+
+    def record(self) -> dict[str, Any]:
+        """Returns the state as JSON values: "best" and "watch"."""
+        watch = {
+            "stopping": self._stopping.record(),
+            "plateau": self._plateau.record(),
+            "rate_scale": self.rate_scale,
+        }
+        return {"best": self.best and self.best._asdict(), "watch": watch}
+
+    def recall(self, stored: Mapping[str, Any]) -> None:
+        """Takes over the state of a checkpoint, as far as the same metrics are watched.
+
+        Without one, the state of another checkpoint that was looked at before is forgotten.
+        """
+        best, watch = stored.get("best"), stored.get("watch") or {}
+        self.best = Best(**best) if best and best["metric"] == self._metric else None
+        self._stopping.recall(watch.get("stopping"))
+        self._plateau.recall(watch.get("plateau"))
+        self.rate_scale = watch.get("rate_scale", 1.0)
+
+
+def flattened(results: Results) -> dict[str, float]:
+    """Returns the metrics of all rows by name, and those of a task of a mixture as TASK/METRIC."""
+    flat: dict[str, float] = {}
+    for split, values in results.items():
+        task = split.partition("/")[2]
+        flat |= {f"{task}/{name}" if task else name: value for name, value in values.items()}
+    return flat
+
+
+def is_better(metric: str, value: float, than: float, by: float = 0.0) -> bool:
+    """Returns whether a value of a metric is better by more than `by`; NaN never is."""
+    return value < than - by if _counts_down(metric) else value > than + by
+
+
+def _counts_down(metric: str) -> bool:
+    direction, colon, _ = metric.partition(":")
+    if colon and direction in ("min", "max"):
+        return direction == "min"
+    return lower_is_better(metric.rpartition("/")[2])
+
+
+def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
+    """Returns the value of a metric, which may be written as min:METRIC or max:METRIC.
+
+    Raises:
+      UserError: there is none; names those that there are.
+    """
+    name = metric.removeprefix("min:").removeprefix("max:")
+    if name not in values:
+        known = [each for each in values if each in BEST_METRICS or not _is_statistic(each)]
+        raise UserError(
+            f"{flag}={metric}: these tasks do not have this metric; choose one of "
+            f"{', '.join(known)}"
+        )
+    return values[name]
+
+
+# Values beside the metrics that describe the data.
+_STATISTICS = ("tokens", "unigram_entropy", "mean_label", "max_targets_length", "training_loss")
+
+
+def _is_statistic(name: str) -> bool:
+    return name.rpartition("/")[2] in _STATISTICS
