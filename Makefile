@@ -15,8 +15,8 @@ DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --l
     --optimizer.schedule='constant * linear_warmup * cosine_decay' \
     --optimizer.steps_per_cycle=$(DEMO_STEPS) --metrics.every_steps=50 \
     --evaluation.every_steps=200 --checkpoint.every_steps=200
-# What the trained T5 is asked at the end.
-GAPS = 'Return the <extra_id_0> of the string.'
+# A docstring with a gap, which the trained T5 fills at the end.
+GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 
 # The tests and the demo run on the CPU.
 export JAX_PLATFORMS ?= cpu

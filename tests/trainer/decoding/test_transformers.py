@@ -14,7 +14,8 @@ from trainer.huggingface import configs, modeling_palimpsest, parity
 NEW = 10
 LENGTHS = (9, 4, 7)
 # T5 1.0 and 1.1, mT5, grouped heads, T5's decoder alone, Primer's convolutions, GPT-2.
-NAMES = ["t5_1_0", "t5_1_1", "mt5", "llama3", "lm", "primer", "gpt2"]
+FAST, SLOW = ("t5_1_1", "llama3", "lm"), ("t5_1_0", "mt5", "primer", "gpt2")
+NAMES = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 BEAMS = {
     "plain": {},
     "short": {"alpha": 0.0, "early_stopping": "true"},
@@ -90,7 +91,7 @@ def test_greedy_ids_are_equal(pair):
 
 @pytest.mark.parametrize("name", BEAMS)
 def test_beams_are_equal(pair, name):
-    if name != "plain" and pair.name not in ("t5_1_1", "llama3"):
+    if name != "plain" and pair.name != "t5_1_1":
         pytest.skip("the laws do not depend on the model")
     eos_id, choices = pair.common, BEAMS[name]
     ours = pair.ours(
@@ -108,7 +109,7 @@ def test_beams_are_equal(pair, name):
     np.testing.assert_allclose([each.score for each in ours], scores.numpy(), rtol=1e-4)
 
 
-CUSTOM = ["lm", "primer", "primer_ez", "vanilla"]
+CUSTOM = ["primer", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lm", "primer_ez"))]
 
 
 @pytest.mark.parametrize("name", CUSTOM)
