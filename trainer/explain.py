@@ -15,7 +15,8 @@ from tasks.cache.lineage import Lineage, Part
 from tasks.cache.windows import Place
 from tasks.inspection import show
 from tasks.inspection.trace import trace
-from tasks.objectives.packing import InSlot, Slots
+from tasks.objectives.kinds import Slots
+from tasks.objectives.packing import InSlot
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError

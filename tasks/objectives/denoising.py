@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.kinds import Kind
 from tasks.objectives.masks import (
     Bounds,
     IidTokens,
@@ -23,7 +24,6 @@ from tasks.objectives.masks import (
     RegularSpans,
 )
 from tasks.objectives.objective import Lengths, Objective, with_eos
-from tasks.objectives.packing import Kind
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 

@@ -6,15 +6,13 @@ Dimensions: W windows, N tokens of a window.
 import abc
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tasks.objectives.kinds import Kind, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, TokenIds
-
-if TYPE_CHECKING:
-    from tasks.objectives.packing import Kind, Slots
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
 Examples = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -76,7 +74,7 @@ class Objective(abc.ABC):
           ids: the vocabulary; sentinels are its last ids, descending.
         """
 
-    def kinds(self, lengths: Lengths) -> "tuple[Kind, ...]":
+    def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
         """Returns the kinds of examples, whose lengths are known before a token is read.
 
         Raises:
@@ -92,7 +90,7 @@ class Objective(abc.ABC):
         tokens_WN: np.ndarray,
         lengths_W: np.ndarray,
         keys_W: np.ndarray,
-        slots: "Slots",
+        slots: Slots,
         lengths: Lengths,
         ids: TokenIds,
     ) -> Examples:

@@ -11,46 +11,15 @@ Dimensions: G windows of a deck, R rows of a deck.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from tasks.objectives.kinds import Kind, Slots
 from tasks.objectives.objective import Lengths, Objective
 from tasks.terminal.command_line import UserError
 
 # Windows of a deck: shares of kinds are rounded to 1 / _MOST if no smaller deck has them exactly.
 _MOST = 400
-
-
-class Kind(NamedTuple):
-    """A kind of example, or of two examples whose lengths add up to a constant.
-
-    Attributes:
-      share: weight of its examples among those of all kinds.
-      choice: number of the kind in its objective.
-      members: examples that are packed into one row together, 1 or 2; of two, the second mirrors
-        the first.
-      inputs, targets: total lengths of these examples, EOS included.
-    """
-
-    share: float
-    choice: int
-    members: int
-    inputs: int
-    targets: int
-
-
-class Slots(NamedTuple):
-    """How some windows are to become examples.
-
-    Attributes:
-      choices_W: int64 [W], numbers of kinds.
-      mirrored_W: bool [W], True for the second of two examples that mirror each other. Its key is
-        that of the first.
-    """
-
-    choices_W: np.ndarray
-    mirrored_W: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)

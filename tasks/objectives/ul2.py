@@ -9,8 +9,8 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
+from tasks.objectives.kinds import Kind, Slots
 from tasks.objectives.objective import Lengths, Objective, words
-from tasks.objectives.packing import Kind, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import sentinel_piece
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, Objective, noise
-from tasks.objectives.packing import Slots
+from tasks.objectives.kinds import Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data.features import Batch, Converter

@@ -10,7 +10,8 @@ import numpy as np
 
 from tasks.cache.pair_windows import PairWindows
 from tasks.objectives import Lengths, noise
-from tasks.objectives.packing import Deck, Slots
+from tasks.objectives.kinds import Slots
+from tasks.objectives.packing import Deck
 from tasks.terminal.command_line import UserError
 from trainer.data.order import Order
 

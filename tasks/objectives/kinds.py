@@ -1,0 +1,39 @@
+"""Kinds of examples whose lengths are known before a token is read.
+
+Dimensions: W windows.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Kind(NamedTuple):
+    """A kind of example, or of two examples whose lengths add up to a constant.
+
+    Attributes:
+      share: weight of its examples among those of all kinds.
+      choice: number of the kind in its objective.
+      members: examples that are packed into one row together, 1 or 2; of two, the second mirrors
+        the first.
+      inputs, targets: total lengths of these examples, EOS included.
+    """
+
+    share: float
+    choice: int
+    members: int
+    inputs: int
+    targets: int
+
+
+class Slots(NamedTuple):
+    """How some windows are to become examples.
+
+    Attributes:
+      choices_W: int64 [W], numbers of kinds.
+      mirrored_W: bool [W], True for the second of two examples that mirror each other. Its key is
+        that of the first.
+    """
+
+    choices_W: np.ndarray
+    mirrored_W: np.ndarray
