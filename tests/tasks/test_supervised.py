@@ -179,7 +179,7 @@ def test_an_answer_of_several_is_right():
 
 def test_pairs_are_written(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(RTE) + "\n")
-    command = [sys.executable, "-m", "tasks.supervised.write", f"--output={tmp_path}/pairs.jsonl"]
+    command = [sys.executable, "-m", "tasks.write_pairs", f"--output={tmp_path}/pairs.jsonl"]
     flags = ["--task=glue_rte", f"--input={tmp_path}/rows.jsonl"]
     made = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

@@ -1,6 +1,6 @@
 """Writes the rows of a data set as pairs of texts, for pipeline.build.
 
-python -m tasks.supervised.write --task=glue_cola --input=train.parquet --output=train.jsonl
+python -m tasks.write_pairs --task=glue_cola --input=train.parquet --output=train.jsonl
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.terminal.command_line import Parser, UserError
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser(prog="python -m tasks.supervised.write", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m tasks.write_pairs", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--task", required=True, help=f"one of {', '.join(table.TASKS)}")
     add("--input", required=True, help="rows: a Parquet file or JSON lines, with the Hub's columns")
