@@ -195,20 +195,16 @@ class DataConfig:
         True, "pack several examples of a seqio task into one row; false = one example per row"
     )
     pack_examples: bool = field(
-        False,
-        "pack several examples of a cache's task into each training row of --lengths; false = one "
-        "example a row. Evaluation always reads one a row",
+        False, "pack several examples of a cache's task into each training row of --lengths"
     )
     example_inputs: int | None = field(
-        None,
-        "most inputs of an example with pack_examples; None: the task's, of pairs those of a row",
+        None, "inputs of an example of a packed row; None: the task's, of pairs the row's",
         rule=at_least(1),
-    )
+    )  # fmt: skip
     example_targets: int | None = field(
-        None,
-        "most targets of an example with pack_examples; None: the task's, of pairs those of a row",
+        None, "targets of an example of a packed row; None: the task's, of pairs the row's",
         rule=at_least(1),
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)
