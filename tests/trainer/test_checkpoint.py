@@ -137,7 +137,9 @@ def state_of(step):
 
 
 ABSTRACT = abstract_of(state_of(0))
-PROGRAM = SimpleNamespace(abstract_state=lambda: ABSTRACT)
+PROGRAM = SimpleNamespace(
+    abstract_state=lambda: ABSTRACT, with_rate_scale=lambda state, scale: state
+)
 
 
 @pytest.fixture

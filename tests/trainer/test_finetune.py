@@ -17,7 +17,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def pairs(text_cache, tmp_path_factory):
-    """The folder of a cache of pairs: words, and the same in capitals."""
+    """The folder of a cache of pairs: words, and the same backwards."""
     folder = tmp_path_factory.mktemp("finetune")
     words = sorted(set((text_cache.parents[1] / "train.txt").read_text().split()))
     generator = random.Random(0)
@@ -25,9 +25,10 @@ def pairs(text_cache, tmp_path_factory):
         with (folder / f"{split}.jsonl").open("w") as file:
             for _ in range(count):
                 text = " ".join(generator.choices(words, k=3))[:30]
-                file.write(json.dumps({"q": text, "a": text.upper()}) + "\n")
+                answer = " ".join(reversed(text.split()))
+                file.write(json.dumps({"q": text, "a": answer}) + "\n")
     made = command(
-        "pipeline.build", "--task=caps_supervised",
+        "pipeline.build", "--task=backwards_supervised",
         f"--corpus=json:{folder}/*.jsonl?split=train&inputs=q&targets=a",
         f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
     )  # fmt: skip
@@ -52,7 +53,7 @@ def pretrained(text_cache, tmp_path_factory):
 def finetune(pretrained, pairs, model_dir, *flags):
     return [
         *(sys.executable, "-m", "trainer.finetune"),
-        *(f"--init_from={pretrained}", "--task=caps_supervised", f"--cache_dir={pairs}"),
+        *(f"--init_from={pretrained}", "--task=backwards_supervised", f"--cache_dir={pairs}"),
         *(f"--model_dir={model_dir}", f"--train_steps={STEPS}", "--batch_size=8"),
         *("--lengths.inputs=48", "--lengths.targets=48", "--objective=too_long=cut"),
         *("--metrics.every_steps=1", "--metrics.tensorboard=false", "--checkpoint.every_steps=2"),
@@ -103,7 +104,7 @@ def test_metrics_and_predictions_are_written(tuned):
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == 20
     assert found[0].keys() == {"task", "inputs", "targets", "prediction", "score"}
-    assert all(line["targets"] == line["inputs"].upper() for line in found[:3])
+    assert all(line["targets"].split() == line["inputs"].split()[::-1] for line in found)
     best = json.loads((tuned / "checkpoint_6/run/metadata").read_text())["best"]
     assert best["metric"] == "character_error_rate"
 
