@@ -6,7 +6,6 @@ bytes and more are "large": resolve redirects to another server, as the Hub does
 """
 
 import hashlib
-import http.server
 import json
 import pathlib
 import random
@@ -14,6 +13,8 @@ import re
 import threading
 import time
 import urllib.parse
+
+from tests.quiet_server import QuietHandler, QuietServer
 
 REPOSITORY = "an/owner"
 COMMIT = "c0ffee" * 6 + "abcd"
@@ -24,7 +25,7 @@ LARGE_BYTES = 1000
 FAULTS = ("429", "503", "500", "dropped", "cut off", "short", "slow")
 
 
-class HubServer:
+class HubServer(QuietServer):
     """A Hub with one data set, an/owner, running inside a `with` block; `url` is its address.
 
     Args:
@@ -34,6 +35,10 @@ class HubServer:
       faults: the share of requests that fail, chosen at random from `seed`.
       always: a fault of every request for a file below data/, or None.
     """
+
+    @property
+    def handler(self):
+        return _Handler
 
     def __init__(
         self,
@@ -47,17 +52,6 @@ class HubServer:
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.seen: list[tuple[str, str, str]] = []  # method, path, fault
-
-    def __enter__(self) -> "HubServer":
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def fault(self, method: str, path: str) -> str:
         """Returns the next request's fault, "" for none."""
@@ -75,18 +69,8 @@ class HubServer:
         return chosen
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    def handle_error(self, *_):
-        pass  # the client disconnected
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(QuietHandler):
     hub: HubServer
-
-    def log_message(self, *_):
-        pass
 
     def handle_request(self):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

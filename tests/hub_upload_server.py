@@ -6,18 +6,19 @@ bytes and more go to LFS.
 
 import base64
 import hashlib
-import http.server
 import json
 import re
 import threading
 import urllib.parse
+
+from tests.quiet_server import QuietHandler, QuietServer
 
 TOKEN = "hf_may_write"
 LARGE_BYTES = 1000
 _MODEL = r"/api/models/([\w.-]+/[\w.-]+)"
 
 
-class HubUploadServer:
+class HubUploadServer(QuietServer):
     """A Hub running inside a `with` block; `url` is its address.
 
     Attributes:
@@ -29,6 +30,10 @@ class HubUploadServer:
       puts: number of LFS uploads that were started.
     """
 
+    @property
+    def handler(self):
+        return _Handler
+
     def __init__(self, owner: str = "an"):
         self.owner = owner
         self.branches: dict[str, dict[str, dict[str, bytes]]] = {}
@@ -38,30 +43,9 @@ class HubUploadServer:
         self.puts = 0
         self.lock = threading.Lock()
 
-    def __enter__(self) -> "HubUploadServer":
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    def handle_error(self, *_):
-        pass  # the client disconnected
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(QuietHandler):
     hub: HubUploadServer
-
-    def log_message(self, *_):
-        pass
 
     def handle_request(self):
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)

@@ -35,7 +35,7 @@ _LESS_MEMORY = (
 
 
 class Settings(NamedTuple):
-    """What a command sets before its flags do.
+    """Settings that a command makes before its flags are read.
 
     Attributes:
       origin: the origin of the values.

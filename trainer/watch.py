@@ -1,4 +1,4 @@
-"""What a run does about its evaluations: the best checkpoint, early stopping, lower rates.
+"""Consequences of evaluations: the best checkpoint, early stopping, lower learning rates.
 
 The state is a few numbers, which checkpoints hold as JSON. Python writes floating-point numbers so
 that they are read back exactly, so a resumed run decides as one that was never stopped.
@@ -102,7 +102,7 @@ class Watch:
 
     @property
     def why_exhausted(self) -> str:
-        """What ended the run early."""
+        """The reason why the run ended early, for messages."""
         config, found = self._stopping_config, self._stopping
         return (
             f"{config.metric} has not improved on {found.best:g} for {found.stale} evaluations "

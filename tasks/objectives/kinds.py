@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """How some windows are to become examples.
+    """The kinds of examples that some windows become.
 
     Attributes:
       choices_W: int64 [W], numbers of kinds.

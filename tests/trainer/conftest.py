@@ -1,5 +1,6 @@
 """A small real cache, made once by the real commands, for the tests of the trainer."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -21,6 +22,12 @@ def command(*arguments, **kwargs):
         timeout=300,
         **kwargs,
     )
+
+
+def training_metrics(model_dir):
+    """Returns the metrics of updates by step."""
+    lines = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
 
 
 @pytest.fixture(scope="session")

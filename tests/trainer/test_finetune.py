@@ -109,6 +109,7 @@ def test_metrics_and_predictions_are_written(tuned):
     assert best["metric"] == "character_error_rate"
 
 
+@pytest.mark.slow
 def test_two_processes_and_other_batches_give_the_same(tuned, pretrained, pairs, tmp_path):
     port, probes = free_port(), tuned.parent / "probes.jsonl"
     both = [
@@ -129,6 +130,7 @@ def test_two_processes_and_other_batches_give_the_same(tuned, pretrained, pairs,
             assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-3), one["step"]
 
 
+@pytest.mark.slow
 def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_path):
     evaluate = ["trainer.evaluate", f"--model_dir={tuned}"]
     made = run(command_of(*evaluate, "--steps=2,6", f"--plot={tmp_path}/curve.png"))
@@ -154,6 +156,7 @@ def command_of(*arguments):
     return [sys.executable, "-m", *arguments]
 
 
+@pytest.mark.slow
 def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_path):
     flags = ["--lora.rank=2", "--evaluation.every_steps=0", "--checkpoint.best_metric=None"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -1,4 +1,4 @@
-"""Which parameters of a run learn: all, some by name, or LoRA's beside fixed ones. No JAX."""
+"""Settings of the parameters that learn: all, some by name, or LoRA's alone. No JAX."""
 
 import dataclasses
 import re
@@ -55,7 +55,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """What the products of A and B are multiplied by."""
+        """The factor of the products of A and B, alpha / rank."""
         rank = self.rank or 1
         return (self.alpha or rank) / rank
 

@@ -44,7 +44,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How checkpoints are written.
+    """The format and precision of written checkpoints.
 
     Attributes:
       format: one of FORMATS.

@@ -30,7 +30,7 @@ _COMPARABLE = (
 
 
 class NotEqual(Exception):
-    """What was written is not what was read, or computes something different."""
+    """Raised if the arrays written differ from those read, or compute something different."""
 
 
 def transformers_arrays(

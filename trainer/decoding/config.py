@@ -23,7 +23,7 @@ _FINITE = Rule("finite", math.isfinite)
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How the tokens after a prompt are chosen.
+    """Choices of the tokens after a prompt.
 
     Raises:
       Rejected: at construction, if a value makes no sense or has no effect beside the others.

@@ -33,7 +33,7 @@ LORA = "lora"
 
 
 class Tuning:
-    """What learns in a run.
+    """The parameters of a run that learn, and their optimizer.
 
     Attributes:
       axes: the logical axes of each parameter, LoRA's included.

@@ -1,4 +1,4 @@
-"""What a decoder keeps between two tokens, so that it computes the states of new ones only.
+"""The cache of a decoder: arrays kept between two tokens, so that only new states are computed.
 
 Modules keep arrays in two collections of flax variables, with rows first: CACHE, which changes with
 every token, and FIXED, keys and values of an encoder.

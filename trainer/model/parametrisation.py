@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 class Rates(NamedTuple):
-    """How a tensor learns, compared with the same tensor of the base model.
+    """The learning rate of a tensor, compared with the same tensor of the base model.
 
     Attributes:
       rate: factor of the learning rate of an optimizer whose updates have the same size for every

@@ -11,7 +11,7 @@ from tasks.objectives import Lengths, prefix_lm
 from tasks.objectives.packing import deck
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
-from tests.trainer.conftest import command
+from tests.trainer.conftest import command, training_metrics
 from tests.trainer.data.test_pairs import PAIRS, folder, run_of  # noqa: F401
 from trainer.data.best_fit import best_fit
 from trainer.engine.loss import decoder_loss
@@ -191,8 +191,8 @@ def test_objectives_of_unknown_lengths_are_not_packed(caches):
                "--data.example_inputs=32").data.batches()  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_packed_run_resumes_exactly_and_is_explained(caches, tmp_path):
-    import json
 
     rows, examples = SHAPES[UL2]
 
@@ -207,14 +207,11 @@ def test_a_packed_run_resumes_exactly_and_is_explained(caches, tmp_path):
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
 
-    def metrics(model):
-        lines = map(json.loads, (tmp_path / model / "metrics.jsonl").read_text().splitlines())
-        return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
-
     train("whole", 4)
     train("stopped", 2)
     train("stopped", 4)
-    assert metrics("whole") == metrics("stopped")
+    whole = training_metrics(tmp_path / "whole")
+    assert whole == training_metrics(tmp_path / "stopped")
     shown = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2", "--row=1")
     assert shown.returncode == 0, shown.stderr
     assert "Step 2, row 1, example 2" in shown.stdout

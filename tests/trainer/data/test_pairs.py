@@ -10,7 +10,7 @@ from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
-from tests.trainer.conftest import command
+from tests.trainer.conftest import command, training_metrics
 from trainer.config.fields import override
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -155,7 +155,7 @@ def test_mistakes(folder):
         run_of(folder / PAIRS, "ul2").data.batches()
 
 
-@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
+@pytest.mark.parametrize("preset", ["t5_1_1_tiny", pytest.param("lm_tiny", marks=pytest.mark.slow)])
 def test_a_run_resumes_exactly_and_is_explained(folder, tmp_path, preset):
     def train(model, steps):
         result = command(
@@ -166,15 +166,12 @@ def test_a_run_resumes_exactly_and_is_explained(folder, tmp_path, preset):
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
 
-    def metrics(model):
-        lines = map(json.loads, (tmp_path / model / "metrics.jsonl").read_text().splitlines())
-        return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
-
     train("whole", 4)
     train("stopped", 2)
     train("stopped", 4)
-    assert metrics("whole") == metrics("stopped")
-    assert list(metrics("whole")) == [1, 2, 3, 4]
+    whole = training_metrics(tmp_path / "whole")
+    assert whole == training_metrics(tmp_path / "stopped")
+    assert list(whole) == [1, 2, 3, 4]
     shown = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2")
     lines = shown.stdout.splitlines()
     assert len(lines) == 4

@@ -74,6 +74,7 @@ def test_batches_of_64_rows_give_the_same(alone, folder):
     assert_same(reversals.evaluate(str(folder), 64, METRICS), alone)
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_same(alone, folder):
     flags = ("--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", METRICS)
     assert_same(eight_devices.run(MODULE, str(folder), "8", *flags), alone)

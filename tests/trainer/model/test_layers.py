@@ -107,7 +107,12 @@ def test_attention_of_jax_gives_the_same_results(result, family, changes):
 
 @pytest.mark.parametrize(
     ("family", "remat", "dropout_rate"),
-    [("lm", "dots", 0.3), ("t5_1_1", "none", 0.0), ("t5_1_1", "dots", 0.0), ("bert", "none", 0.0)],
+    [
+        ("lm", "dots", 0.3),
+        ("bert", "none", 0.0),
+        pytest.param("t5_1_1", "none", 0.0, marks=pytest.mark.slow),
+        pytest.param("t5_1_1", "dots", 0.0, marks=pytest.mark.slow),
+    ],
 )
 def test_fused_attention_gives_the_same_results_and_drops_the_same_weights(
     result, family, remat, dropout_rate
