@@ -18,6 +18,7 @@ from tasks.terminal.table import table
 
 if TYPE_CHECKING:
     from trainer.config import Config
+    from trainer.setup import Run
 
 # By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
 Results = dict[str, dict[str, float]]
@@ -97,6 +98,7 @@ def main(argv: list[str]) -> None:
         warn_of_changes(arguments.model_dir, run)
     checkpoints = Checkpoints(arguments.model_dir, writable=False)
     steps = chosen_steps(arguments.steps, checkpoints.steps(), arguments.model_dir)
+    _check_vocabulary(run, checkpoints.path(steps[0]))
     program = Program(run)
     evaluation = Evaluation(run, arguments.split, program, label)
     output = arguments.output or files.join(arguments.model_dir, EVALUATION_FILE)
@@ -119,6 +121,22 @@ def main(argv: list[str]) -> None:
         from trainer.reporting.drawing import draw_metrics
 
         draw_metrics(results, arguments.plot, f"{config.preset} on {config.task}")
+
+
+def _check_vocabulary(run: Run, checkpoint: str) -> None:
+    """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
+    from trainer import description
+    from trainer.setup import vocabulary_sha256
+
+    trained, now = (
+        description.read(checkpoint).get("vocabulary_sha256"),
+        vocabulary_sha256(run.data),
+    )
+    if trained and now and trained != now:
+        raise UserError(
+            f"{checkpoint} was trained with another vocabulary than that of {run.config.task} in "
+            f"{run.config.cache_dir}: build its cache with the run's vocabulary"
+        )
 
 
 def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:

@@ -1,6 +1,10 @@
 """The table of trainer.evaluate, and how evaluations of one run are kept together."""
 
-from trainer import evaluate
+import pytest
+
+from tasks.terminal.command_line import UserError
+from tests.trainer.huggingface.test_export import save_run
+from trainer import description, evaluate
 
 ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
 
@@ -29,3 +33,11 @@ def test_another_split_is_named_in_the_table():
     header, row = evaluate._table({5: {"train": ROW}}).splitlines()
     assert header.split()[:2] == ["step", "split"]
     assert row.split()[:2] == ["5", "train"]
+
+
+def test_another_vocabulary_is_refused(text_cache, tmp_path):
+    run = save_run(text_cache, tmp_path / "t5", "t5_1_1_tiny", "--lengths.inputs=64")
+    (checkpoint,) = (tmp_path / "t5").glob("checkpoint_*")
+    description.update(str(checkpoint), vocabulary_sha256="0" * 64)
+    with pytest.raises(UserError, match="was trained with another vocabulary than that of python_"):
+        evaluate.main([f"--model_dir={run}"])

@@ -73,13 +73,13 @@ class Program:
         )
         self.mesh = make_mesh(config.mesh, devices)
         self.host_part = host_part(self.mesh)
-        self.spec = self._spec = model_spec(config.model)
-        self.rules = self._rules = config.mesh.rules
+        self.spec = model_spec(config.model)
+        self.rules = config.mesh.rules
         self._seed = config.seed
-        self.tuning = Tuning(config, self._spec)
+        self.tuning = Tuning(config, self.spec)
         axes = self.tuning.axes
         self._optimizer = self.tuning.optimizer()
-        self._model = build_model(self._spec)
+        self._model = build_model(self.spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
         self.shardings = self._shardings(axes)
         self.model_shardings = {
@@ -149,11 +149,11 @@ class Program:
 
     def describe(self) -> tuple[str, str]:
         """Returns a (subject, text) line on the mesh and the state per device."""
-        return describe(self.mesh, self._rules, self.abstract_state())
+        return describe(self.mesh, self.rules, self.abstract_state())
 
     def _shardings(self, axes: Any) -> TrainState:
         shapes = self._shapes
-        params = parameter_shardings(self.mesh, self._rules, shapes.params, axes)
+        params = parameter_shardings(self.mesh, self.rules, shapes.params, axes)
         everywhere: Any = replicated(self.mesh)
         return TrainState(
             step=everywhere,
@@ -164,7 +164,7 @@ class Program:
         )
 
     def _initial_state(self) -> TrainState:
-        params = init_params(self._spec, jax.random.key(self._seed))
+        params = init_params(self.spec, jax.random.key(self._seed))
         return self._state_of(params, jnp.zeros((), jnp.int32))
 
     def _state_of(self, params: Any, step: jax.Array) -> TrainState:

@@ -37,6 +37,7 @@ class Tuning:
 
     Attributes:
       axes: the logical axes of each parameter, LoRA's included.
+      all_learn: True if every parameter learns.
 
     Raises:
       UserError: a pattern matches nothing, or a kernel cannot have a low-rank addition.
@@ -58,7 +59,7 @@ class Tuning:
                 own = {path: None for path in self._learns if path not in chosen}
                 chosen |= _matching(own, config.trainable, "--trainable").keys()
             self._learns = {path: path in chosen for path in self._learns}
-        self._all = all(self._learns.values())
+        self.all_learn = all(self._learns.values())
 
     @property
     def adds(self) -> bool:
@@ -75,7 +76,7 @@ class Tuning:
             self._facts,
             config.plateau.metric is not None,
         )
-        if self._all:
+        if self.all_learn:
             return inner
 
         def update(gradients: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
@@ -118,7 +119,7 @@ class Tuning:
 
     def learned(self, tree: Tree) -> Tree:
         """Returns a tree of all parameters with a MaskedNode in the place of fixed ones."""
-        return tree if self._all else self._masked(tree, True)
+        return tree if self.all_learn else self._masked(tree, True)
 
     def fixed(self, tree: Tree) -> Tree:
         """Returns a tree of all parameters with a MaskedNode in the place of those that learn."""
@@ -135,19 +136,14 @@ class Tuning:
 
     def updated(self, params: Tree, updates: Tree) -> Tree:
         """Returns all parameters after `updates`, a tree of those that learn."""
-        if self._all:
+        if self.all_learn:
             return optax.apply_updates(params, updates)
         learned = optax.apply_updates(self.learned(params), updates)
         return self.joined(learned, self.fixed(params))
 
-    @property
-    def all_learn(self) -> bool:
-        """True if every parameter learns."""
-        return self._all
-
     def describe(self) -> list[tuple[str, str]]:
         """Returns a (subject, text) line if not all parameters learn."""
-        if self._all:
+        if self.all_learn:
             return []
         sizes = {path: _size(facts) for path, facts in named(self._facts).items()}
         learning = sum(size for path, size in sizes.items() if self._learns[path])
