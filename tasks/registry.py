@@ -20,19 +20,14 @@ def tasks(module: str | None = None) -> dict[str, TaskSpec]:
     """Returns all known tasks by name.
 
     Args:
-      module: name of a user's module whose tuple TASKS is added, or None.
+      module: name of a user's module whose tuple TASKS, if it has one, is added; or None.
 
     Raises:
-      UserError: the module cannot be imported or has no TASKS.
+      UserError: the module cannot be imported.
     """
-    families = list(_FAMILIES)
-    if module:
-        families.append(load(module))
-        if not hasattr(families[-1], "TASKS"):
-            raise UserError(
-                f"--task_module={module} has no TASKS; see tasks/corpora/rlm.py for an example"
-            )
-    return {task.name: task for family in families for task in family.TASKS}
+    own = getattr(load(module), "TASKS", ()) if module else ()
+    ours = [task for family in _FAMILIES for task in family.TASKS]
+    return {task.name: task for task in [*ours, *own]}
 
 
 def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
@@ -51,8 +46,7 @@ def names(module: str | None = None) -> set[str]:
     Raises:
       UserError: the module cannot be imported.
     """
-    known = {*tasks(), *mixtures(module)}
-    return known | {task.name for task in getattr(load(module), "TASKS", ())} if module else known
+    return {*tasks(module), *mixtures(module)}
 
 
 def load(module: str) -> types.ModuleType:
@@ -76,7 +70,7 @@ def find(name: str, module: str | None = None) -> TaskSpec | None:
     """Returns the task `name`, registered or NAME_OBJECTIVE; None if there is none.
 
     Raises:
-      UserError: the module cannot be imported or has no TASKS.
+      UserError: the module cannot be imported.
     """
     return tasks(module).get(name) or own_task(name)
 
@@ -105,7 +99,7 @@ def relatives(task: TaskSpec, module: str | None = None) -> set[str]:
     """Returns the names of the tasks on the same corpus, whose caches serve this task as well.
 
     Raises:
-      UserError: the module cannot be imported or has no TASKS.
+      UserError: the module cannot be imported.
     """
     if task.corpus:
         return {other.name for other in tasks(module).values() if other.corpus == task.corpus}

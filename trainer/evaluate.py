@@ -58,8 +58,9 @@ def main(argv: list[str]) -> None:
         "Switch layers only",
     )
     arguments = parser.parse_args(argv)
-    if arguments.output:
-        _check_output(arguments.output)
+    for flag in ("output", "plot"):
+        if path := getattr(arguments, flag):
+            _check_output(flag, path)
 
     from trainer.config import fields, load_config
 
@@ -79,6 +80,9 @@ def main(argv: list[str]) -> None:
         "evaluation.examples": arguments.examples,
         "evaluation.probes": arguments.probes,
     }
+    # What the run did about its evaluations does not bind this one.
+    for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
+        config = fields.replace(config, path, None)
     for path, value in overrides.items():
         if value is not None:
             config = fields.replace(config, path, value)
@@ -187,15 +191,14 @@ def merged(
     return {step: rows[step] for step in sorted(rows, key=int)}
 
 
-def _check_output(output: str) -> None:
+def _check_output(flag: str, output: str) -> None:
     """Makes the folder of a file, before hours are spent on what is to be written into it."""
     if files.is_remote(output):
         return
     path = os.path.abspath(files.local_path(output))
     if os.path.isdir(path):
-        raise UserError(
-            f"--output={output} is a folder: name a file, such as {output}/metrics.json"
-        )
+        name = "metrics.png" if flag == "plot" else "metrics.json"
+        raise UserError(f"--{flag}={output} is a folder: name a file, such as {output}/{name}")
     files.make_folder(os.path.dirname(path))
 
 

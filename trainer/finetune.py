@@ -42,7 +42,8 @@ def main(argv: list[str]) -> int:
     }
     model = None
     if not arguments.preset and not source.startswith(adopting.PREFIX):
-        arguments.preset, model = source, _model(source)
+        own = adopting.flag_value(others, "model_dir")
+        arguments.preset, model = source, _model(source, own)
     settings = pretrain.Settings("fine-tuning", values, model)
     return pretrain.start(arguments, *pretrain.configured(arguments, others, settings))
 
@@ -62,14 +63,16 @@ def _parser() -> Parser:
     return parser
 
 
-def _model(source: str) -> ModelConfig:
+def _model(source: str, own: str | None) -> ModelConfig:
     """Returns the model of one of our runs, given by its folder or by one of its checkpoints.
+
+    The fine-tuned run's `own` folder has the model as well, which is enough to resume.
 
     Raises:
       UserError: the folder has no configuration of a run.
     """
     folder = source.rstrip("/")
-    for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder)):
+    for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):
         config = files.join(path, CONFIG_FILE)
         if files.exists(config):
             stored = files.read_json(config)

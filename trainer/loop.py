@@ -13,7 +13,7 @@ import jax
 
 from tasks.storage import files, lock
 from tasks.terminal import progress
-from tasks.terminal.command_line import EXIT_INTERRUPTED
+from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
@@ -131,7 +131,12 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     evaluated, stopping, saving = False, True, True
                 else:
                     reports.evaluations(step, results)
-                    saving |= watch.see(step, flattened(results)) or watch.exhausted
+                    try:
+                        saving |= watch.see(step, flattened(results)) or watch.exhausted
+                    except UserError:
+                        # Of a metric that these tasks do not have: the updates are not to be lost.
+                        checkpoints.save(step, state, run, evaluated)
+                        raise
                     state = program.with_rate_scale(state, watch.rate_scale)
                 reports.speed.restart(step)
             if saving:

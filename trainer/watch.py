@@ -7,6 +7,7 @@ that they are read back exactly, so a resumed run decides as one that was never 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class _Patience:
         if self.metric is None:
             return
         value = value_of(self.flag, self.metric, values)
-        if self.best is None or is_better(self.metric, value, self.best, self.min_delta):
+        if _improves(self.metric, value, self.best, self.min_delta):
             self.best, self.stale = value, 0
         else:
             self.stale += 1
@@ -104,8 +105,9 @@ class Watch:
     def why_exhausted(self) -> str:
         """The reason why the run ended early, for messages."""
         config, found = self._stopping_config, self._stopping
+        than = "was no number" if found.best is None else f"has not improved on {found.best:g}"
         return (
-            f"{config.metric} has not improved on {found.best:g} for {found.stale} evaluations "
+            f"{config.metric} {than} for {found.stale} evaluations "
             f"(--stopping.patience={config.patience})"
         )
 
@@ -125,11 +127,8 @@ class Watch:
             return False
         value = value_of("--checkpoint.best_metric", self._metric, values)
         before = self.best
-        if (
-            before
-            and before.metric == self._metric
-            and not is_better(self._metric, value, before.value)
-        ):
+        known = before.value if before and before.metric == self._metric else None
+        if not _improves(self._metric, value, known):
             return False
         self.best = Best(self._metric, value, step)
         return True
@@ -162,6 +161,13 @@ def flattened(results: Results) -> dict[str, float]:
         task = split.partition("/")[2]
         flat |= {f"{task}/{name}" if task else name: value for name, value in values.items()}
     return flat
+
+
+def _improves(metric: str, value: float, best: float | None, by: float = 0.0) -> bool:
+    """Returns whether a value is the first that is a number, or better than `best` by `by`."""
+    if best is None:
+        return not math.isnan(value)
+    return is_better(metric, value, best, by)
 
 
 def is_better(metric: str, value: float, than: float, by: float = 0.0) -> bool:

@@ -1,4 +1,13 @@
-"""Names of metrics that count down; all others count up."""
+"""Names of the values of metrics: what they are called, and which of them count down."""
+
+# Goes before the name of a metric of generated text that has the name of one of tokens.
+TEXT = "text_"
+# Values of metrics that are not called as the metric is.
+_VALUES = {
+    "accuracy": (f"{TEXT}accuracy",),
+    "squad": ("em", "f1"),
+    "rouge": ("rouge1", "rouge2", "rougeLsum"),
+}
 
 _COUNT_DOWN = frozenset(
     {
@@ -12,3 +21,8 @@ _COUNT_DOWN = frozenset(
 def lower_is_better(name: str) -> bool:
     """Returns whether lower values of a metric, as "loss", are better."""
     return name in _COUNT_DOWN
+
+
+def values_of(metric: str) -> tuple[str, ...]:
+    """Returns the names in results of the values of one of `tasks.metrics.metric.METRICS`."""
+    return _VALUES.get(metric, (metric,))

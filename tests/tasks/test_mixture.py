@@ -75,8 +75,9 @@ def test_a_users_file_may_have_mixtures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "our_mixtures.py").write_text(
         "from tasks.mixture import MixtureSpec\n"
-        "TASKS = ()\n"
         "MIXTURES = (MixtureSpec('both', (('rlm_ul2', 1.0), ('c4_ul2', 2.0))),)\n"
     )
     assert registry.mixtures("our_mixtures")["both"].names == ("rlm_ul2", "c4_ul2")
     assert registry.mixtures() == {}
+    # A module need not have tasks of its own.
+    assert registry.tasks("our_mixtures") == registry.tasks()

@@ -293,6 +293,10 @@ def test_other_mistakes(t5x, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             run(source, tmp_path / "x", "t5x", PRESET)
+    (tmp_path / "folders" / "checkpoint_2").mkdir(parents=True)
+    (tmp_path / "folders" / "checkpoint_2" / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"checkpoint_2 has model.safetensors and no config.json"):
+        run(tmp_path / "folders", tmp_path / "x", "t5x", PRESET)
     with pytest.raises(UserError, match="--to=gs://a/b: give a local folder"):
         run(t5x, "gs://a/b", "t5x", PRESET)
     with pytest.raises(UserError, match="keeps its parameters in float32"):

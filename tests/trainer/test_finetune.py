@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 
 import numpy as np
@@ -147,11 +148,13 @@ def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_pa
 
     spans = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}"]
     output = f"--output={tmp_path}/found.jsonl"
-    made = run(command_of(*evaluate, *spans, output, "--metrics=exact_match", "--examples=4"))
+    made = run(
+        command_of(*evaluate, *spans, output, "--metrics=exact_match,accuracy", "--examples=4")
+    )
     assert made.returncode == 0, made.stderr
     (line, *_) = [json.loads(each) for each in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert (line["step"], line["split"]) == (6, "python_docs_span_corruption:validation")
-    assert {"loss", "exact_match"} <= line["metrics"].keys()
+    assert {"loss", "exact_match", "accuracy", "text_accuracy"} <= line["metrics"].keys()
     name = "python_docs_span_corruption_validation_6.jsonl"
     assert len((tuned / "predictions" / name).read_text().splitlines()) == 4
 
@@ -167,9 +170,11 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     made = run(finetune(pretrained, pairs, whole, *flags))
     assert made.returncode == 0, made.stderr
     assert "LoRA of rank 2 on " in made.stdout
-    made = run(finetune(pretrained, pairs, broken, *flags, "--train_steps=4"))
+    source = shutil.copytree(pretrained, tmp_path / "source")
+    made = run(finetune(source, pairs, broken, *flags, "--train_steps=4"))
     assert made.returncode == 0, made.stderr
-    made = run(finetune(pretrained, pairs, broken, *flags))
+    shutil.rmtree(source)
+    made = run(finetune(source, pairs, broken, *flags))
     assert "resumes from checkpoint 4" in made.stdout, made.stderr
     assert_same_state(state(whole, STEPS), state(broken, STEPS))
     export = ["trainer.export", f"--model_dir={whole}", f"--output={tmp_path}/exported"]
@@ -177,11 +182,14 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     assert made.returncode == 0, made.stderr
     made = run(command_of("trainer.export_t5x", f"--model_dir={whole}", f"--output={tmp_path}/x"))
     assert made.returncode == 0, made.stderr
+    converted = f"--from={whole}", "--steps=latest", f"--to={tmp_path}/c", "--format=t5x"
+    made = run(command_of("trainer.convert", *converted))
+    assert made.returncode == 0, made.stderr
     third = tmp_path / "third"
     made = run(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
     assert made.returncode == 0, made.stderr
     sums = trained.restore(trained.open_run(str(whole)), None)[1]
-    for path in (f"{tmp_path}/x", str(third)):
+    for path in (f"{tmp_path}/x", f"{tmp_path}/c", str(third)):
         found = read.load(path).parameters
         assert found.keys() == named(sums).keys()
         for name, value in named(sums).items():
@@ -192,6 +200,8 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     ("flags", "says"),
     [
         (["--evaluation.metrics=exact_mach"], "did you mean exact_match"),
+        (["--evaluation.metrics=f1", "--stopping.metric=exact_match"], "one of 'accuracy'"),
+        (["--evaluation.metrics=squad,f1"], "f1 comes twice"),
         (["--evaluation.probes=nowhere.jsonl"], "no such file"),
         (["--evaluation.decoding.batch_size=3"], "--evaluation.batch_size"),
         (["--trainable=nothing"], "--trainable=nothing matches no parameter"),

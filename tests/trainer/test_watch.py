@@ -43,6 +43,16 @@ def test_patience_counts_evaluations_without_improvement(values, metric, setting
     assert watch.best.step == best
 
 
+def test_a_value_that_is_no_number_is_never_the_best():
+    watch = followed([math.nan, 3, 2], patience=2)
+    assert not watch.exhausted
+    assert watch.best.step == 3
+    watch = followed([math.nan, math.nan], patience=2)
+    assert watch.best is None
+    assert watch.exhausted
+    assert "was no number for 2 evaluations" in watch.why_exhausted
+
+
 def test_the_rate_drops_by_its_factor_to_its_minimum():
     plateau = PlateauConfig("loss", patience=2, factor=0.1, minimum_share=0.05)
     watch, scales = Watch(CheckpointConfig(), plateau=plateau), []

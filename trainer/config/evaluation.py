@@ -1,7 +1,10 @@
 """Settings of checkpoints, evaluations, and what a run does about their results. No JAX."""
 
 import dataclasses
+from collections import Counter
 
+from tasks.metrics.metric import METRICS
+from tasks.metrics.names import values_of
 from tasks.terminal.fields import BELOW_ONE, Rule, at_least, check, field, one_of, require
 from trainer.decoding.config import Decoding
 
@@ -102,6 +105,15 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        names = Counter(each for metric in self.metrics for each in values_of(metric))
+        require(
+            all(count == 1 for count in names.values()),
+            "EvaluationConfig.metrics",
+            ",".join(self.metrics),
+            "metrics whose values have different names: "
+            + ", ".join(name for name, count in names.items() if count > 1)
+            + " comes twice",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,15 +175,17 @@ def check_watched(
     plateau: PlateauConfig,
     evaluation: EvaluationConfig,
     task: str,
+    task_module: str | None,
 ) -> None:
     """Checks that the metrics to be watched are evaluated, as far as can be known without data.
 
     Raises:
       Rejected: there are no evaluations, or no metric of this name.
     """
-    # Metrics of seqio's tasks and of probes are known when these are loaded.
-    others = task.startswith("seqio:") or evaluation.metrics not in ((), (TASK_METRICS,))
-    others |= evaluation.probes is not None
+    # Metrics of tasks, of a user's module and of probes are known when these are loaded.
+    others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
+    others |= not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
+    known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
     for path, watched in (
         ("checkpoint.best_metric", checkpoint.best_metric),
         ("stopping.metric", stopping.metric),
@@ -187,8 +201,8 @@ def check_watched(
         )
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
         require(
-            name in BEST_METRICS or others,
+            name in known or others,
             f"Config.{path}",
             watched,
-            f"{one_of(BEST_METRICS)}; others need evaluation.metrics or evaluation.probes",
+            f"{one_of(known)}; others need evaluation.metrics or evaluation.probes",
         )

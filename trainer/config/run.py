@@ -391,7 +391,8 @@ class Config:
             "true without --init_from",
         )
         check_pattern("Config.trainable", self.trainable)
-        check_watched(self.checkpoint, self.stopping, self.plateau, self.evaluation, self.task)
+        watched = self.checkpoint, self.stopping, self.plateau
+        check_watched(*watched, self.evaluation, self.task, self.task_module)
         require(
             self.profiled.stop <= self.train_steps + 1,
             "Config.profile_steps",

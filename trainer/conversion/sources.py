@@ -13,6 +13,7 @@ from trainer import huggingface, init_from
 from trainer.config import Config, fields
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
+from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.pretrain import build_from_gin
@@ -111,8 +112,14 @@ def find(path: str) -> tuple[list[Source], bool]:
     below = [] if files.is_remote(path) else sorted(files.list_names(path))
     folders = [files.join(path, name) for name in below if not name.startswith(".")]
     found: dict[int, Source] = {}
-    for folder in filter(_is_of_transformers, folders):
+    for folder in folders:
         step = _step_in(folder)
+        if not _is_of_transformers(folder):
+            if step is not None and files.exists(files.join(folder, weights.WEIGHTS)):
+                raise UserError(
+                    f"{folder} has {weights.WEIGHTS} and no {huggingface.CONFIG} that names a model"
+                )
+            continue
         if step is None:
             raise UserError(
                 f"{FLAG}={path}: the name of {folder} does not end with a step, as checkpoint_1000 "

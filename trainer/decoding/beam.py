@@ -46,8 +46,8 @@ class _State(NamedTuple):
 def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) -> Found:
     """Returns the best `num_return_sequences` of every prompt, best first, one after the other.
 
-    The score is the log probability, divided by the length penalty. Sequences that have no EOS
-    count if none of the prompt's has one (T5X), or as finished at `max_new_tokens` (transformers).
+    The score is the log probability, divided by the length penalty. Sequences without EOS come
+    after those that have one (T5X), or count as finished at `max_new_tokens` (transformers).
 
     Source: Wu et al. 2016 (arXiv:1609.08144), section 7, for the penalty ((5 + length) / 6) **
     alpha; T5X, `decoding.beam_search`, and transformers, `GenerationMixin._beam_search`, for what
@@ -144,9 +144,13 @@ def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) 
     last = jax.lax.while_loop(
         goes_on, step, extend(first, logits_RV.reshape(batch, beams, -1), state)
     )
-    some_B = jnp.any(last.full_BK, axis=1)
-    token_BKN = jnp.where(some_B[:, None, None], last.done_BKN, last.live_BKN)
-    score_BK = jnp.where(some_B[:, None], last.done_BK, last.live_BK)
+    # Sequences that have ended come first, then the best of those that have not.
+    ended_B1 = jnp.sum(last.full_BK, axis=1, keepdims=True)
+    place_BK = jnp.maximum(jnp.arange(beams) - ended_B1, 0)
+    live_BK = jnp.take_along_axis(last.live_BK, place_BK, axis=1) / penalty(last.number)
+    live_BKN = _chosen(last.live_BKN, place_BK)
+    token_BKN = jnp.where(last.full_BK[:, :, None], last.done_BKN, live_BKN)
+    score_BK = jnp.where(last.full_BK, last.done_BK, live_BK)
     count = decoding.num_return_sequences
     return Found(token_BKN[:, :count].reshape(-1, size), score_BK[:, :count].reshape(-1))
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tasks.metrics.names import TEXT
 from tasks.storage import files
-from trainer.engine.evaluator import Evaluator
+from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
 from trainer.evaluating.probes import Probes
@@ -15,6 +16,11 @@ from trainer.setup import Run
 
 # By split, each metric's value.
 Results = dict[str, dict[str, float]]
+
+
+def _of_text(name: str) -> str:
+    """Returns the name in results of a metric of text: accuracy, for one, is that of tokens."""
+    return f"{TEXT}{name}" if name in TOKEN_METRICS else name
 
 
 class Evaluation:
@@ -53,7 +59,8 @@ class Evaluation:
             if found is None:
                 return None
             for split, values in found.items():
-                results.setdefault(split, {}).update(values)
+                named = {_of_text(name): value for name, value in values.items()}
+                results.setdefault(split, {}).update(named)
         results = {
             self._label + name.removeprefix(self._split): values for name, values in results.items()
         }

@@ -1,41 +1,26 @@
-"""Checkpoints of LoRA, read as checkpoints of the model that they are the sums for."""
-
-from __future__ import annotations
-
-import dataclasses
-from typing import TYPE_CHECKING
+"""Parameters of LoRA, read as those of the model that they are the sums for."""
 
 import numpy as np
 
 from trainer.config.tuning import LORA, LoraConfig
 from trainer.t5x.tensors import Index, Tensor
 
-if TYPE_CHECKING:
-    from trainer.t5x.read import Checkpoint
+_PREFIX = f"{LORA}/"
 
 
-def merged(checkpoint: Checkpoint) -> Checkpoint:
-    """Returns a checkpoint with LoRA's products added to their kernels; any other one as it is.
+def has_lora(parameters: dict[str, Tensor]) -> bool:
+    """Returns whether there are products to be added to kernels."""
+    return any(name.startswith(_PREFIX) for name in parameters)
 
-    The optimizer's state is left out, since it is that of LoRA's parameters.
-    """
-    prefix = f"{LORA}/"
-    added = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in checkpoint.parameters.items()
-        if name.startswith(prefix)
-    }
-    if not added or checkpoint.run is None:
-        return checkpoint
-    scale = LoraConfig(**checkpoint.run["config"]["lora"]).scale
-    parameters = {
-        name: _sum(tensor, added[f"{name}/a"], added[f"{name}/b"], scale)
-        if f"{name}/a" in added
-        else tensor
-        for name, tensor in checkpoint.parameters.items()
-        if not name.startswith(prefix)
-    }
-    return dataclasses.replace(checkpoint, parameters=parameters, state={})
+
+def merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+    """Returns the parameters by name, with LoRA's products added to their kernels."""
+    found = {}
+    for name, tensor in parameters.items():
+        if not name.startswith(_PREFIX):
+            a, b = (parameters.get(f"{_PREFIX}{name}/{side}") for side in "ab")
+            found[name] = _sum(tensor, a, b, config.scale) if a and b else tensor
+    return found
 
 
 def _sum(kernel: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -26,6 +26,7 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import description
+from trainer.config.tuning import LoraConfig
 from trainer.engine import checksums
 from trainer.t5x import lora, mesh
 from trainer.t5x.tensors import Index, Tensor, held
@@ -155,7 +156,11 @@ def load(path: str) -> Checkpoint:
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside("params/"), inside("opt_state/")
     step = int(tensors["step"].whole())
-    return lora.merged(Checkpoint(path, step, parameters, state=state, run=run))
+    if lora.has_lora(parameters) and "config" in run:
+        # The state is that of LoRA's parameters, which the sum no longer has.
+        config = LoraConfig(**run["config"]["lora"])
+        parameters, state = lora.merged(parameters, config), {}
+    return Checkpoint(path, step, parameters, state=state, run=run)
 
 
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
