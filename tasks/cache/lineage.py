@@ -48,9 +48,13 @@ class Lineage:
     def parts(self, places: Sequence[Place]) -> tuple[Part, ...]:
         """Returns the documents in a window, in order; `places` are the window's, in each shard.
 
+        There are none in the cache of another program, which does not say where documents begin.
+
         Raises:
           UserError: pyarrow is not installed, or the cache is damaged.
         """
+        if self._plan.adopted:
+            return ()
         begins = itertools.accumulate((place.tokens for place in places), initial=0)
         return tuple(
             dataclasses.replace(part, position=begin + part.position)
@@ -66,7 +70,8 @@ class Lineage:
         last = place.row
         if not rows_are_windows:
             last += (place.position + place.tokens - 1) // width
-        rows = _rows(self._path("rows", place.shard), self._shards[place.shard].rows)
+        index = self._path("rows", place.shard)
+        rows = _rows(index, self._shards[place.shard].rows, self._plan.remedy)
         # The last document that began in an earlier row may continue in this one.
         first_piece = max(int(rows["documents"][place.row]) - 1, 0)
         last_piece = int(rows["documents"][last + 1]) if last + 1 < len(rows) else None
