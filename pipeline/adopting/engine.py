@@ -67,7 +67,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
         with lock.held(target, "adoption", "--index_dir" if options.index_dir else "--cache_dir"):
             files.remove_partial(target)
             shards = _adopted(options, target, found, vocabulary)
-            _check_examples(folder, found, shards)
+            check_examples(folder, found, shards)
             manifest = _manifest(options, found, vocabulary, shards)
             if vocabulary:
                 files.write_bytes(files.join(target, VOCABULARY), vocabulary.model)
@@ -267,10 +267,14 @@ def shard_of(records: str, index: str, scan: Scan) -> Shard:
     )
 
 
-def _check_examples(folder: str, found: Found, shards: dict[str, tuple[Shard, ...]]) -> None:
-    """Checks numbers of rows: whole records that are missing at an end damage no record."""
+def check_examples(folder: str, found: Found, shards: dict[str, tuple[Shard, ...]]) -> None:
+    """Checks the numbers of rows: whole records that are missing at an end damage no record.
+
+    Raises:
+      UserError: the files hold other numbers than the program says, or nothing.
+    """
     for split, wanted in found.examples.items():
-        rows = sum(shard.rows for shard in shards[split])
+        rows = sum(shard.rows for shard in shards.get(split, ()))
         if rows != wanted:
             raise UserError(
                 f"{folder} has {rows:,} rows of {split}, and stats.{split}.json says {wanted:,}: "
@@ -294,11 +298,12 @@ def _manifest(
     ends = sum(shard.adopted.targets_ends for shard in every if shard.adopted)
     full = sum(shard.rows - shard.adopted.empty for shard in every if shard.adopted)
     entries = [sorted(as_json(shard)["files"].items()) for shard in every]
+    unknown = VocabularyRecord(sha256="", pieces=ids, extra_ids=0, sentinels=0)
     version = {found.program: found.version} if found.version else {}
     plan = Plan(
         task=folder.rstrip("/").rpartition("/")[2],
         corpus={"spec": f"adopted from {found.program}", "unknown": list(found.unknown)},
-        vocabulary=vocabulary.record if vocabulary else VocabularyRecord("", ids, 0, 0),
+        vocabulary=vocabulary.record if vocabulary else unknown,
         packing=PAIRS if found.is_pairs else options.packing or CONCAT,
         row_tokens=0 if found.is_pairs else max(shard.longest_row for shard in every),
         separator="eos" if not found.is_pairs and ends == full else "none",

@@ -74,7 +74,7 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
         files=of_splits,
         examples={},
         is_pairs=False,
-        scan=functools.partial(_scan, folder),
+        scan=functools.partial(scan, folder),
         token=next(iter(kinds.values())),
         unknown=("corpus", "text"),
     )
@@ -94,7 +94,12 @@ def _kind(path: str) -> str:
     return _TYPES[code]
 
 
-def _scan(folder: str, name: str, ids: int) -> Scan:
+def scan(folder: str, name: str, ids: int) -> Scan:
+    """Returns the content of the data set with the tokens `name`; see `scan_tokens`.
+
+    Raises:
+      UserError: its index is damaged, or as `scan_tokens` does.
+    """
     path = files.join(folder, name.removesuffix(".bin") + ".idx")
     data = files.read_bytes(path)
     _, _, code, sequences, borders = _HEADER.unpack_from(data)

@@ -71,21 +71,22 @@ def survey(folder: str, names: list[str], read: str | None) -> Found:
         raise UserError(f"--read={PAIRS}: the rows of {folder} have no inputs")
     if has_inputs and not is_pairs:
         unread.add("inputs")
+    refused = has_inputs and not is_pairs and read != TARGETS
     stats = {split: _json(folder, f"stats.{split}.json", names).get("examples") for split in shards}
     return Found(
         program=SEQIO,
         files=shards,
         examples={split: count for split, count in stats.items() if isinstance(count, int)},
         is_pairs=is_pairs,
-        scan=functools.partial(_scan, folder, is_pairs, has_inputs and read != TARGETS),
+        scan=functools.partial(scan, folder, is_pairs, refused),
         unread=tuple(sorted(unread)),
         version=version,
     )
 
 
-def _scan(folder: str, is_pairs: bool, may_have_inputs: bool, name: str, ids: int) -> Scan:
-    refused = may_have_inputs and not is_pairs
-    return scan_records(files.join(folder, name), ids, is_pairs, inputs_refused=refused)
+def scan(folder: str, is_pairs: bool, inputs_refused: bool, name: str, ids: int) -> Scan:
+    """Returns the content of the file of records `name` of a cache; see `scan_records`."""
+    return scan_records(files.join(folder, name), ids, is_pairs, inputs_refused)
 
 
 def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:

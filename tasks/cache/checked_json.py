@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError
 
-RESTORE = "restore the file from a copy, or run pipeline.build again with the same flags"
+RESTORE = "restore the file from a copy, or run the command that wrote it again"
 
 
 def short(value: Any) -> str:

@@ -336,7 +336,8 @@ class CacheManifest:
         if not least <= tokens <= rows * width:
             return f"has {tokens:,} tokens, which do not make {rows:,} rows of {width}"
         for name, most in (
-            *(("text_tokens", tokens), ("documents", tokens)),
+            ("text_tokens", tokens),
+            *(() if shard.adopted else (("documents", tokens),)),  # others' may be empty
             *(("longest_row", width), ("split_documents", shard.documents)),
         ):
             if getattr(shard, name) > most:

@@ -110,6 +110,8 @@ class Windows:
         shards = manifest.splits[split]
         self._count = len(shards)
         self._files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
+        if plan.adopted:
+            self._check_sizes()
         self._shards = Shards(self._files, local_dir, local_bytes)
         self._tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
@@ -143,6 +145,19 @@ class Windows:
             files.join(folder, records), files.join(self._folder, index),
             shard.files[records], shard.files[index], shard.rows, self._plan.remedy,
         )  # fmt: skip
+
+    def _check_sizes(self) -> None:
+        """Checks that no file of another program was cut or exchanged since it was adopted."""
+        assert self._plan.adopted
+        sizes = files.list_sizes(self._plan.adopted.folder or self._folder)
+        for shard in self._files:
+            size, then = sizes.get(shard.records.rpartition("/")[2]), shard.records_entry.bytes
+            if size != then:
+                now = "is missing" if size is None else f"has {size:,} bytes"
+                raise UserError(
+                    f"{shard.records} {now}, and had {then:,} when it was adopted: "
+                    f"{self._plan.remedy.redo}"
+                )
 
     def _name(self, number: int, kind: str) -> str:
         return shard_file(self._split, kind, number, self._count)
