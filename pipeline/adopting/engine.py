@@ -29,6 +29,7 @@ from tasks.cache.adopted import Adoption
 from tasks.cache.manifest import (
     MANIFEST,
     PAIRS,
+    PLAN,
     ROWS,
     CacheManifest,
     FileEntry,
@@ -55,13 +56,13 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
       UserError: there is no such cache, it is damaged, or options do not fit it.
     """
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
+    _check_target(target)
     found = survey(options)
     vocabulary = None
     if options.vocabulary:
         vocabulary = load(options.vocabulary, options.extra_ids)
     elif options.extra_ids:
         raise UserError("--extra_ids has no effect without --vocabulary")
-    _check_target(target)
     try:
         files.make_folder(target)
         with lock.held(target, "adoption", "--index_dir" if options.index_dir else "--cache_dir"):
@@ -115,6 +116,10 @@ def survey(options: Options) -> Found:
 def _check_target(target: str) -> None:
     """Checks that a manifest in the folder, if there is one, is that of an adoption."""
     if not files.exists(files.join(target, MANIFEST)):
+        if files.exists(files.join(target, PLAN)):
+            raise UserError(
+                f"{target} is a build of pipeline.build that is not finished: run it again"
+            )
         return
     try:
         adopted = CacheManifest.load(target, check=False).plan.adopted

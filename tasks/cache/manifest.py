@@ -224,8 +224,10 @@ def _holds(folder: str) -> str:
     if caches := cache_names(folder):
         some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
         return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
-    if any(name.startswith("info.") for name in files.list_names(folder)):
-        return f"is a cache of seqio: index it with pipeline.adopt --cache_dir={folder}"
+    for name in files.list_names(folder):
+        if name.startswith("info.") or name.endswith(".idx"):
+            program = "seqio" if name.startswith("info.") else "Megatron"
+            return f"is a cache of {program}: index it with pipeline.adopt --cache_dir={folder}"
     return "holds no cache: build one with pipeline.build"
 
 
