@@ -13,6 +13,7 @@ import pytest
 from pipeline.adopt import main
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests import foreign_caches
 from tests.trainer.conftest import ROOT, command, training_metrics
@@ -83,8 +84,8 @@ def flags_of(folder, task, preset="t5_1_1_tiny"):
     ]  # fmt: skip
 
 
-def data_of(folder, task, *more):
-    preset, *flags = flags_of(folder, task)
+def data_of(folder, task, *more, preset="t5_1_1_tiny"):
+    preset, *flags = flags_of(folder, task, preset)
     config, origins = build_config(preset.partition("=")[2], [])
     flags = [*flags, "--model_dir=nowhere", *more]
     return prepare(override(config, origins, flags), origins).data
@@ -132,6 +133,17 @@ def test_the_start_says_what_is_read(folders):
     assert lines["cache"].startswith(f"{folders}/theirs/{PAIRS}: ")
     lines = dict(data_of(folders / "theirs", SPANS).consequences())
     assert lines["cache"].endswith(", concat")
+
+
+def test_a_vocabulary_that_is_not_known(tmp_path):
+    rows = {"train": [{"targets": [5, 9, 700]}] * 99}
+    main([f"--cache_dir={foreign_caches.write_seqio(tmp_path / 'web_lm', rows)}"])
+    data = data_of(tmp_path, "web_lm", "--lengths.targets=16", preset="lm_tiny")
+    assert data.batches()[0]["decoder_target_tokens"].max() == 700
+    with pytest.raises(UserError, match=r"vocabulary of .*web_lm is not known, as it was adopted"):
+        data.encode("text")
+    with pytest.raises(UserError, match=r"and the vocabulary of .*web_lm has 0"):
+        data_of(tmp_path / "web_lm", "span_corruption")
 
 
 def killed(flags, model, after):
