@@ -4,11 +4,15 @@ import dataclasses
 import hashlib
 import json
 import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from pipeline import adopt, inspect, report, verify
+from pipeline.adopting import engine
 from pipeline.building import lifecycle
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
@@ -18,6 +22,7 @@ from tasks.terminal.command_line import UserError
 from tests import foreign_caches, window_caches
 from tests.foreign_caches import pair
 
+ROOT = pathlib.Path(__file__).parents[3]
 ROWS = [[3 + number % 50] * (1 + number % 7) for number in range(40)]
 PAIRS = [pair([number % 90 + 3, 7], [number % 50 + 3]) for number in range(40)]
 
@@ -26,7 +31,6 @@ def sums(folder):
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
-        if path.name != ".lock"
     }
 
 
@@ -136,6 +140,29 @@ def test_an_interrupted_adoption_keeps_what_is_finished(tmp_path):
     run(folder)
     assert kept.stat().st_mtime != 1
     assert tokens(folder)[-10:] == [4] * 10
+
+
+def test_workers_scan_the_same(tmp_path, monkeypatch):
+    folder = texts(tmp_path / "t", shards=3)
+    run(folder)
+    alone = sums(folder)
+    for path in [*folder.glob("*.npy"), *folder.glob("*receipt*"), folder / "manifest.json"]:
+        path.unlink()
+    monkeypatch.setattr(engine, "_SMALL_BYTES", 0)
+    run(folder, "--workers=2")
+    assert sums(folder) == alone
+
+
+def test_the_command_ends_with_one_line(tmp_path):
+    folder = texts(tmp_path / "t")
+    cut(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.adopt", f"--cache_dir={folder}"],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"python -m pipeline.adopt: error: {shard(folder)} ends in row 19")
 
 
 def shard(folder, number=1):
