@@ -152,7 +152,7 @@ class Vocabulary:
         """The lowest id that is a sentinel; `size` if there are none."""
         return self.size - self.record.sentinels
 
-    @property
+    @functools.cached_property
     def ids(self) -> TokenIds:
         """The vocabulary as objectives use it."""
         return TokenIds(self.size, self.record.sentinels, self.model)

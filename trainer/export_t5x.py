@@ -28,11 +28,6 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     config, _ = load_config(arguments.model_dir)
-    if config.lora.rank is not None:
-        raise UserError(
-            f"{arguments.model_dir} has LoRA's parameters beside fixed ones, which T5X has not: "
-            "trainer.export merges them"
-        )
 
     from trainer.t5x import read, write
 

@@ -24,7 +24,7 @@ from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config, adopting, fields
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.engine.tuning import LORA, Tuning
+from trainer.engine.tuning import Tuning
 from trainer.huggingface import configs
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
@@ -173,11 +173,6 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     path = str(config.init_from)
     if not path.startswith(adopting.PREFIX):
         checkpoint = load(path)
-        if any(name.startswith(f"{LORA}/") for name in checkpoint.parameters):
-            raise UserError(
-                f"--init_from={path} has LoRA's parameters beside fixed ones: merge them with "
-                "trainer.export, and start from hf:DIR"
-            )
         return layout.read_parts(checkpoint), checkpoint
     # Imported here because it needs packages that the trainer does not depend on otherwise.
     from trainer import huggingface

@@ -30,6 +30,7 @@ def losses(model_dir):
     return {line["step"]: line["metrics"]["loss"] for line in map(json.loads, lines)}
 
 
+@pytest.mark.slow
 def test_a_t5_of_hugging_face_goes_on_with_another_corpus(text_cache, tmp_path):
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -135,6 +136,7 @@ TO_EVALUATE = r"""
 """
 
 
+@pytest.mark.slow
 def test_the_commands_of_primers_readme(text_cache, tmp_path):
     (tmp_path / "gin" / "models").mkdir(parents=True)
     for theirs, ours in (("ours", "defaults"), ("ez", "medium_primer")):

@@ -100,6 +100,7 @@ def metadata(model_dir, step):
     return json.loads((model_dir / f"checkpoint_{step}/run/metadata").read_text())
 
 
+@pytest.mark.slow
 def test_thirty_updates_equal_twelve_a_kill_and_eighteen(text_cache, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     made = run(watched(text_cache, whole))

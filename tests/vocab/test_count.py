@@ -23,7 +23,7 @@ def text(number):
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "text.jsonl"
     with path.open("w") as file:
-        for _ in range(400):
+        for _ in range(250):
             file.write(json.dumps({"text": text(200)}) + "\n")
         file.write(json.dumps({"text": 5}) + "\n")
     return str(path)
@@ -59,7 +59,7 @@ def test_all_words_are_counted(corpus, tmp_path):
     assert keys == sorted(keys)
     assert ours.threshold == 1
     assert ours.statistics == {
-        "documents": 400,
+        "documents": 250,
         "documents_left_out": {"not a string": 1},
         "bytes": ours.statistics["bytes"],
         "words": expected.total(),

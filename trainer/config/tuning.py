@@ -5,6 +5,8 @@ import re
 
 from tasks.terminal.fields import Rejected, above, at_least, check, field, require
 
+# The key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
+LORA = "lora"
 _ATTENTION = r"attention/(query|key|value|out)/kernel$"
 
 

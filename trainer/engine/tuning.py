@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
 from trainer.config import Config
+from trainer.config.tuning import LORA
 from trainer.model.parameters import KERNEL, ParameterFacts
 from trainer.model.paths import named, path_name
 from trainer.model.spec import EncoderSpec, ModelSpec
@@ -28,8 +29,6 @@ from trainer.optim.optimizer import make_optimizer
 from trainer.optim.stacked import STACK_AXES
 
 Tree = Any
-# The key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
-LORA = "lora"
 
 
 class Tuning:

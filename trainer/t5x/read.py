@@ -27,7 +27,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import description
 from trainer.engine import checksums
-from trainer.t5x import mesh
+from trainer.t5x import lora, mesh
 from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -114,6 +114,8 @@ def of_step(folder: str, step: int) -> str:
 def load(path: str) -> Checkpoint:
     """Opens the checkpoint at `path`, or the newest one in it, and reads names, shapes and dtypes.
 
+    LoRA's products are added to their kernels.
+
     Raises:
       UserError: there is no checkpoint, or it cannot be read; says why.
     """
@@ -152,7 +154,8 @@ def load(path: str) -> Checkpoint:
     stored = run.get(description.CHECKSUMS, {})
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside("params/"), inside("opt_state/")
-    return Checkpoint(path, int(tensors["step"].whole()), parameters, state=state, run=run)
+    step = int(tensors["step"].whole())
+    return lora.merged(Checkpoint(path, step, parameters, state=state, run=run))
 
 
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:

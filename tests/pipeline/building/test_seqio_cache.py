@@ -33,7 +33,7 @@ def lines(documents) -> str:
         {"id": "sentinel", "text": "noise <extra_id_0> here"},
     ]
     usual = [{"id": name, "text": text} for name, text in documents.items()]
-    return "\n".join(map(json.dumps, usual[:700] + odd + usual[700:1200]))
+    return "\n".join(map(json.dumps, usual[:200] + odd + usual[200:400]))
 
 
 @pytest.fixture(scope="module")

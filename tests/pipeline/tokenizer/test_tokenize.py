@@ -18,6 +18,7 @@ from pipeline.tokenizer import fast_tokenizer, kernels, tokenize, trie
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
+from tests.parameters import slow_unless
 
 CODE = {
     "remove_extra_whitespaces": False,
@@ -81,7 +82,7 @@ def assert_equal(fast, processor, texts: list[str]) -> None:
         assert tokens[begin:end].tolist() == processor.encode(text), text[:200]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_unless({"unigram", "bpe_bytes"}, MODELS))
 def test_real_text(models, name):
     fast, processor = both(models[name])
     texts = ["\n".join(corpus()[start : start + 50]) for start in range(0, 20000, 50)]

@@ -97,6 +97,7 @@ def test_help_and_errors_name_the_format(tree, sequences):
     assert "a.jsonl cannot be read: a FASTA file begins with >" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_a_vocabulary_and_a_cache_are_built_of_it(tree, sequences):
     trained = run(
         tree, "-m", "vocab.train", "--corpus=fasta:a.fasta", "--output=vocabulary",

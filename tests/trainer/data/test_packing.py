@@ -1,6 +1,7 @@
 """Rows of several examples: the same examples, losses and gradients, once an epoch, and full."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from tasks.objectives import Lengths, prefix_lm
 from tasks.objectives.packing import deck
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
+from tests.parameters import slow_unless
 from tests.trainer.conftest import command, training_metrics
 from tests.trainer.data.test_pairs import PAIRS, folder, run_of  # noqa: F401
 from trainer.data.best_fit import best_fit
@@ -70,8 +72,13 @@ def without_packing(batch):
     }
 
 
-@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
-@pytest.mark.parametrize("task", SHAPES)
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    slow_unless(
+        {(UL2, "t5_1_1_tiny"), (PAIRS, "lm_tiny")},
+        itertools.product(SHAPES, ["t5_1_1_tiny", "lm_tiny"]),
+    ),
+)
 def test_packed_rows_have_the_losses_and_gradients_of_their_examples(caches, task, preset):
     run = packed_run(caches, task, "--batch_size=2", preset=preset)
     packed = run.data.batches()[3]

@@ -155,7 +155,8 @@ def test_mistakes(folder):
         run_of(folder / PAIRS, "ul2").data.batches()
 
 
-@pytest.mark.parametrize("preset", ["t5_1_1_tiny", pytest.param("lm_tiny", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
 def test_a_run_resumes_exactly_and_is_explained(folder, tmp_path, preset):
     def train(model, steps):
         result = command(

@@ -13,7 +13,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests import eight_devices
 from tests.trainer.engine.test_sharding import batch_of, program_of
-from trainer.engine.tuning import LORA
+from trainer.config.tuning import LORA
 from trainer.model.paths import named
 from trainer.model.transformer import run_model
 

@@ -1,11 +1,13 @@
 """Checks of every preset at sizes for a test: visibility, packing, scans, bfloat16, devices.
 
-Presets that differ only in their sizes are tested once.
+Presets that differ only in their sizes are tested once. Tests that are not slow take the presets
+that are the first to have a part of their own, whatever their norms, activations and scales are.
 """
 
 import contextlib
+import functools
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import jax
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests import eight_devices
+from tests.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
 from trainer.config.presets import MODEL_PRESETS
@@ -60,6 +63,32 @@ MODELS = {name: config for config, name in KINDS.items()}
 PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder"]
 
 
+# Fields of which attention, packing and scans know nothing.
+UNRELATED = {
+    *("attention_scale", "head_scaling", "mlp_activations", "norm", "num_kv_heads"),
+    *("softmax_dtype", "tied_logits"),
+}
+
+
+def first_of_their_parts() -> set[str]:
+    """Returns the presets with a value of a field that no preset before them has."""
+    names, seen = set(), set()
+    for name, config in MODELS.items():
+        parts = {(f.name, getattr(config, f.name)) for f in fields(config)} - seen
+        seen |= parts
+        if any(field not in UNRELATED for field, _ in parts):
+            names.add(name)
+    return names
+
+
+FIRST = first_of_their_parts()
+
+
+def each(names: list[str]):
+    """Parametrizes a test by presets, of which those that repeat others' parts are slow."""
+    return pytest.mark.parametrize("name", slow_unless(FIRST, names))
+
+
 def scans(config: ModelConfig) -> bool:
     """Returns whether the layers of a model can be scanned."""
     with contextlib.suppress(ValueError):
@@ -78,6 +107,9 @@ PACKS = [
     and config.attention_pattern == "full"
 ]
 SEES_ALL = [name for name in PACKS if name in PREDICTS_NEXT]
+
+
+tiny_of = functools.cache(TinyModel.of)
 
 
 def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
@@ -109,9 +141,9 @@ def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("name", SEES_ALL)
+@each(SEES_ALL)
 def test_positions_see_what_they_may(name, batch):
-    model = TinyModel.of(replace(MODELS[name], tied_logits=False))
+    model = tiny_of(replace(MODELS[name], tied_logits=False))
     batch["encoder_segment_ids"] = jnp.asarray([ENCODER_SEGMENTS])
     batch["decoder_segment_ids"] = jnp.asarray([DECODER_SEGMENTS])
     check(model, batch, ENCODER_SEGMENTS, DECODER_SEGMENTS)
@@ -122,10 +154,10 @@ def logits(config, params, batch):
     return np.asarray(output[0] if isinstance(output, tuple) else output)
 
 
-@pytest.mark.parametrize("name", PACKS)
+@each(PACKS)
 def test_packed_rows_equal_rows_of_their_own(name):
     config = MODELS[name]
-    model, packed = TinyModel.of(config), batch_of(config, rows=1)
+    model, packed = tiny_of(config), batch_of(config, rows=1)
     half = LENGTH // 2
     apart = {
         name: np.concatenate([array[:, :half], array[:, half:]])
@@ -137,10 +169,10 @@ def test_packed_rows_equal_rows_of_their_own(name):
     np.testing.assert_allclose(together, alone.reshape(together.shape), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@each(ALIKE)
 def test_a_scan_equals_a_loop(name):
     config = MODELS[name]
-    batch, params = batch_of(config), TinyModel.of(config).params
+    batch, params = batch_of(config), tiny_of(config).params
     loop = logits(config, params, batch)
     scan = logits(replace(config, scan_layers=True), stack_layers(params), batch)
     np.testing.assert_allclose(loop, scan, atol=2e-5, rtol=2e-5)

@@ -93,7 +93,10 @@ def test_logits_are_those_of_the_formulas(case):
     expected = Decoder(model.params, HEADS, HEAD_DIM, **options)(TOKENS)
     found = logits(model)
     assert np.abs(expected).max() > 0.05
-    np.testing.assert_allclose(found, expected, atol=1e-6 * max(1, np.abs(expected).max()))
+    # Where all scores of a query are near 0, the quotient of their squares magnifies the scores'
+    # rounding, which depends on the CPU's instructions.
+    tolerance = 1e-5 if options.get("weights") == "norm_squared_relu" else 1e-6
+    np.testing.assert_allclose(found, expected, atol=tolerance * max(1, np.abs(expected).max()))
 
 
 def test_every_case_differs_from_the_plain_model():
