@@ -56,13 +56,13 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
       UserError: there is no such cache, it is damaged, or options do not fit it.
     """
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
-    _check_target(target)
-    found = survey(options)
     vocabulary = None
     if options.vocabulary:
         vocabulary = load(options.vocabulary, options.extra_ids)
     elif options.extra_ids:
         raise UserError("--extra_ids has no effect without --vocabulary")
+    _check_target(target, vocabulary)
+    found = survey(options)
     try:
         files.make_folder(target)
         with lock.held(target, "adoption", "--index_dir" if options.index_dir else "--cache_dir"):
@@ -113,20 +113,24 @@ def survey(options: Options) -> Found:
     return found
 
 
-def _check_target(target: str) -> None:
-    """Checks that a manifest in the folder, if there is one, is that of an adoption."""
-    if not files.exists(files.join(target, MANIFEST)):
-        if files.exists(files.join(target, PLAN)):
+def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
+    """Checks that no file of others would be written over."""
+    path, model = files.join(target, MANIFEST), files.join(target, VOCABULARY)
+    if files.exists(path):
+        try:
+            adopted = CacheManifest.load(target, check=False).plan.adopted
+        except UserError as error:
             raise UserError(
-                f"{target} is a build of pipeline.build that is not finished: run it again"
+                f"{path} is damaged or another program's: delete it, or give an --index_dir"
+            ) from error
+        if adopted is None:
+            raise UserError(
+                f"{target} is a cache of pipeline.build, which is read without adoption"
             )
-        return
-    try:
-        adopted = CacheManifest.load(target, check=False).plan.adopted
-    except UserError:  # damaged, and so written anew
-        return
-    if adopted is None:
-        raise UserError(f"{target} is a cache of pipeline.build, which is read without adoption")
+    elif files.exists(files.join(target, PLAN)):
+        raise UserError(f"{target} is a build of pipeline.build that is not finished: run it again")
+    elif vocabulary and files.exists(model) and files.sha256(model) != vocabulary.record.sha256:
+        raise UserError(f"{model} is another vocabulary: give it, or give an --index_dir")
 
 
 @dataclasses.dataclass(frozen=True)

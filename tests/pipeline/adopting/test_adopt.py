@@ -94,6 +94,17 @@ def test_a_document_a_row_with_eos_serves_objectives_that_need_it(tmp_path):
     assert Cache.open(str(tmp_path / "u")).manifest.plan.separator == "none"
 
 
+def test_files_of_others_are_not_written_over(tmp_path):
+    folder = texts(tmp_path / "t")
+    (folder / "manifest.json").write_text('{"another": "program"}')
+    before = sums(folder)
+    with pytest.raises(UserError, match=r"manifest.json is damaged or another program's: delete"):
+        run(folder)
+    assert sums(folder) == before
+    run(folder, f"--index_dir={tmp_path}/index")
+    assert tokens(tmp_path / "index") == FLAT
+
+
 def test_an_index_in_another_folder(tmp_path, monkeypatch):
     folder = texts(tmp_path / "t")
     before = sums(folder)
@@ -264,6 +275,10 @@ def test_ids_beyond_the_vocabulary(tmp_path):
     message = rf"00001-of-00002, row 20: it has the id {size + 150}, .* 0 to {size + 99}:"
     with pytest.raises(UserError, match=message):
         run(folder, f"--vocabulary={vocabulary}", "--extra_ids=100")
+    (folder / "sentencepiece.model").write_bytes(b"of others")
+    with pytest.raises(UserError, match=r"sentencepiece.model is another vocabulary: give it, or"):
+        run(folder, f"--vocabulary={vocabulary}", "--extra_ids=200")
+    (folder / "sentencepiece.model").unlink()
     run(folder, f"--vocabulary={vocabulary}", "--extra_ids=200")
     assert Cache.open(str(folder)).ids.sentinels == 200
     with pytest.raises(UserError, match=message):
@@ -287,7 +302,7 @@ def test_flags_without_effect_and_wrong_folders(tmp_path):
     (tmp_path / "ours" / "manifest.json").write_bytes(ours.manifest.content())
     for name in ("info.train.json", "COMPLETED", "stats.train.json"):
         (tmp_path / "ours" / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(UserError, match=r"is a cache of pipeline.build, which is read without"):
+    with pytest.raises(UserError, match=r"is a cache of pipeline.build and needs no adoption"):
         run(tmp_path / "ours")
     (tmp_path / "ours" / "manifest.json").rename(tmp_path / "ours" / "plan.json")
     with pytest.raises(UserError, match=r"is a build of pipeline.build that is not finished"):
