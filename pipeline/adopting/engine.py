@@ -124,9 +124,7 @@ def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
                 f"{path} is damaged or another program's: delete it, or give an --index_dir"
             ) from error
         if adopted is None:
-            raise UserError(
-                f"{target} is a cache of pipeline.build, which is read without adoption"
-            )
+            raise UserError(f"{target} is a cache of pipeline.build and needs no adoption")
     elif files.exists(files.join(target, PLAN)):
         raise UserError(f"{target} is a build of pipeline.build that is not finished: run it again")
     elif vocabulary and files.exists(model) and files.sha256(model) != vocabulary.record.sha256:
