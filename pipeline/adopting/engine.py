@@ -224,6 +224,8 @@ def _shard(job: _Job) -> Shard:
         return kept
     scan = job.scan(job.name, job.ids)
     shard = shard_of(job.name, job.index, scan)
+    for name in (MANIFEST, job.receipt):  # of another content
+        files.remove(files.join(job.target, name))
     files.write_bytes(files.join(job.target, job.index), index_bytes(scan.index))
     files.write_json(files.join(job.target, job.receipt), as_json(shard))
     return shard

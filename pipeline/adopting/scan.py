@@ -42,7 +42,7 @@ class Scan:
     documents: int = 0
 
 
-class Rows:
+class Collector:
     """Rows of a file, collected block by block."""
 
     def __init__(self, path: str, size: int, is_pairs: bool):
@@ -157,7 +157,7 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool) -> 
     Raises:
       UserError: a record is corrupt or of another form, or has other ids; names the row.
     """
-    rows = Rows(path, size, is_pairs)
+    rows = Collector(path, size, is_pairs)
     left, start = b"", 0
     for block in blocks(path):
         if isinstance(block, FileEntry):
@@ -194,7 +194,12 @@ def _bounds(data: bytes) -> np.ndarray:
 
 
 def _scan_block(
-    rows: Rows, data: bytes, bounds: np.ndarray, start: int, is_pairs: bool, inputs_refused: bool
+    rows: Collector,
+    data: bytes,
+    bounds: np.ndarray,
+    start: int,
+    is_pairs: bool,
+    inputs_refused: bool,
 ) -> None:
     records.check_framing(data, bounds)
     raw, offsets = np.frombuffer(data, np.uint8), start + bounds[:-1]
@@ -236,7 +241,7 @@ def scan_tokens(path: str, size: int, kind: np.dtype, lengths: np.ndarray, docum
     Raises:
       UserError: the file has another size, or other ids; names the row.
     """
-    rows = Rows(path, size, is_pairs=False)
+    rows = Collector(path, size, is_pairs=False)
     ends = np.cumsum(lengths)
     total, at, left = int(lengths.sum()), 0, b""
     last = np.zeros(len(lengths), bool)

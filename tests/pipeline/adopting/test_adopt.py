@@ -131,7 +131,11 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
         run(folder)
 
 
-def test_an_interrupted_adoption_keeps_what_is_finished(tmp_path):
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_adoption_keeps_what_is_finished(tmp_path, monkeypatch):
     folder = texts(tmp_path / "t", shards=3)
     run(folder)
     whole = sums(folder)
@@ -148,6 +152,12 @@ def test_an_interrupted_adoption_keeps_what_is_finished(tmp_path):
     rows = [[4] * len(row) for row in ROWS[26:]]
     data = [foreign_caches.encode({"targets": row}) for row in rows]
     index.write_bytes(b"".join(map(foreign_caches.plain_records.frame, data)))
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_json", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder)
+    # Nobody takes the new index for that of the old rows.
+    assert not {"manifest.json", "train.receipt-00002-of-00003.json"} & set(sums(folder))
     run(folder)
     assert kept.stat().st_mtime != 1
     assert tokens(folder)[-10:] == [4] * 10

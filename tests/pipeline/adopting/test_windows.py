@@ -12,6 +12,7 @@ from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import PairWindows, row_windows
 from tasks.cache.windows import Windows
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests import foreign_caches
 from tests.window_caches import check, expected
@@ -93,7 +94,10 @@ def test_rows_are_windows_on_request(tmp_path):
     cache = adopt(folder, "--packing=rows")
     windows = row_windows(cache.folder, cache.manifest, "train")
     order = np.random.default_rng(0).permutation(len(rows))
-    check(windows.read(order), [rows[i] for i in order], max(map(len, rows)))
+    longest = max(map(len, rows))
+    check(windows.read(order), [rows[i] for i in order], longest)
+    with pytest.raises(UserError, match=r"use longer ones, or adopt it with --packing=concat"):
+        Windows(cache.folder, cache.manifest, "train", longest - 1)
 
 
 def test_pairs_are_read_without_the_eos_that_the_objective_adds(tmp_path):
