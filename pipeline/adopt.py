@@ -2,9 +2,9 @@
 
     python -m pipeline.adopt --cache_dir=CACHES/TASK --vocabulary=DIR [--extra_ids=100]
 
-Every record is read once and checked. A row index of each file, about 1 % of its size, and a
-manifest with checksums are added to the folder or, with --index_dir, written to another; no file of
-the cache is copied or changed. Rerun the same command to resume.
+Every record is read once and checked. A row index of each file, 20 bytes a row, and a manifest with
+checksums are added to the folder or, with --index_dir, written to another; no file of the cache is
+copied or changed. Rerun the same command to resume.
 """
 
 from tasks.terminal.command_line import Parser, run
