@@ -321,7 +321,10 @@ class Windows:
     ) -> np.ndarray:
         """Returns what `find` makes of the row indices of shards and the values of each, int64."""
         found_P = np.empty(len(values_P), np.int64)
-        for shard in np.unique(shards_P).tolist():
+        shards = np.unique(shards_P).tolist()
+        if shards:
+            self._shards.soon(shards)
+        for shard in shards:
             chosen = shards_P == shard
             with self._shards.reading(shard) as opened:
                 found_P[chosen] = find(opened.rows, values_P[chosen])
