@@ -105,8 +105,8 @@ class Windows:
             )
         self.window_tokens = window_tokens
         self._folder, self._split = folder, split
-        self._cut, self._plan = not plan.rows_are_windows, plan
-        self._row_tokens = plan.row_tokens if self._cut and not plan.adopted else None
+        self._is_stream, self._plan = not plan.rows_are_windows, plan
+        self._row_tokens = plan.row_tokens if self._is_stream and not plan.adopted else None
         shards = manifest.splits[split]
         self._count = len(shards)
         self._files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
@@ -121,7 +121,7 @@ class Windows:
         # tokens or, with best_fit, of rows; shards begin at `_borders` of it.
         self._first_row = _starts(rows)
         self._borders, self._width = _starts(self._tokens), window_tokens
-        if not self._cut:
+        if not self._is_stream:
             self._borders, self._width = self._first_row, 1
         self._across_shards = across_shards
         # Of the windows, the first that begins in each shard or after it, then their number.
@@ -168,14 +168,14 @@ class Windows:
     @property
     def unread_tokens(self) -> int:
         """Number of the split's tokens that are in no window."""
-        if not self._cut:
+        if not self._is_stream:
             return 0
         return max(0, int(self._tokens.sum()) - len(self) * self.window_tokens)
 
     @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of a window."""
-        if not self._cut:
+        if not self._is_stream:
             return int(self._tokens.sum()) / max(1, len(self))
         return float(self.window_tokens)
 
@@ -211,7 +211,7 @@ class Windows:
         for shard in np.unique(shards_P).tolist():
             parts = np.flatnonzero(shards_P == shard)
             row = int(rows_P[parts[0]] - self._first_row[shard])
-            if not self._cut:
+            if not self._is_stream:
                 with self._shards.reading(shard) as opened:
                     stops_P = np.minimum(stops_P, opened.tokens[row])
             places.append(
@@ -338,7 +338,7 @@ class Windows:
           the split; with best_fit the row may end before `stop`.
         """
         begins_W, ends_W = self._extents(indices_W)
-        if not self._cut:
+        if not self._is_stream:
             skips_W = np.zeros_like(begins_W)
             return np.arange(len(begins_W)), begins_W, skips_W, skips_W + self.window_tokens
         rows_W = self._rows_at(begins_W)
