@@ -102,6 +102,7 @@ def samples(
                 tokens=tokens_N,
                 trace=found,
                 lengths=lengths,
+                unit=lineage.unit,
             )
         )
     return made

@@ -8,7 +8,7 @@ document. The page needs no network and no JavaScript.
 
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
-from tasks.terminal.command_line import Parser, positive, run
+from tasks.terminal.command_line import Parser, UserError, positive, run
 from tasks.vocabulary import VOCABULARY
 
 
@@ -26,6 +26,11 @@ def main(argv: list[str]) -> None:
     from tasks import vocabulary
 
     manifest = CacheManifest.load(flags.cache)
+    if manifest.plan.adopted:
+        raise UserError(
+            f"{flags.cache} was adopted from {manifest.plan.adopted.program} and has no table of "
+            "documents to report on: pipeline.verify counts its rows, pipeline.inspect shows them"
+        )
     loaded = vocabulary.load(
         files.join(flags.cache, VOCABULARY), manifest.plan.vocabulary.extra_ids
     )

@@ -163,6 +163,7 @@ class Explanation:
             tokens_N,
             made,
             lengths,
+            self._lineages[number].unit,
         )
 
     def _number(self, row: int, example: int) -> str:

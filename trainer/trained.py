@@ -60,7 +60,7 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
         first = run.data.tasks[0]
         extra_ids = first.manifest.plan.vocabulary.extra_ids
         if path is None:
-            return vocabulary.from_bytes(first.ids.model, extra_ids, first.cache)
+            return vocabulary.from_bytes(first.model, extra_ids, first.cache)
     elif path is None:
         raise UserError(
             f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "

@@ -166,6 +166,7 @@ class ShardWriter:
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
             pairs=PairCounts(**self._pair_counts) if self._is_pairs else None,
+            adopted=None,
             **self._counts,
         )
         receipt = files.join(self._folder, self._name("receipt"))

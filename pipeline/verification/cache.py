@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
+from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
 from tasks.cache.manifest import (
     MANIFEST,
@@ -54,7 +55,10 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
         if not files.exists(files.join(folder, MANIFEST)):
             raise
         return {}, [Fault(MANIFEST, str(error), FINISH)]
-    faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
+    if manifest.plan.adopted:
+        faults = check_shared_files(folder, manifest)
+    else:
+        faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
     jobs = [
         (split, index, shard)
         for split, shards in manifest.splits.items()
@@ -86,7 +90,7 @@ _Job = tuple[str, int, Shard]
 def _checked(folder: str, plan: Plan, jobs: list[_Job], workers: int) -> Iterator[Checked]:
     """Yields the result of each job in order; only some chunks of them are held at a time."""
     if workers == 1:
-        yield from itertools.starmap(ShardChecker(folder, plan), jobs)
+        yield from itertools.starmap(_checker_of(folder, plan), jobs)
         return
     import multiprocessing
 
@@ -109,14 +113,19 @@ def _checked(folder: str, plan: Plan, jobs: list[_Job], workers: int) -> Iterato
         pool.shutdown(cancel_futures=True)
 
 
-_checker: ShardChecker
+_Checker = ShardChecker | AdoptedChecker
+_checker: _Checker
+
+
+def _checker_of(folder: str, plan: Plan) -> _Checker:
+    return AdoptedChecker(folder, plan) if plan.adopted else ShardChecker(folder, plan)
 
 
 def _start(folder: str, plan: Plan) -> None:
     """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
     global _checker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _checker = ShardChecker(folder, plan)
+    _checker = _checker_of(folder, plan)
 
 
 def _check(jobs: list[_Job]) -> list[Checked]:

@@ -35,7 +35,10 @@ class Cache:
           UserError: the file is missing, or is not the vocabulary that the cache was built with.
         """
         record, path = self.manifest.plan.vocabulary, files.join(self.folder, VOCABULARY)
-        again = "run pipeline.build again, which writes it anew"
+        if not record.sha256:  # not known to who adopted the cache
+            return TokenIds(record.size, 0)
+        command = "adopt" if self.manifest.plan.adopted else "build"
+        again = f"run pipeline.{command} again, which writes it anew"
         try:
             model = files.read_bytes(path)
         except FileNotFoundError as error:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping
 
-from tasks.cache.manifest import FileEntry
+from tasks.cache.manifest import FileEntry, Remedy
 from tasks.storage import files, remote
 from tasks.terminal.command_line import UserError
 
@@ -23,7 +23,6 @@ _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 8
 # A folder that no process uses is deleted after this time; a restart before that reuses it.
 _KEPT_SECONDS = 24 * 3600
-_REDO = "delete the file and run pipeline.build again, which redoes that shard alone"
 
 
 def holds(path: str, entry: FileEntry) -> bool:
@@ -34,8 +33,10 @@ def holds(path: str, entry: FileEntry) -> bool:
         return False
 
 
-def copy(url: str, entry: FileEntry, target: str) -> None:
+def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
     """Downloads a file in parallel parts. The target matches `entry` or does not exist.
+
+    `remedy`: what to do about damage, for error messages.
 
     Raises:
       UserError: the file is missing, or its size or checksum is not that of `entry`.
@@ -43,11 +44,11 @@ def copy(url: str, entry: FileEntry, target: str) -> None:
     partial = target + files.PARTIAL
     try:
         with open(partial, "w+b") as file:
-            _fetch(url, entry.bytes, file.fileno())
+            _fetch(url, entry.bytes, file.fileno(), remedy)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry.sha256:
             raise UserError(
-                f"{url} has the sha256 {digest} and the manifest says {entry.sha256}: {_REDO}"
+                f"{url} has the sha256 {digest} and the manifest says {entry.sha256}: {remedy.redo}"
             )
         os.replace(partial, target)
     except BaseException:
@@ -56,7 +57,7 @@ def copy(url: str, entry: FileEntry, target: str) -> None:
         raise
 
 
-def _fetch(url: str, size: int, file: int) -> None:
+def _fetch(url: str, size: int, file: int, remedy: Remedy) -> None:
     """Writes the first `size` bytes of a remote file into an open one, in parts, in any order."""
     starts = iter(range(0, size, _PART_BYTES))
     lock = threading.Lock()
@@ -69,7 +70,9 @@ def _fetch(url: str, size: int, file: int) -> None:
                     start = next(starts, None)
                 if start is None:
                     return
-                remote.with_retries(url, functools.partial(_fetch_part, url, size, file, start))
+                remote.with_retries(
+                    url, functools.partial(_fetch_part, url, size, file, start, remedy)
+                )
         except BaseException as error:
             errors.append(error)
 
@@ -87,7 +90,7 @@ def _fetch(url: str, size: int, file: int) -> None:
         raise errors[0]
 
 
-def _fetch_part(url: str, size: int, file: int, start: int) -> None:
+def _fetch_part(url: str, size: int, file: int, start: int, remedy: Remedy) -> None:
     stop = min(start + _PART_BYTES, size)
     try:
         data = files.on_store(url, lambda fs, inner: fs.cat_file(inner, start=start, end=stop))
@@ -98,10 +101,10 @@ def _fetch_part(url: str, size: int, file: int, start: int) -> None:
         try:
             found = files.size(url)
         except FileNotFoundError as error:
-            raise UserError(f"{url} is missing: run pipeline.build again") from error
+            raise UserError(f"{url} is missing: {remedy.again}") from error
         if found != size:
             raise UserError(
-                f"{url} has {found:,} bytes and the manifest says {size:,}: {_REDO}"
+                f"{url} has {found:,} bytes and the manifest says {size:,}: {remedy.redo}"
             ) from None
         raise
     os.pwrite(file, data, start)

@@ -6,6 +6,8 @@ import functools
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from tasks.cache.manifest import LINEAGE_COLUMNS, CacheManifest, shard_file
 from tasks.cache.row_index import read_row_index
 from tasks.cache.windows import Place
@@ -38,15 +40,21 @@ class Part:
 
 
 class Lineage:
-    """Finds the documents in the windows of one split of a cache."""
+    """Finds the documents in the windows of one split of a cache.
+
+    `unit`: the word for what is found, "row" in another program's cache.
+    """
 
     def __init__(self, folder: str, manifest: CacheManifest, split: str):
         self._folder, self._plan, self._split = folder, manifest.plan, split
         self._shards = manifest.splits[split]
+        self.unit = "row" if self._plan.adopted else "document"
         self._names = {file["name"] for file in manifest.plan.corpus.get("files", ())}
 
     def parts(self, places: Sequence[Place]) -> tuple[Part, ...]:
         """Returns the documents in a window, in order; `places` are the window's, in each shard.
+
+        Another program's cache does not say where documents begin: its rows take their place.
 
         Raises:
           UserError: pyarrow is not installed, or the cache is damaged.
@@ -55,8 +63,22 @@ class Lineage:
         return tuple(
             dataclasses.replace(part, position=begin + part.position)
             for begin, place in zip(begins, places, strict=False)
-            for part in self._parts(place)
+            for part in (self._whole_rows if self._plan.adopted else self._parts)(place)
         )
+
+    def _whole_rows(self, place: Place) -> list[Part]:
+        """Returns the rows in a window's part in one shard; positions count from there."""
+        sizes = self._index(place.shard)["tokens"]
+        file = place.path.rpartition("/")[2]
+        parts: list[Part] = []
+        row, first, position = place.row, place.position, 0
+        while position < place.tokens:
+            whole = int(sizes[row])
+            tokens = min(whole - first, place.tokens - position)
+            if tokens:
+                parts.append(Part(f"{file}:{row}", file, position, tokens, first, whole))
+            row, first, position = row + 1, 0, position + tokens
+        return parts
 
     def _parts(self, place: Place) -> list[Part]:
         """Returns the documents in a window's part in one shard; positions count from there."""
@@ -66,7 +88,7 @@ class Lineage:
         last = place.row
         if not rows_are_windows:
             last += (place.position + place.tokens - 1) // width
-        rows = _rows(self._path("rows", place.shard), self._shards[place.shard].rows)
+        rows = self._index(place.shard)
         # The last document that began in an earlier row may continue in this one.
         first_piece = max(int(rows["documents"][place.row]) - 1, 0)
         last_piece = int(rows["documents"][last + 1]) if last + 1 < len(rows) else None
@@ -91,9 +113,10 @@ class Lineage:
                 )
         return parts
 
-    def _path(self, kind: str, shard: int) -> str:
+    def _index(self, shard: int) -> np.ndarray:
         count = self._plan.shards[self._split]
-        return files.join(self._folder, shard_file(self._split, kind, shard, count))
+        path = files.join(self._folder, shard_file(self._split, "rows", shard, count))
+        return _rows(path, self._shards[shard].rows, self._plan.remedy)
 
     def _file(self, name: str) -> str:
         file = name.rpartition(":")[0]

@@ -18,11 +18,13 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_from_dict
+from tasks.cache.checked_json import RESTORE, check_count, check_form, check_keys, short, wrong
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VocabularyRecord
@@ -33,8 +35,10 @@ PLAN_MARK = ".plan-"
 MANIFEST = "manifest.json"
 # Not a way to pack texts: a row is a pair of inputs and targets.
 PAIRS = "pairs"
-PACKINGS = ("concat", "best_fit", PAIRS)
-TEXT_PACKINGS = PACKINGS[:2]
+TEXT_PACKINGS = ("concat", "best_fit")
+# Rows of any length that are windows as they are, which only other programs write.
+ROWS = "rows"
+PACKINGS = (*TEXT_PACKINGS, PAIRS, ROWS)
 SEPARATORS = ("none", "eos")
 
 # Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
@@ -46,6 +50,7 @@ LONGEST_DOCUMENT_BYTES = 256 << 10
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
 # The row index of pairs, whose `tokens` are those of both sides, has also the length of `inputs`.
 PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
+INDICES = (ROW_INDEX, PAIR_INDEX, RAGGED_INDEX)
 # What becomes of a pair with a side longer than the cache may hold.
 TOO_LONG = ("quarantine", "cut")
 
@@ -110,6 +115,7 @@ class Shard:
       longest_row: largest number of `text_tokens` in a row.
       split_documents: number of documents that were too long and were split.
       pairs: counts of pairs; None if documents are texts.
+      adopted: counts of a file of another program; None if it is ours.
     """
 
     files: dict[str, FileEntry]
@@ -122,6 +128,30 @@ class Shard:
     longest_row: int = 0
     split_documents: int = 0
     pairs: PairCounts | None = None
+    adopted: AdoptedCounts | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """What to do about a damaged cache, in words.
+
+    Attributes:
+      again: if a file is missing.
+      redo: if a file is damaged; it follows the file's name.
+    """
+
+    again: str
+    redo: str
+
+
+_BUILT = Remedy(
+    "run pipeline.build again",
+    "delete the file and run pipeline.build again, which redoes that shard alone",
+)
+_ADOPTED = Remedy(
+    "restore it, or run pipeline.adopt again",
+    "restore the file, or run pipeline.adopt again if it was changed on purpose",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +160,8 @@ class Plan:
 
     `corpus` is the resolved corpus: its spec, pinned revision, column and files with their sizes
     and checksums or etags. `pairs` are the limits of pairs, None if documents are texts;
-    `row_tokens` is then 0, as a row is as long as its pair.
+    `row_tokens` is then 0, as a row is as long as its pair. `adopted` is the cache of another
+    program that this is; None for ours. Its rows have any length, the longest `row_tokens`.
     """
 
     task: str
@@ -142,6 +173,12 @@ class Plan:
     shards: dict[str, int]
     format: int = FORMAT
     pairs: PairLimits | None = None
+    adopted: Adoption | None = None
+
+    @property
+    def remedy(self) -> Remedy:
+        """What to do about damage."""
+        return _ADOPTED if self.adopted else _BUILT
 
     @property
     def rows_are_windows(self) -> bool:
@@ -153,11 +190,12 @@ class Plan:
         """SHA-256 of everything that determines the bytes of the shards.
 
         The task's name is no part of it, so that equal tasks can share a cache, nor is the note of
-        the files that were left out of the corpus.
+        the files that were left out of the corpus, nor where the records of another program are.
         """
         value = as_json(self)
         del value["task"]
         value["corpus"].pop("left_out", None)
+        value.get("adopted", {}).pop("folder", None)
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -170,7 +208,7 @@ class Plan:
     def difference(self, other: "Plan") -> list[str]:
         """Returns the fields that differ, each as "field: ours, there: theirs"."""
         return [
-            f"{name}: {_short(mine)}, there: {_short(theirs)}"
+            f"{name}: {short(mine)}, there: {short(theirs)}"
             for name, mine, theirs in _leaves(as_json(self), as_json(other))
         ]
 
@@ -186,6 +224,10 @@ def _holds(folder: str) -> str:
     if caches := cache_names(folder):
         some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
         return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
+    for name in files.list_names(folder):
+        if name.startswith("info.") or name.endswith(".idx"):
+            program = "seqio" if name.startswith("info.") else "Megatron"
+            return f"is a cache of {program}: index it with pipeline.adopt --cache_dir={folder}"
     return "holds no cache: build one with pipeline.build"
 
 
@@ -195,11 +237,6 @@ def _leaves(mine: Any, theirs: Any, path: str = ""):
             yield from _leaves(mine.get(key), theirs.get(key), f"{path}.{key}" if path else key)
     elif mine != theirs:
         yield path, mine, theirs
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,27 +269,27 @@ class CacheManifest:
         value = files.read_json(path)
         seal = value.pop(_SEAL, None) if isinstance(value, dict) else None
         try:
-            _keys(value, "the manifest", {"plan", "splits", "software"})
-            _form(value["splits"], dict, "splits", "an object")
+            check_keys(value, "the manifest", {"plan", "splits", "software"})
+            check_form(value["splits"], dict, "splits", "an object")
             manifest = cls(
                 plan=plan_from_dict(value["plan"]),
                 splits={
                     split: tuple(
                         shard_from_dict(shard, f"{split} shard {index}")
                         for index, shard in enumerate(
-                            _form(shards, list, f"splits.{split}", "a list of shards")
+                            check_form(shards, list, f"splits.{split}", "a list of shards")
                         )
                     )
                     for split, shards in value["splits"].items()
                 },
-                software=_form(value["software"], dict, "software", "an object"),
+                software=check_form(value["software"], dict, "software", "an object"),
             )
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         for problem in manifest.contradictions() if check else ():
-            raise UserError(f"{path}: {problem}; {_RESTORE}")
+            raise UserError(f"{path}: {problem}; {RESTORE}")
         if check and seal is not None and seal != _sha256(value):
-            raise UserError(f"{path} is not what was written: {_RESTORE}")
+            raise UserError(f"{path} is not what was written: {RESTORE}")
         return manifest
 
     def content(self, sealed: bool = True) -> bytes:
@@ -272,10 +309,19 @@ class CacheManifest:
             return
         for split, shards in self.splits.items():
             for index, shard in enumerate(shards):
-                if set(shard.files) != shard_files(split, index, len(shards), bool(shard.dropped)):
+                if (self.plan.adopted is None) != (shard.adopted is None):
+                    yield f"{split} shard {index} is not of the same program as its plan"
+                elif not self._has_files(split, index):
                     yield f"{split} shard {index} lists the files of another shard, or too few"
                 elif problem := self._contradiction(shard):
                     yield f"{split} shard {index} {problem}"
+
+    def _has_files(self, split: str, index: int) -> bool:
+        """Returns whether a shard lists the files that it must have."""
+        shard, count = self.splits[split][index], len(self.splits[split])
+        if self.plan.adopted:
+            return shard_file(split, "rows", index, count) in shard.files and len(shard.files) == 2
+        return set(shard.files) == shard_files(split, index, count, bool(shard.dropped))
 
     def _contradiction(self, shard: Shard) -> str:
         """Returns what cannot be true of a shard's counts; "" if nothing."""
@@ -287,10 +333,13 @@ class CacheManifest:
             width = shard.pairs.longest_inputs + shard.pairs.longest_targets
         # All rows but the last are full, or else hold at least one token each.
         least = (rows - 1) * width + 1 if self.plan.packing == "concat" and rows else rows
+        if shard.adopted:
+            least = 0
         if not least <= tokens <= rows * width:
             return f"has {tokens:,} tokens, which do not make {rows:,} rows of {width}"
         for name, most in (
-            *(("text_tokens", tokens), ("documents", tokens)),
+            ("text_tokens", tokens),
+            *(() if shard.adopted else (("documents", tokens),)),  # others' may be empty
             *(("longest_row", width), ("split_documents", shard.documents)),
         ):
             if getattr(shard, name) > most:
@@ -318,7 +367,6 @@ def as_json(value: Any) -> dict[str, Any]:
 
 
 _SEAL = "sha256"
-_RESTORE = "restore the file from a copy, or run pipeline.build again with the same flags"
 
 
 def _sha256(value: Any) -> str:
@@ -333,39 +381,40 @@ def plan_from_dict(value: Any) -> Plan:
     Raises:
       UserError: the plan was written by another version of the format, or damaged or edited.
     """
-    _form(value, dict, "the plan", "an object")
+    check_form(value, dict, "the plan", "an object")
     if value.get("format") != FORMAT:
         raise UserError(
             f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
             "build it again into another folder"
         )
-    _keys(value, "the plan", _PLAN_KEYS - {"pairs"}, {"pairs"})
-    _form(value["task"], str, "task", "a name")
-    _corpus(_form(value["corpus"], dict, "corpus", "an object"))
-    _keys(value["vocabulary"], "vocabulary", _VOCABULARY_KEYS)
+    check_keys(value, "the plan", _PLAN_KEYS - _OPTIONAL, _OPTIONAL)
+    check_form(value["task"], str, "task", "a name")
+    _corpus(check_form(value["corpus"], dict, "corpus", "an object"))
+    check_keys(value["vocabulary"], "vocabulary", _VOCABULARY_KEYS)
     record = VocabularyRecord(**value["vocabulary"])
-    _form(record.sha256, str, "vocabulary.sha256", "a checksum")
+    check_form(record.sha256, str, "vocabulary.sha256", "a checksum")
     for name in ("pieces", "extra_ids", "sentinels"):
-        _count(getattr(record, name), f"vocabulary.{name}")
+        check_count(getattr(record, name), f"vocabulary.{name}")
     for name, known in (("packing", PACKINGS), ("separator", SEPARATORS)):
         if value[name] not in known:
-            raise _wrong(name, value[name], "one of " + ", ".join(known))
+            raise wrong(name, value[name], "one of " + ", ".join(known))
     is_pairs = value["packing"] == PAIRS
-    _count(value["row_tokens"], "row_tokens", least=0 if is_pairs else 1)
+    check_count(value["row_tokens"], "row_tokens", least=0 if is_pairs or "adopted" in value else 1)
     if is_pairs != (value.get("pairs") is not None):
-        raise _wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
+        raise wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
     limits = _limits(value["pairs"]) if is_pairs else None
-    for split, count in _form(value["shards"], dict, "shards", "an object").items():
-        _count(count, f"shards.{split}", least=1)
-    return Plan(**{**value, "vocabulary": record, "pairs": limits})
+    for split, count in check_form(value["shards"], dict, "shards", "an object").items():
+        check_count(count, f"shards.{split}", least=1)
+    adopted = adoption_from_dict(value["adopted"]) if "adopted" in value else None
+    return Plan(**{**value, "vocabulary": record, "pairs": limits, "adopted": adopted})
 
 
 def _limits(value: Any) -> PairLimits:
-    _keys(value, "pairs", _LIMIT_KEYS)
+    check_keys(value, "pairs", _LIMIT_KEYS)
     for name in ("max_inputs", "max_targets"):
-        _count(value[name], f"pairs.{name}")
+        check_count(value[name], f"pairs.{name}")
     if value["too_long"] not in TOO_LONG:
-        raise _wrong("pairs.too_long", value["too_long"], "one of " + ", ".join(TOO_LONG))
+        raise wrong("pairs.too_long", value["too_long"], "one of " + ", ".join(TOO_LONG))
     return PairLimits(**value)
 
 
@@ -375,30 +424,36 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     Raises:
       UserError: the shard was damaged or edited.
     """
-    _keys(value, name, _SHARD_KEYS, {*_SHARD_COUNTS, "pairs"})
+    check_keys(value, name, _SHARD_KEYS, {*_SHARD_COUNTS, *_OPTIONAL})
     for key in _SHARD_COUNTS:
-        _count(value.get(key, 0), f"{key} of {name}")
+        check_count(value.get(key, 0), f"{key} of {name}")
     entries = {}
-    for file, entry in _form(value["files"], dict, f"files of {name}", "an object").items():
-        _keys(entry, file, _FILE_KEYS)
-        _count(entry["bytes"], f"bytes of {file}")
-        _form(entry["sha256"], str, f"sha256 of {file}", "a checksum")
+    for file, entry in check_form(value["files"], dict, f"files of {name}", "an object").items():
+        check_keys(entry, file, _FILE_KEYS)
+        check_count(entry["bytes"], f"bytes of {file}")
+        check_form(entry["sha256"], str, f"sha256 of {file}", "a checksum")
         entries[file] = FileEntry(**entry)
-    for reason, count in _form(value["dropped"], dict, f"dropped of {name}", "an object").items():
-        _count(count, f"dropped {reason} of {name}", least=1)
-    pairs = None
-    if value.get("pairs") is not None:
-        _keys(value["pairs"], f"pairs of {name}", _PAIR_KEYS)
-        for key in _PAIR_KEYS:
-            _count(value["pairs"][key], f"pairs.{key} of {name}")
-        pairs = PairCounts(**value["pairs"])
-    return Shard(**{**value, "files": entries, "pairs": pairs})
+    for reason, count in check_form(
+        value["dropped"], dict, f"dropped of {name}", "an object"
+    ).items():
+        check_count(count, f"dropped {reason} of {name}", least=1)
+    counts: dict[str, Any] = {}
+    for part, kind in (("pairs", PairCounts), ("adopted", AdoptedCounts)):
+        counts[part] = None
+        if value.get(part) is not None:
+            keys = [each.name for each in dataclasses.fields(kind)]
+            check_keys(value[part], f"{part} of {name}", keys)
+            for key in keys:
+                check_count(value[part][key], f"{part}.{key} of {name}")
+            counts[part] = kind(**value[part])
+    return Shard(**{**value, "files": entries, **counts})
 
 
 _PLAN_KEYS = frozenset(each.name for each in dataclasses.fields(Plan))
 _VOCABULARY_KEYS = frozenset(each.name for each in dataclasses.fields(VocabularyRecord))
 _LIMIT_KEYS = frozenset(each.name for each in dataclasses.fields(PairLimits))
-_PAIR_KEYS = frozenset(each.name for each in dataclasses.fields(PairCounts))
+# Keys of plans and shards that may be left out.
+_OPTIONAL = frozenset({"pairs", "adopted"})
 _FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
 # Keys of a shard that must be there, and all of its counts.
 _SHARD_KEYS = frozenset({"files", "dropped", "rows", "tokens", "documents", "text_bytes"})
@@ -408,44 +463,15 @@ _SHARD_COUNTS = tuple(each.name for each in dataclasses.fields(Shard) if each.ty
 def _corpus(corpus: dict[str, Any]) -> None:
     """Checks what is read of a corpus's record; raises a UserError."""
     names = corpus.get("files", [])
-    _form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
-    for file in _form(names, list, "corpus.files", "a list of files"):
+    check_form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
+    for file in check_form(names, list, "corpus.files", "a list of files"):
         if not (isinstance(file, dict) and isinstance(file.get("name"), str)):
-            raise _wrong("corpus.files", file, "files with a name each")
+            raise wrong("corpus.files", file, "files with a name each")
     ends = corpus.get("generations", [len(names)])
-    for count in _form(ends, list, "corpus.generations", "a list of counts"):
-        _count(count, "corpus.generations")
+    for count in check_form(ends, list, "corpus.generations", "a list of counts"):
+        check_count(count, "corpus.generations")
     if sum(ends) != len(names):
-        raise _wrong("corpus.generations", ends, f"counts of {len(names):,} files in all")
-
-
-def _keys(
-    value: Any, name: str, needed: Collection[str], more: Collection[str] = frozenset()
-) -> None:
-    """Checks that `value` is an object with the keys `needed`, and no others but `more`."""
-    _form(value, dict, name, "an object")
-    if value.keys() >= set(needed) and value.keys() <= {*needed, *more}:
-        return
-    for key in sorted(set(needed) - value.keys()):
-        raise UserError(f"{name} has no {key}; {_RESTORE}")
-    for key in sorted(value.keys() - {*needed, *more}):
-        raise UserError(f"{name} has {_short(key)}, which is not of this version; {_RESTORE}")
-
-
-def _form(value: Any, kind: type, name: str, words: str) -> Any:
-    """Returns `value`; raises a UserError unless it is of the type `kind`."""
-    if not isinstance(value, kind):
-        raise _wrong(name, value, words)
-    return value
-
-
-def _count(value: Any, name: str, least: int = 0) -> None:
-    if type(value) is not int or value < least:
-        raise _wrong(name, value, f"a whole number, {least} or more")
-
-
-def _wrong(name: str, value: Any, words: str) -> UserError:
-    return UserError(f"{name} is {_short(value)}, and must be {words}; {_RESTORE}")
+        raise wrong("corpus.generations", ends, f"counts of {len(names):,} files in all")
 
 
 # The files of a shard, in the order in which they are finished; quarantine is optional.

@@ -19,19 +19,19 @@ import dataclasses
 import functools
 import importlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import google_crc32c
 import numpy as np
 
 from tasks.storage import protobuf
+from tasks.vocabulary import EOS_ID
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 FRAMING_BYTES = _HEADER.size + _FOOTER.size
 _CRC_MASK_DELTA = 0xA282EAD8
-Result = TypeVar("Result")
 
 
 class CorruptRecord(Exception):
@@ -103,7 +103,7 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
     if size and raw[size - 1] >= 0x80:
         raise CorruptRecord("a number is cut short")
     none = np.zeros(1, np.int64)
-    return record_loops().decoded(raw, none, none, none + np.count_nonzero(raw[:size] < 0x80))
+    return loops().decoded(raw, none, none, none + np.count_nonzero(raw[:size] < 0x80))
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -139,10 +139,106 @@ def decode_row(data: bytes | memoryview) -> Row:
     return Row(found[b"targets"], found.get(b"document_starts", np.zeros(0, np.int32)))
 
 
+def check_framing(data: bytes, bounds: np.ndarray) -> None:
+    """Verifies lengths and checksums of TFRecord records: one comparison a record in Python.
+
+    Args:
+      data: the records, one after the other.
+      bounds: int64 [records + 1], where each begins in `data`, and where the last ends.
+
+    Raises:
+      CorruptRecord: a length or a checksum is wrong; names the record.
+    """
+    raw, begins, ends, sizes = (
+        np.frombuffer(data, np.uint8),
+        bounds[:-1],
+        bounds[1:],
+        np.diff(bounds),
+    )
+    if len(sizes) and sizes.min() < FRAMING_BYTES:
+        raise CorruptRecord("the record is cut short", int(sizes.argmin()))
+    heads = raw[begins[:, None] + np.arange(_HEADER.size)]
+    lengths = heads[:, :8].copy().view("<u8")[:, 0].astype(np.int64)
+    length_crcs = heads[:, 8:].copy().view("<u4")[:, 0]
+    feet = raw[(ends - _FOOTER.size)[:, None] + np.arange(_FOOTER.size)]
+    data_crcs = feet.view("<u4")[:, 0]
+    expected = [length_crc(size) for size in (sizes - FRAMING_BYTES).tolist()]
+    value = google_crc32c.value
+    places = zip((begins + _HEADER.size).tolist(), (ends - _FOOTER.size).tolist(), strict=True)
+    crcs = np.array([value(data[begin:end]) for begin, end in places], np.uint32)
+    crcs = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_CRC_MASK_DELTA)
+    wrong = lengths != sizes - FRAMING_BYTES
+    wrong |= (length_crcs != np.array(expected, np.uint32)) | (data_crcs != crcs)
+    for record in np.flatnonzero(wrong).tolist():
+        try:  # `unframe` tells which of the three is wrong
+            unframe(data[begins[record] : ends[record]])
+        except CorruptRecord as error:
+            raise CorruptRecord(str(error), record) from error
+
+
+def find_lists(
+    raw: np.ndarray, begins: np.ndarray, ends: np.ndarray, name: bytes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns where the ids of a feature begin and end in tf.train.Examples, and their numbers.
+
+    Args:
+      raw: uint8, the bytes.
+      begins, ends: int64 [records], where the Examples begin and end in `raw`.
+      name: the feature.
+
+    Returns:
+      (begins, ends, numbers of ids), int64 [records] each.
+
+    Raises:
+      CorruptRecord: a record is not an Example, or has no such list of ids; names the record.
+    """
+    found = loops("example_loops").lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
+    for record in np.flatnonzero(found[0] < 0).tolist():
+        what = {
+            -1: f"the record has no feature {name.decode()!r}",
+            -2: f"its feature {name.decode()!r} does not hold integers",
+        }
+        raise CorruptRecord(what.get(int(found[0][record]), "not a row of this format"), record)
+    return found
+
+
+class Rows(Protocol):
+    """Rows that were read together."""
+
+    def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns `counts` tokens of `targets` of each of `records` after its first `skips`,
+        concatenated: int32 [sum of counts]."""
+
+
+class BareRows:
+    """Rows of tokens of one type, without any framing or checksums, as Megatron writes them.
+
+    Args:
+      data: the rows, one after the other.
+      bounds: int64 [rows + 1], where each begins in `data`, and where the last ends.
+      tokens: int64 [rows], how many tokens each has.
+      kind: type of a token.
+
+    Raises:
+      CorruptRecord: a row has another number of tokens; names the row.
+    """
+
+    def __init__(self, data: bytes, bounds: np.ndarray, tokens: np.ndarray, kind: np.dtype):
+        for row in np.flatnonzero(np.diff(bounds) != tokens * kind.itemsize).tolist():
+            size = int(bounds[row + 1] - bounds[row])
+            raise CorruptRecord(f"it has {size:,} bytes for {tokens[row]:,} tokens", row)
+        self._values, self._begins = np.frombuffer(data, kind), bounds[:-1] // kind.itemsize
+
+    def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns tokens as `Rows` says."""
+        shifts = self._begins[records] + skips - (np.cumsum(counts) - counts)
+        return self._values[np.arange(counts.sum()) + np.repeat(shifts, counts)].astype(np.int32)
+
+
 class Records:
     """Whole records read at once: every checksum is verified, requested tokens are decoded.
 
-    In Python this takes one checksum and one comparison per record; compiled loops do the rest. A
+    In Python this takes one checksum and one comparison a record; compiled loops do the rest. A
     row as pipeline.build writes it ends with its tokens: their number, known from the index, says
     where they begin. Rows in any other form are decoded one at a time by `decode_row`.
 
@@ -155,95 +251,63 @@ class Records:
       CorruptRecord: a checksum, a length or a number of tokens is wrong; names the record.
     """
 
+    _leaves_eos_out = False
+
     def __init__(self, data: bytes, bounds: np.ndarray, tokens: np.ndarray):
-        self._data, self._bounds, self._tokens = data, bounds, tokens
+        check_framing(data, bounds)
         self._raw = np.frombuffer(data, np.uint8)
-        self._check_framing()
-        self._ends = bounds[1:] - _FOOTER.size
-        found = self._as_we_write(b"targets", self._ends, tokens)
-        self._targets = found or self._decode_each("targets", tokens)
+        self._begins, self._ends = bounds[:-1] + _HEADER.size, bounds[1:] - _FOOTER.size
+        self._targets = self._feature(b"targets", self._ends, tokens)
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns `counts` tokens of `targets` of each of `records` after its first `skips`,
-        concatenated: int32 [sum of counts]."""
+        """Returns tokens as `Rows` says."""
         return self._targets.tokens(records, skips, counts)
 
-    def _check_framing(self) -> None:
-        begins, ends, sizes = self._bounds[:-1], self._bounds[1:], np.diff(self._bounds)
-        if len(sizes) and sizes.min() < FRAMING_BYTES:
-            raise CorruptRecord("the record is cut short", int(sizes.argmin()))
-        heads = self._raw[begins[:, None] + np.arange(_HEADER.size)]
-        lengths = heads[:, :8].copy().view("<u8")[:, 0].astype(np.int64)
-        length_crcs = heads[:, 8:].copy().view("<u4")[:, 0]
-        feet = self._raw[(ends - _FOOTER.size)[:, None] + np.arange(_FOOTER.size)]
-        data_crcs = feet.view("<u4")[:, 0]
-        expected = [length_crc(size) for size in (sizes - FRAMING_BYTES).tolist()]
-        data, value = self._data, google_crc32c.value
-        places = zip((begins + _HEADER.size).tolist(), (ends - _FOOTER.size).tolist(), strict=True)
-        crcs = np.array([value(data[begin:end]) for begin, end in places], np.uint32)
-        crcs = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_CRC_MASK_DELTA)
-        wrong = lengths != sizes - FRAMING_BYTES
-        wrong |= (length_crcs != np.array(expected, np.uint32)) | (data_crcs != crcs)
-        # `unframe` reports which of the three is wrong.
-        self._each(np.flatnonzero(wrong).tolist(), lambda _, record: unframe(record))
+    def _feature(self, name: bytes, ends: np.ndarray | None, counts: np.ndarray) -> "_Feature":
+        found = None if ends is None else self._as_we_write(name, ends, counts)
+        return found or self._parsed(name, counts)
 
     def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
         """Returns the feature `name` if every record has its `counts` ids, and nothing else, before
         `ends`; None if not."""
-        begins = record_loops().begins_of(self._raw, ends, counts)
+        begins = loops().begins_of(self._raw, ends, counts)
         if len(begins) and begins.min() < 0:
             return None
         heads = [_head(name, size) for size in (ends - begins).tolist()]
         lengths = np.array([len(head) for head in heads], np.int64)
         joined = np.frombuffer(b"".join(heads), np.uint8)
-        if not record_loops().preceded(self._raw, begins, joined, lengths):
+        if not loops().preceded(self._raw, begins, joined, lengths):
             return None
         return _Feature(self._raw, begins, begins - lengths)
 
-    def _decode_each(self, name: str, counts: np.ndarray) -> "_Feature":
+    def _parsed(self, name: bytes, counts: np.ndarray) -> "_Feature":
         """Returns the feature `name` of records in any form."""
-
-        def decode(number: int, record: memoryview) -> np.ndarray:
-            values = getattr(decode_row(unframe(record)), name)
-            if values is None:
-                raise CorruptRecord(f"the record has no feature {name!r}")
-            if len(values) != counts[number]:
-                raise CorruptRecord(
-                    f"it has {len(values)} tokens, there should be {counts[number]}"
-                )
-            return values
-
-        rows = self._each(range(len(counts)), decode)
-        begins = np.cumsum(counts) - counts
-        return _Feature(self._raw, begins, None, np.concatenate([np.zeros(0, np.int32), *rows]))
-
-    def _each(
-        self, numbers: Iterable[int], action: Callable[[int, memoryview], Result]
-    ) -> list[Result]:
-        view, results = memoryview(self._data), []
-        for number in numbers:
-            try:
-                record = view[self._bounds[number] : self._bounds[number + 1]]
-                results.append(action(number, record))
-            except CorruptRecord as error:
-                raise CorruptRecord(str(error), number) from error
-        return results
+        begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
+        if self._leaves_eos_out:
+            last = loops("example_loops").ending_in(self._raw, begins, ends, EOS_ID)
+            there = there - (last & (there == counts + 1))
+        for record in np.flatnonzero(there != counts).tolist():
+            raise CorruptRecord(
+                f"it has {there[record]} tokens, there should be {counts[record]}", record
+            )
+        return _Feature(self._raw, begins, None)
 
 
 class PairRecords(Records):
     """Whole records of pairs read at once, like `Records`.
+
+    An EOS at the end of a side, which other programs may write, is not one of its ids.
 
     Args:
       data, bounds: as of `Records`.
       inputs, targets: int64 [records], how many ids each side has.
     """
 
+    _leaves_eos_out = True
+
     def __init__(self, data: bytes, bounds: np.ndarray, inputs: np.ndarray, targets: np.ndarray):
         super().__init__(data, bounds, targets)
-        found = None
-        if self._targets.heads is not None:
-            found = self._as_we_write(b"inputs", self._targets.heads, inputs)
-        self._inputs = found or self._decode_each("inputs", inputs)
+        self._inputs = self._feature(b"inputs", self._targets.heads, inputs)
 
     def inputs(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Returns tokens of `inputs`, as `tokens` does of `targets`."""
@@ -256,34 +320,22 @@ class _Feature:
 
     Attributes:
       raw: uint8, the records.
-      begins: int64 [records], where the list begins in `raw`, or in `decoded` if that is given.
-      heads: int64 [records], where the map entry of the feature begins in `raw`.
-      decoded: int32, the lists of all records.
+      begins: int64 [records], where the list begins in `raw`.
+      heads: int64 [records], where the map entry of the feature begins in `raw`; None if unknown.
     """
 
     raw: np.ndarray
     begins: np.ndarray
     heads: np.ndarray | None
-    decoded: np.ndarray | None = None
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        begins = self.begins[records]
-        if self.decoded is None:
-            return record_loops().decoded(self.raw, begins, skips, counts)
-        firsts = (begins + skips).tolist()
-        parts = zip(firsts, counts.tolist(), strict=True)
-        return np.concatenate(
-            [
-                np.zeros(0, np.int32),
-                *(self.decoded[first : first + count] for first, count in parts),
-            ]
-        )
+        return loops().decoded(self.raw, self.begins[records], skips, counts)
 
 
 @functools.cache
-def record_loops() -> Any:
-    """Returns the module of compiled loops, which takes a second to import."""
-    return importlib.import_module("tasks.cache.record_loops")
+def loops(name: str = "record_loops") -> Any:
+    """Returns a module of compiled loops, which takes a second to import."""
+    return importlib.import_module(f"tasks.cache.{name}")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,23 +7,24 @@ import os
 
 import numpy as np
 
-from tasks.cache.manifest import PAIR_INDEX, ROW_INDEX
+from tasks.cache.manifest import INDICES, Remedy
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 
-def read_row_index(path: str, rows: int, name: str | None = None) -> np.ndarray:
-    """Returns the row index at `path`, ROW_INDEX or, of pairs, PAIR_INDEX [rows].
+def read_row_index(path: str, rows: int, remedy: Remedy, name: str | None = None) -> np.ndarray:
+    """Returns the row index at `path`, of one of the types in INDICES [rows].
 
     Args:
       path: local or any fsspec URL; a local file is mapped, so only what is used is read.
       rows: number of rows in the manifest.
+      remedy: what to do about damage, for error messages.
       name: what error messages call the file, if it is a copy; `path` by default.
 
     Raises:
       UserError: the file is missing, damaged, or not the index of `rows` rows.
     """
-    name, again = name or path, "run pipeline.build again"
+    name, again = name or path, remedy.again
     try:
         if files.is_remote(path):
             with files.open_read(path) as file:
@@ -34,12 +35,11 @@ def read_row_index(path: str, rows: int, name: str | None = None) -> np.ndarray:
         raise UserError(f"{name} is missing: {again}") from error
     except (ValueError, EOFError) as error:
         raise UserError(f"{name} is not a row index ({error}): {again}") from error
-    if index.dtype not in (ROW_INDEX, PAIR_INDEX):
+    if index.dtype not in INDICES:
         raise UserError(f"{name} is not a row index of this version: build the cache again")
     if index.shape != (rows,):
         raise UserError(
-            f"{name} has {len(index):,} rows and the manifest says {rows:,}: delete the file and "
-            f"{again}, which redoes that shard alone"
+            f"{name} has {len(index):,} rows and the manifest says {rows:,}: {remedy.redo}"
         )
     return index
 
@@ -53,7 +53,7 @@ def _mapped(path: str, rows: int) -> np.ndarray:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
-        for kind in (ROW_INDEX, PAIR_INDEX):
+        for kind in INDICES:
             head = _header(kind, rows)
             if size == len(head) + rows * kind.itemsize:
                 mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tasks.cache import copies
-from tasks.cache.manifest import FileEntry
+from tasks.cache.manifest import FileEntry, Remedy
 from tasks.cache.records import CorruptRecord
 from tasks.cache.row_index import read_row_index
 from tasks.storage import files, remote
@@ -29,13 +29,17 @@ _COPIERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class ShardFiles:
-    """A shard's records and row index: paths or URLs, sizes and checksums, and number of rows."""
+    """A shard's records and row index: paths or URLs, sizes and checksums, and number of rows.
+
+    `remedy`: what to do about damage.
+    """
 
     records: str
     index: str
     records_entry: FileEntry
     index_entry: FileEntry
     rows: int
+    remedy: Remedy
 
     @property
     def bytes(self) -> int:
@@ -51,7 +55,7 @@ class OpenShard:
     """
 
     def __init__(self, shard: ShardFiles, records: str, index: str):
-        rows = read_row_index(index, shard.rows, name=shard.index)
+        self.rows = rows = read_row_index(index, shard.rows, shard.remedy, name=shard.index)
         self.offsets, self.tokens = rows["offset"], rows["tokens"]
         # Number of ids of the inputs of each row of pairs; None in shards of text.
         self.inputs = rows["inputs"] if "inputs" in (rows.dtype.names or ()) else None
@@ -59,7 +63,7 @@ class OpenShard:
         try:
             self._file = os.open(records, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise UserError(f"{shard.records} is missing: run pipeline.build again") from error
+            raise UserError(f"{shard.records} is missing: {shard.remedy.again}") from error
         self.close = weakref.finalize(self, os.close, self._file)
         self.readers = 0
 
@@ -264,7 +268,7 @@ class Shards:
             try:
                 for url, entry, path in pairs:
                     if not (unknown and copies.holds(path, entry)):
-                        copies.copy(url, entry, path)
+                        copies.copy(url, entry, path, shard.remedy)
             except BaseException:
                 with self._changed:
                     self._remove_copy(number)

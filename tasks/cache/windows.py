@@ -1,20 +1,29 @@
 """Reads a cache as windows of tokens, with random access; verifies every record's checksum.
 
 With `concat` packing the shards of a split, in their order, are one stream of tokens, cut into
-windows of any length; training leaves out the last window if it is shorter. With `best_fit` a
-window is a row; `pair_windows` reads pairs, which are rows as well.
+windows of any length; training leaves out the last window if it is shorter. With `best_fit` and
+`rows` a window is a row; `pair_windows` reads pairs, which are rows as well. Our rows of a stream
+are full, which says where a token is; those of other programs' caches have an index for that.
 
 Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once), S
 shards.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from tasks.cache import records
-from tasks.cache.manifest import MANIFEST, PACKINGS, CacheManifest, Shard, shard_file
+from tasks.cache.manifest import (
+    MANIFEST,
+    PACKINGS,
+    PAIR_INDEX,
+    ROWS,
+    CacheManifest,
+    Shard,
+    shard_file,
+)
 from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -86,18 +95,23 @@ class Windows:
         if plan.packing not in PACKINGS:
             raise _damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
         self._is_pairs = plan.pairs is not None
-        if plan.packing == "best_fit" and plan.row_tokens > window_tokens:
+        if plan.packing in ("best_fit", ROWS) and plan.row_tokens > window_tokens:
+            ours = f"build it with --row_tokens={window_tokens}, or use"
             raise UserError(
-                f"{folder} is packed best_fit into rows of {plan.row_tokens} tokens, and these "
-                f"lengths need windows of {window_tokens}: build it with "
-                f"--row_tokens={window_tokens}, or use --packing=concat, which fits any length"
+                f"{folder} is packed {plan.packing} into rows of {plan.row_tokens} tokens, and "
+                f"these lengths need windows of {window_tokens}: "
+                f"{'use longer ones, or adopt it with' if plan.adopted else ours} "
+                "--packing=concat, which fits any length"
             )
         self.window_tokens = window_tokens
         self._folder, self._split = folder, split
-        self._row_tokens = None if plan.rows_are_windows else plan.row_tokens
+        self._is_stream, self._plan = not plan.rows_are_windows, plan
+        self._row_tokens = plan.row_tokens if self._is_stream and not plan.adopted else None
         shards = manifest.splits[split]
         self._count = len(shards)
         self._files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
+        if plan.adopted:
+            self._check_sizes()
         self._shards = Shards(self._files, local_dir, local_bytes)
         self._tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
@@ -107,7 +121,7 @@ class Windows:
         # tokens or, with best_fit, of rows; shards begin at `_borders` of it.
         self._first_row = _starts(rows)
         self._borders, self._width = _starts(self._tokens), window_tokens
-        if self._row_tokens is None:
+        if not self._is_stream:
             self._borders, self._width = self._first_row, 1
         self._across_shards = across_shards
         # Of the windows, the first that begins in each shard or after it, then their number.
@@ -120,13 +134,30 @@ class Windows:
 
     def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
         records, index = (self._name(number, kind) for kind in ("tfrecord", "rows"))
+        folder = self._folder
+        if self._plan.adopted:
+            records = next((name for name in shard.files if name != index), records)
+            folder = self._plan.adopted.folder or folder
         for name in (records, index):
             if name not in shard.files:
                 raise _damaged(self._folder, f"shard {number} of {self._split} lacks {name}")
         return ShardFiles(
-            files.join(self._folder, records), files.join(self._folder, index),
-            shard.files[records], shard.files[index], shard.rows,
+            files.join(folder, records), files.join(self._folder, index),
+            shard.files[records], shard.files[index], shard.rows, self._plan.remedy,
         )  # fmt: skip
+
+    def _check_sizes(self) -> None:
+        """Checks that no file of another program was cut or exchanged since it was adopted."""
+        assert self._plan.adopted
+        sizes = files.list_sizes(self._plan.adopted.folder or self._folder)
+        for shard in self._files:
+            size, then = sizes.get(shard.records.rpartition("/")[2]), shard.records_entry.bytes
+            if size != then:
+                now = "is missing" if size is None else f"has {size:,} bytes"
+                raise UserError(
+                    f"{shard.records} {now}, and had {then:,} when it was adopted: "
+                    f"{self._plan.remedy.redo}"
+                )
 
     def _name(self, number: int, kind: str) -> str:
         return shard_file(self._split, kind, number, self._count)
@@ -137,14 +168,14 @@ class Windows:
     @property
     def unread_tokens(self) -> int:
         """Number of the split's tokens that are in no window."""
-        if self._row_tokens is None:
+        if not self._is_stream:
             return 0
         return max(0, int(self._tokens.sum()) - len(self) * self.window_tokens)
 
     @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of a window."""
-        if self._row_tokens is None:
+        if not self._is_stream:
             return int(self._tokens.sum()) / max(1, len(self))
         return float(self.window_tokens)
 
@@ -180,7 +211,7 @@ class Windows:
         for shard in np.unique(shards_P).tolist():
             parts = np.flatnonzero(shards_P == shard)
             row = int(rows_P[parts[0]] - self._first_row[shard])
-            if self._row_tokens is None:
+            if not self._is_stream:
                 with self._shards.reading(shard) as opened:
                     stops_P = np.minimum(stops_P, opened.tokens[row])
             places.append(
@@ -265,7 +296,39 @@ class Windows:
     def _rows_at(self, places_W: np.ndarray) -> np.ndarray:
         """Returns the rows at places of the stream of tokens."""
         shards_W = self._shards_at(places_W)
-        return self._first_row[shards_W] + (places_W - self._borders[shards_W]) // self._row_tokens
+        inside_W = places_W - self._borders[shards_W]
+        if self._row_tokens:
+            return self._first_row[shards_W] + inside_W // self._row_tokens
+        found = records.loops("example_loops").rows_at
+        return self._first_row[shards_W] + self._from_index(
+            shards_W, inside_W, lambda index, inside: found(index["begin"], inside)
+        )
+
+    def _begins(self, rows_P: np.ndarray, shards_P: np.ndarray) -> np.ndarray:
+        """Returns the places of the stream of tokens at which rows begin."""
+        inside_P = rows_P - self._first_row[shards_P]
+        if self._row_tokens:
+            return self._borders[shards_P] + inside_P * self._row_tokens
+        return self._borders[shards_P] + self._from_index(
+            shards_P, inside_P, lambda index, inside: index["begin"][inside]
+        )
+
+    def _from_index(
+        self,
+        shards_P: np.ndarray,
+        values_P: np.ndarray,
+        find: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        """Returns what `find` makes of the row indices of shards and the values of each, int64."""
+        found_P = np.empty(len(values_P), np.int64)
+        shards = np.unique(shards_P).tolist()
+        if shards:
+            self._shards.soon(shards)
+        for shard in shards:
+            chosen = shards_P == shard
+            with self._shards.reading(shard) as opened:
+                found_P[chosen] = find(opened.rows, values_P[chosen])
+        return found_P
 
     def _parts(self, indices_W: np.ndarray) -> tuple[np.ndarray, ...]:
         """Splits windows at the ends of rows.
@@ -275,7 +338,7 @@ class Windows:
           the split; with best_fit the row may end before `stop`.
         """
         begins_W, ends_W = self._extents(indices_W)
-        if self._row_tokens is None:
+        if not self._is_stream:
             skips_W = np.zeros_like(begins_W)
             return np.arange(len(begins_W)), begins_W, skips_W, skips_W + self.window_tokens
         rows_W = self._rows_at(begins_W)
@@ -283,10 +346,13 @@ class Windows:
         windows_P = np.repeat(np.arange(len(indices_W)), parts_W)
         rows_P = np.arange(len(windows_P)) - (np.cumsum(parts_W) - parts_W - rows_W)[windows_P]
         shards_P = self._shards_of_rows(rows_P)
-        starts_P = self._borders[shards_P] + (rows_P - self._first_row[shards_P]) * self._row_tokens
+        starts_P = self._begins(rows_P, shards_P)
+        # A window's parts follow each other: each ends where the next begins.
+        stops_P = np.empty_like(starts_P)
+        stops_P[:-1] = starts_P[1:]
+        stops_P[np.cumsum(parts_W) - 1] = ends_W
         skips_P = np.maximum(begins_W[windows_P] - starts_P, 0)
-        limits_P = np.minimum(ends_W[windows_P], self._borders[shards_P + 1])
-        return windows_P, rows_P, skips_P, np.minimum(limits_P - starts_P, self._row_tokens)
+        return windows_P, rows_P, skips_P, stops_P - starts_P
 
     def _index(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of tokens of rows [first, last) of the split and, of pairs, those of
@@ -302,7 +368,7 @@ class Windows:
                         inputs.append(opened.inputs[begin:end].astype(np.int64))
         return np.concatenate(tokens), np.concatenate(inputs)
 
-    def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Records, np.ndarray, np.ndarray]:
+    def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
         Returns:
@@ -318,8 +384,7 @@ class Windows:
         counts = np.diff(runs, append=len(rows_R)).tolist()
         data: list[bytes] = []
         bounds: list[int] = []
-        tokens: list[np.ndarray] = []
-        inputs = [np.zeros(0, np.int64)]
+        index: list[np.ndarray] = []
         size = run = 0
         if shards:
             self._shards.soon(list(dict.fromkeys(shards)))
@@ -331,9 +396,7 @@ class Windows:
                     row, count = firsts[run], counts[run]
                     begins, found = opened.read(row, row + count)
                     if self._row_tokens is None:
-                        tokens.append(opened.tokens[row : row + count])
-                    if opened.inputs is not None:
-                        inputs.append(opened.inputs[row : row + count])
+                        index.append(opened.rows[row : row + count])
                     shift = size - begins[0]
                     bounds += [begin + shift for begin in begins[:-1]]
                     data.append(found)
@@ -343,18 +406,24 @@ class Windows:
                 raise self._corrupt(shard, firsts[run] + error.record, error) from error
             finally:
                 self._shards.release(opened)
-        if self._row_tokens is None:
-            tokens_R = np.concatenate([np.zeros(0, np.int64), *tokens]).astype(np.int64)
-        else:
+        inputs_R = np.zeros(0, np.int64)
+        if self._row_tokens:
             tokens_R = np.minimum(
                 self._tokens[shards_R] - rows_R * self._row_tokens, self._row_tokens
             )
-        inputs_R = np.concatenate(inputs).astype(np.int64)
+        else:
+            index_R = np.concatenate(index or [np.zeros(0, PAIR_INDEX)])
+            tokens_R = index_R["tokens"].astype(np.int64)
+            if self._is_pairs:
+                inputs_R = index_R["inputs"].astype(np.int64)
         joined, bounds_R1 = b"".join(data), np.array([*bounds, size], np.int64)
-        read: records.Records
+        read: records.Rows
         try:
             if self._is_pairs:
                 read = records.PairRecords(joined, bounds_R1, inputs_R, tokens_R - inputs_R)
+            elif self._plan.adopted and self._plan.adopted.token:
+                kind = np.dtype(self._plan.adopted.token)
+                read = records.BareRows(joined, bounds_R1, tokens_R, kind)
             else:
                 read = records.Records(joined, bounds_R1, tokens_R)
         except records.CorruptRecord as error:
@@ -364,8 +433,7 @@ class Windows:
 
     def _corrupt(self, shard: int, row: int, why: object) -> UserError:
         return UserError(
-            f"{self._files[shard].records} is corrupt in row {row}: {why}; delete the file and "
-            "run pipeline.build again, which redoes that shard alone"
+            f"{self._files[shard].records} is corrupt in row {row}: {why}; {self._plan.remedy.redo}"
         )
 
 

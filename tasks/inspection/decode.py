@@ -27,6 +27,8 @@ def piece(token: int, ids: TokenIds) -> str:
         return PAIR_BORDER_SIGN
     if token < len(ids.pieces):
         return ids.pieces[token]
+    if not ids.pieces:  # the vocabulary is not known
+        return f"#{token}"
     return sentinel_piece(ids.size - 1 - token)
 
 

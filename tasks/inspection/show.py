@@ -37,6 +37,7 @@ class Sample:
       tokens: int32[N] tokens of the window.
       trace: the example that the objective made of it; None to show the window alone.
       lengths: lengths of the example's features.
+      unit: the word for what the parts belong to.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Sample:
     tokens: np.ndarray
     trace: Trace | None
     lengths: Lengths
+    unit: str = "document"
 
     def text(self, part: Part, ids: TokenIds) -> str:
         """Returns the text of one of the window's parts."""
@@ -183,7 +185,7 @@ def _padding(missing: int, length: int) -> str:
 
 def _window_note(sample: Sample) -> str:
     parts = len(sample.parts)
-    note = f"{len(sample.tokens):,} tokens of {parts:,} document{'s' if parts > 1 else ''}"
+    note = f"{len(sample.tokens):,} tokens of {parts:,} {sample.unit}{'s' if parts > 1 else ''}"
     trace = sample.trace
     if not trace:
         return note

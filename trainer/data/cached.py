@@ -119,6 +119,20 @@ class CachedTask:
     manifest: CacheManifest
     ids: TokenIds
 
+    @property
+    def model(self) -> bytes:
+        """Bytes of the vocabulary's model.
+
+        Raises:
+          UserError: the vocabulary is not known.
+        """
+        if not self.ids.model:
+            raise UserError(
+                f"the vocabulary of {self.cache} is not known, as it was adopted without one: run "
+                "pipeline.adopt again with --vocabulary"
+            )
+        return self.ids.model
+
 
 def open_cache(config: Config, name: str) -> CachedTask:
     """Finds a task and opens its cache, which may be that of another task on the same corpus.
@@ -392,7 +406,7 @@ class CachedData:
     @functools.cached_property
     def _vocabulary(self) -> vocabulary.Vocabulary:
         try:
-            return vocabulary.from_bytes(self.tasks[0].ids.model)
+            return vocabulary.from_bytes(self.tasks[0].model)
         except ImportError as error:
             raise UserError(
                 "text of your own needs SentencePiece: pip install sentencepiece"

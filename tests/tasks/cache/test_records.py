@@ -117,7 +117,7 @@ def test_records_read_together_equal_records_read_one_by_one(rows, encode):
     assert found.tolist() == np.concatenate(expected).tolist()
     none = read.tokens(*np.zeros((3, 0), np.int64))
     assert (none.dtype, none.shape) == (np.int32, (0,))
-    assert (read._targets.decoded is None) == (encode in (as_we_write, wide))
+    assert (read._targets.heads is None) == (encode in (written_by_tensorflow, emptied))
 
 
 @given(st.data())

@@ -1,0 +1,362 @@
+"""Adopts a cache: scans its files in parallel, and writes row indices, receipts and the manifest.
+
+The manifest is written last. An adoption that was interrupted keeps the files that have a receipt;
+one that is run again compares checksums, and scans what has changed.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from importlib import metadata
+
+import numpy as np
+
+from pipeline.adopting import megatron, seqio_cache
+from pipeline.adopting.found import Found
+from pipeline.adopting.options import CONCAT, TARGETS, Options
+from pipeline.adopting.scan import MOST_IDS, Scan
+from tasks.cache.adopted import Adoption
+from tasks.cache.manifest import (
+    MANIFEST,
+    PAIRS,
+    PLAN,
+    ROWS,
+    CacheManifest,
+    FileEntry,
+    PairLimits,
+    Plan,
+    Shard,
+    as_json,
+    shard_file,
+    shard_from_dict,
+)
+from tasks.storage import files, lock
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY, Vocabulary, VocabularyRecord, load
+
+# Files of fewer bytes take less time than worker processes to start.
+_SMALL_BYTES = 64 << 20
+
+
+def adopt(options: Options) -> tuple[Found, CacheManifest]:
+    """Writes index and manifest of another program's cache, and returns what was found and written.
+
+    Raises:
+      UserError: there is no such cache, it is damaged, or options do not fit it.
+    """
+    folder, target = options.cache_dir, options.index_dir or options.cache_dir
+    vocabulary = None
+    if options.vocabulary:
+        vocabulary = load(options.vocabulary, options.extra_ids)
+    elif options.extra_ids:
+        raise UserError("--extra_ids has no effect without --vocabulary")
+    _check_target(target, vocabulary)
+    found = survey(options)
+    try:
+        files.make_folder(target)
+        with lock.held(target, "adoption", "--index_dir" if options.index_dir else "--cache_dir"):
+            files.remove_partial(target)
+            shards = _adopted(options, target, found, vocabulary)
+            check_examples(folder, found, shards)
+            manifest = _manifest(options, found, vocabulary, shards)
+            if vocabulary:
+                files.write_bytes(files.join(target, VOCABULARY), vocabulary.model)
+            files.write_bytes(files.join(target, MANIFEST), manifest.content())
+    except OSError as error:
+        if options.index_dir or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        raise UserError(
+            f"{folder} cannot be written to: give a folder for index and manifest by --index_dir"
+        ) from error
+    return found, manifest
+
+
+def survey(options: Options) -> Found:
+    """Returns the files of the cache in `options.cache_dir`.
+
+    Raises:
+      UserError: there is no cache of another program, files are missing, or options do not fit.
+    """
+    folder = options.cache_dir
+    names = files.list_names(folder)
+    if seqio_cache.is_one(names):
+        if options.validation:
+            raise UserError("--validation has no effect on a cache of seqio, which has splits")
+        found = seqio_cache.survey(folder, names, options.read)
+    elif megatron.is_one(names):
+        if options.read == PAIRS:
+            raise UserError(f"--read={PAIRS}: data sets of Megatron have no inputs")
+        found = megatron.survey(folder, names, options.validation)
+    elif names:
+        raise UserError(
+            f"{folder} holds neither info.SPLIT.json of a cache of seqio nor .idx files of "
+            f"Megatron, but {', '.join(names[:3])}: name the folder of one task"
+        )
+    else:
+        raise UserError(f"{folder} is empty or does not exist")
+    if found.is_pairs and options.packing:
+        raise UserError(
+            f"--packing={options.packing} has no effect on pairs: leave it out, or give "
+            f"--read={TARGETS}"
+        )
+    return found
+
+
+def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
+    """Checks that no file of others would be written over."""
+    path, model = files.join(target, MANIFEST), files.join(target, VOCABULARY)
+    if files.exists(path):
+        try:
+            adopted = CacheManifest.load(target, check=False).plan.adopted
+        except UserError as error:
+            raise UserError(
+                f"{path} is damaged or another program's: delete it, or give an --index_dir"
+            ) from error
+        if adopted is None:
+            raise UserError(f"{target} is a cache of pipeline.build and needs no adoption")
+    elif files.exists(files.join(target, PLAN)):
+        raise UserError(f"{target} is a build of pipeline.build that is not finished: run it again")
+    elif vocabulary and files.exists(model) and files.sha256(model) != vocabulary.record.sha256:
+        raise UserError(f"{model} is another vocabulary: give it, or give an --index_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A file of records to scan.
+
+    Attributes:
+      source, target: folders of the file, and of what is written.
+      name: its name.
+      size: its size in bytes.
+      index, receipt: names of the files that are written.
+      kept: size of a row index that is there with a receipt; None if the file must be scanned.
+      hashes: whether to compare checksums with those of the receipt.
+      is_pairs, ids, scan: as in `Found`, and the number of ids.
+    """
+
+    source: str
+    target: str
+    name: str
+    size: int
+    index: str
+    receipt: str
+    kept: int | None
+    hashes: bool
+    is_pairs: bool
+    ids: int
+    scan: Callable[[str, int], Scan]
+
+
+def _adopted(
+    options: Options, target: str, found: Found, vocabulary: Vocabulary | None
+) -> dict[str, tuple[Shard, ...]]:
+    """Returns the shards by split; scans the files that have no receipt or another content."""
+    source, ids = options.cache_dir, vocabulary.size if vocabulary else MOST_IDS
+    sizes = files.list_sizes(source)
+    own = sizes if target == source else files.list_sizes(target)
+    # A store is asked for all bytes only if all was finished, and something has changed since.
+    hashes = files.exists(files.join(target, MANIFEST)) or not files.is_remote(source)
+    jobs: list[_Job] = []
+    for split, names in found.files.items():
+        for number, name in enumerate(names):
+            index, receipt = (
+                shard_file(split, kind, number, len(names)) for kind in ("rows", "receipt")
+            )
+            # What a receipt of Megatron's does not hold is whether the .idx file has changed.
+            kept = own.get(index) if receipt in own and not found.token else None
+            jobs.append(
+                _Job(
+                    source, target, name, sizes[name], index, receipt, kept, hashes,
+                    found.is_pairs, ids, found.scan,
+                )
+            )  # fmt: skip
+    total = sum(job.size for job in jobs)
+    done, shards = 0, []
+    with progress.shown("adopting", total, 0, "B") as bar:
+        for job, shard in zip(
+            jobs, _in_order(jobs, options.workers if total > _SMALL_BYTES else 1), strict=True
+        ):
+            shards.append(shard)
+            done += job.size
+            bar.update(done)
+    each = iter(shards)
+    return {
+        split: tuple(itertools.islice(each, len(names))) for split, names in found.files.items()
+    }
+
+
+def _in_order(jobs: list[_Job], workers: int) -> Iterator[Shard]:
+    """Yields the shard of each job, in their order."""
+    if workers == 1:
+        yield from map(_shard, jobs)
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
+    try:
+        yield from pool.map(_shard, jobs)
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start() -> None:
+    """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _shard(job: _Job) -> Shard:
+    """Returns a finished shard, or scans its file and writes its index and receipt."""
+    kept = _finished(job)
+    if kept:
+        return kept
+    scan = job.scan(job.name, job.ids)
+    shard = shard_of(job.name, job.index, scan)
+    for name in (MANIFEST, job.receipt):  # of another content
+        files.remove(files.join(job.target, name))
+    files.write_bytes(files.join(job.target, job.index), index_bytes(scan.index))
+    files.write_json(files.join(job.target, job.receipt), as_json(shard))
+    return shard
+
+
+def _finished(job: _Job) -> Shard | None:
+    """Returns the shard of a receipt, or None if it is missing, or not that of these files."""
+    if job.kept is None:
+        return None
+    try:
+        shard = shard_from_dict(files.read_json(files.join(job.target, job.receipt)))
+    except UserError:
+        return None
+    index, entry = (shard.files.get(name) for name in (job.index, job.name))
+    if not index or not entry or not shard.adopted or (shard.pairs is None) == job.is_pairs:
+        return None
+    if (job.kept, job.size) != (index.bytes, entry.bytes) or shard.adopted.ids > job.ids:
+        return None
+    places = ((job.target, job.index, index), (job.source, job.name, entry))
+    for folder, name, wanted in places if job.hashes else ():
+        if files.sha256(files.join(folder, name)) != wanted.sha256:
+            return None
+    return shard
+
+
+def index_bytes(index: np.ndarray) -> bytes:
+    """Returns the content of the file of a row index."""
+    file = io.BytesIO()
+    np.save(file, index, allow_pickle=False)
+    return file.getvalue()
+
+
+def shard_of(records: str, index: str, scan: Scan) -> Shard:
+    """Returns the shard of a scanned file; `records` and `index` are the names of its files."""
+    data = index_bytes(scan.index)
+    tokens = int(scan.index["tokens"].sum())
+    return Shard(
+        files={records: scan.entry, index: FileEntry(len(data), hashlib.sha256(data).hexdigest())},
+        rows=len(scan.index),
+        tokens=tokens,
+        documents=scan.documents,
+        text_bytes=0,
+        dropped={},
+        text_tokens=tokens,
+        longest_row=int(scan.index["tokens"].max(initial=0)),
+        pairs=scan.pairs,
+        adopted=scan.counts,
+    )
+
+
+def check_examples(folder: str, found: Found, shards: dict[str, tuple[Shard, ...]]) -> None:
+    """Checks the numbers of rows: whole records that are missing at an end damage no record.
+
+    Raises:
+      UserError: the files hold other numbers than the program says, or nothing.
+    """
+    for split, wanted in found.examples.items():
+        rows = sum(shard.rows for shard in shards.get(split, ()))
+        if rows != wanted:
+            raise UserError(
+                f"{folder} has {rows:,} rows of {split}, and stats.{split}.json says {wanted:,}: "
+                "files were cut short or exchanged; restore them from a copy"
+            )
+    if not any(shard.tokens for each in shards.values() for shard in each):
+        raise UserError(f"{folder} has no tokens")
+
+
+def _manifest(
+    options: Options,
+    found: Found,
+    vocabulary: Vocabulary | None,
+    shards: dict[str, tuple[Shard, ...]],
+) -> CacheManifest:
+    folder = options.cache_dir
+    if not files.is_remote(folder):
+        folder = os.path.abspath(files.local_path(folder))
+    every = [shard for each in shards.values() for shard in each]
+    ids = max(shard.adopted.ids for shard in every if shard.adopted)
+    ends = sum(shard.adopted.targets_ends for shard in every if shard.adopted)
+    full = sum(shard.rows - shard.adopted.empty for shard in every if shard.adopted)
+    entries = [sorted(as_json(shard)["files"].items()) for shard in every]
+    unknown = VocabularyRecord(sha256="", pieces=ids, extra_ids=0, sentinels=0)
+    version = {found.program: found.version} if found.version else {}
+    plan = Plan(
+        task=folder.rstrip("/").rpartition("/")[2],
+        corpus={"spec": f"adopted from {found.program}", "unknown": list(found.unknown)},
+        vocabulary=vocabulary.record if vocabulary else unknown,
+        packing=PAIRS if found.is_pairs else options.packing or CONCAT,
+        row_tokens=0 if found.is_pairs else max(shard.longest_row for shard in every),
+        separator="eos" if not found.is_pairs and ends == full else "none",
+        shards={split: len(each) for split, each in shards.items()},
+        pairs=PairLimits(0, 0, "cut") if found.is_pairs else None,
+        adopted=Adoption(
+            program=found.program,
+            folder=folder if options.index_dir else "",
+            token=found.token,
+            sha256=hashlib.sha256(json.dumps(entries).encode()).hexdigest(),
+        ),
+    )
+    versions = {"python": platform.python_version(), "numpy": metadata.version("numpy")}
+    return CacheManifest(plan, shards, {**versions, **version})
+
+
+def summary(found: Found, manifest: CacheManifest) -> list[str]:
+    """Returns lines on what was adopted, and on what of it is not known or not read."""
+    plan = manifest.plan
+    counts = [shard.adopted for each in manifest.splits.values() for shard in each if shard.adopted]
+    rows = sum(manifest.total(split, "rows") for split in manifest.splits)
+    lines = []
+    kinds = {
+        PAIRS: "each row is a pair of inputs and targets",
+        ROWS: "each row is a window",
+        CONCAT: "rows are joined to one stream of tokens",
+    }
+    lines.append(f"read: {kinds[plan.packing]}")
+    if found.unread:
+        lines.append(f"not read: the features {', '.join(found.unread)}")
+    sides = ("inputs", "targets") if found.is_pairs else ("targets",)
+    for side in sides:
+        ends = sum(getattr(each, f"{side}_ends") for each in counts)
+        what = ", which is left out, as the objective adds one" if found.is_pairs and ends else ""
+        lines.append(f"{side}: {ends:,} of {rows:,} rows end in EOS{what}")
+    zeros, empty = (sum(getattr(each, name) for each in counts) for name in ("zeros", "empty"))
+    if zeros:
+        lines.append(f"warning: {zeros:,} ids are 0, which is padding here and has no loss")
+    if empty:
+        lines.append(f"warning: {empty:,} rows have no targets")
+    if not plan.vocabulary.sha256:
+        lines.append(
+            f"vocabulary: not known, ids 0 to {plan.vocabulary.size - 1:,} occur; there are no "
+            "sentinels, and text is not shown"
+        )
+    lines.append(f"not known: {', '.join(found.unknown)}")
+    return lines

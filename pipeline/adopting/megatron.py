@@ -1,0 +1,116 @@
+"""Data sets of Megatron-LM: NAME.bin with tokens and NAME.idx with the lengths of sequences.
+
+An index has a magic of 9 bytes, a version (uint64), the code of the tokens' type (uint8), the
+numbers of sequences and of borders of documents (uint64 each), the lengths of the sequences in
+tokens (int32 each), where they begin in bytes (int64 each), and the sequence at which each document
+begins, with a last one for the end (int64 each). All is little-endian.
+
+Source: Megatron-LM `megatron/core/datasets/indexed_dataset.py`.
+"""
+
+import fnmatch
+import functools
+import struct
+
+import numpy as np
+
+from pipeline.adopting.found import Found
+from pipeline.adopting.scan import Scan, scan_tokens
+from tasks.cache.adopted import MEGATRON
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_VERSION = 1
+# Types of tokens; 6 and 7 are floats.
+_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+def is_one(names: list[str]) -> bool:
+    """Returns whether a folder with files of these names holds data sets of Megatron."""
+    return any(name.endswith(".idx") for name in names)
+
+
+def survey(folder: str, names: list[str], validation: str | None) -> Found:
+    """Returns the data sets in a folder, which all have tokens of one type.
+
+    Args:
+      folder: the folder.
+      names: names of its files.
+      validation: pattern of the names of data sets for validation; None: all are for training.
+
+    Raises:
+      UserError: a file is missing or of another form, or there is no data set for training.
+    """
+    splits: dict[str, list[str]] = {"train": [], "validation": []}
+    kinds: dict[str, str] = {}
+    for name in names:
+        stem, _, kind = name.rpartition(".")
+        if kind not in ("idx", "bin"):
+            continue
+        other = f"{stem}.{'bin' if kind == 'idx' else 'idx'}"
+        if other not in names:
+            raise UserError(
+                f"{files.join(folder, other)} is missing, and there is {name}: restore it from a "
+                "copy, or move the other away"
+            )
+        if kind == "idx":
+            kinds[stem] = _kind(files.join(folder, name))
+            held_out = validation is not None and fnmatch.fnmatch(stem, validation)
+            splits["validation" if held_out else "train"].append(f"{stem}.bin")
+    for split, found in splits.items():
+        if not found and (split == "train" or validation is not None):
+            raise UserError(f"--validation={validation} leaves no data set for {split}")
+    if len(set(kinds.values())) > 1:
+        first, second = sorted(kinds.items(), key=lambda item: item[1])[:: len(kinds) - 1]
+        raise UserError(
+            f"{folder} has tokens of two types, {first[1]} in {first[0]} and {second[1]} in "
+            f"{second[0]}: adopt them from folders of their own"
+        )
+    of_splits = {split: tuple(sorted(found)) for split, found in splits.items() if found}
+    return Found(
+        program=MEGATRON,
+        files=of_splits,
+        examples={},
+        is_pairs=False,
+        scan=functools.partial(scan, folder),
+        token=next(iter(kinds.values())),
+        unknown=("corpus", "text"),
+    )
+
+
+def _kind(path: str) -> str:
+    """Returns numpy's name of the type of tokens that an index states."""
+    with files.open_read(path) as file:
+        head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        raise UserError(f"{path} is not an index of Megatron's: it does not begin with MMIDIDX")
+    _, version, code, _, _ = _HEADER.unpack(head)
+    if version != _VERSION:
+        raise UserError(f"{path} has version {version} of Megatron's index, and {_VERSION} is read")
+    if code not in _TYPES:
+        raise UserError(f"{path} has values of type {code}, which are no token ids")
+    return _TYPES[code]
+
+
+def scan(folder: str, name: str, ids: int) -> Scan:
+    """Returns the content of the data set with the tokens `name`; see `scan_tokens`.
+
+    Raises:
+      UserError: its index is damaged, or as `scan_tokens` does.
+    """
+    path = files.join(folder, name.removesuffix(".bin") + ".idx")
+    data = files.read_bytes(path)
+    _, _, code, sequences, borders = _HEADER.unpack_from(data)
+    if len(data) < _HEADER.size + 12 * sequences + 8 * borders:
+        raise UserError(f"{path} is cut short: restore it from a copy")
+    at, kind = _HEADER.size, np.dtype(_TYPES[code])
+    lengths = np.frombuffer(data, "<i4", sequences, at).astype(np.int64)
+    begins = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
+    if (lengths < 0).any() or (begins != (np.cumsum(lengths) - lengths) * kind.itemsize).any():
+        raise UserError(
+            f"{path} has sequences that do not follow each other without gaps, which is not read: "
+            "merge the data set anew with Megatron's tools/merge_datasets.py"
+        )
+    return scan_tokens(files.join(folder, name), ids, kind, lengths, max(0, borders - 1))

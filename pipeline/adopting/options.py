@@ -1,0 +1,54 @@
+"""Options of an adoption; `pipeline.adopt` makes its flags from them."""
+
+import dataclasses
+import os
+from typing import Annotated
+
+from tasks.cache.manifest import ROWS
+from tasks.terminal.command_line import positive
+from tasks.terminal.fields import REQUIRED, field
+
+PAIRS, TARGETS = "pairs", "targets"
+CONCAT = "concat"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of one adoption, by the names of the flags."""
+
+    cache_dir: str = field(
+        REQUIRED,
+        "folder of one task's cache, with info.train.json, or of Megatron's .bin and .idx files; "
+        "its files are read and not changed",
+    )
+    vocabulary: str | None = field(
+        None,
+        "the vocabulary of the ids: a folder written by vocab.train, or a .model file; without it, "
+        "text cannot be shown, and there are no sentinels for span corruption",
+    )
+    extra_ids: int = field(
+        0, "number of sentinels to add to a vocabulary that has none, 100 for T5's"
+    )
+    read: str | None = field(
+        None,
+        "pairs: inputs and targets; targets: only those; by default pairs if the first row has "
+        "inputs",
+        choices=(PAIRS, TARGETS),
+    )
+    packing: str | None = field(
+        None,
+        "concat, the default: rows of targets are joined to one stream, from which windows of any "
+        "length are cut; rows: each row is a window of its own",
+        choices=(CONCAT, ROWS),
+    )
+    validation: str | None = field(
+        None,
+        "pattern of names of Megatron's data sets that are for validation, as *_valid*; all "
+        "others are for training",
+    )
+    index_dir: str | None = field(
+        None,
+        "folder to write index and manifest to, which is then given to --cache_dir of the trainer; "
+        "by default they are written beside the cache's files",
+    )
+    workers: Annotated[int, positive] = field(os.cpu_count() or 1, "most worker processes")

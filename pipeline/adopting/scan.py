@@ -1,0 +1,274 @@
+"""Scans of files of records: every row is checked, counted and entered into a row index."""
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from tasks.cache import records
+from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts
+from tasks.cache.manifest import PAIR_INDEX, FileEntry, PairCounts
+from tasks.cache.records import CorruptRecord, loops
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import EOS_ID
+
+_BLOCK_BYTES = 16 << 20
+_LENGTH = struct.Struct("<Q")
+_LENGTH_BYTES, _HEAD_BYTES = 8, 12
+# Ids are int32.
+MOST_IDS = 2**31
+_RESTORE = "restore it from a copy, or make the cache again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """The content of a file of records.
+
+    Attributes:
+      entry: size and checksum of the file.
+      index: its row index, RAGGED_INDEX or, of pairs, PAIR_INDEX [rows].
+      counts, pairs: its counts.
+      documents: number of documents, 0 if unknown.
+    """
+
+    entry: FileEntry
+    index: np.ndarray
+    counts: AdoptedCounts
+    pairs: PairCounts | None
+    documents: int = 0
+
+
+class Collector:
+    """Rows of a file, collected block by block."""
+
+    def __init__(self, path: str, size: int, is_pairs: bool):
+        self._path, self._size, self._is_pairs = path, size, is_pairs
+        self._index: list[np.ndarray] = [np.zeros(0, PAIR_INDEX if is_pairs else RAGGED_INDEX)]
+        self._rows = self._tokens = self._inputs = self._zeros = self._ids = 0
+        self._ends = {"inputs": 0, "targets": 0}
+        self._longest = {"inputs": 0, "targets": 0}
+        self._empty = 0
+
+    def ids(self, lowest: int, highest: int, low_row: int, high_row: int, zeros: int) -> None:
+        """Counts the ids of a block, given its extremes and the rows of the block that have them.
+
+        Raises:
+          UserError: an id is negative or not of the vocabulary.
+        """
+        for wrong, token, row in (
+            (lowest < 0, lowest, low_row),
+            (highest >= self._size, highest, high_row),
+        ):
+            if wrong:
+                raise self.refused(
+                    row,
+                    f"it has the id {token}, and the vocabulary has ids 0 to {self._size - 1}: "
+                    "give the --vocabulary and --extra_ids that the cache was made with",
+                )
+        self._ids = max(self._ids, highest + 1)
+        self._zeros += zeros
+
+    def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Counts a side of the rows of a block, and returns the numbers of ids to be read of it.
+
+        Args:
+          name: "inputs" or "targets".
+          lengths: int64 [rows], number of ids.
+          ends: bool [rows], whether the side ends in an EOS.
+        """
+        read = lengths - ends if self._is_pairs else lengths
+        self._ends[name] += int(ends.sum())
+        self._longest[name] = max(self._longest[name], int(read.max(initial=0)))
+        return read
+
+    def add(self, offsets: np.ndarray, targets: np.ndarray, inputs: np.ndarray | None) -> None:
+        """Adds the rows of a block: byte offsets in the file, and numbers of ids, int64 [rows]."""
+        index = np.zeros(len(offsets), self._index[0].dtype)
+        tokens = targets if inputs is None else targets + inputs
+        index["offset"], index["tokens"] = offsets, tokens
+        if inputs is None:
+            index["begin"] = self._tokens + np.cumsum(tokens) - tokens
+        else:
+            index["inputs"] = inputs
+            index["documents"] = self._rows + np.arange(len(offsets))
+            self._inputs += int(inputs.sum())
+        self._index.append(index)
+        self._rows += len(offsets)
+        self._tokens += int(tokens.sum())
+        self._empty += int((targets == 0).sum())
+
+    @property
+    def rows(self) -> int:
+        """Number of rows so far."""
+        return self._rows
+
+    def refused(self, row: int, why: str) -> UserError:
+        """Returns the error about a row of the block that is scanned."""
+        return UserError(f"{self._path}, row {self._rows + row:,}: {why}")
+
+    def finish(self, entry: FileEntry, documents: int = 0) -> Scan:
+        """Returns the content of the file, whose size and checksum are `entry`."""
+        longest, ends = self._longest, self._ends
+        counts = AdoptedCounts(self._empty, self._zeros, self._ids, ends["inputs"], ends["targets"])
+        pairs = None
+        if self._is_pairs:
+            pairs = PairCounts(self._inputs, longest["inputs"], longest["targets"], 0, 0)
+        return Scan(entry, np.concatenate(self._index), counts, pairs, documents)
+
+
+class _Hashed:
+    """A file that is counted and hashed while it is read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
+
+    def read(self) -> bytes:
+        data = self._file.read(_BLOCK_BYTES)
+        self._hash.update(data)
+        self.bytes += len(data)
+        return data
+
+    def entry(self) -> FileEntry:
+        return FileEntry(self.bytes, self._hash.hexdigest())
+
+
+def blocks(path: str) -> Iterator[Any]:
+    """Yields the bytes of a file, block by block, and at last its FileEntry."""
+    with files.open_read(path) as file:
+        hashed = _Hashed(file)
+        while data := hashed.read():
+            yield data
+        yield hashed.entry()
+
+
+def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool) -> Scan:
+    """Scans TFRecords of tf.train.Examples with ids `targets` and, of pairs, `inputs`.
+
+    Args:
+      path: the file.
+      size: number of ids of the vocabulary.
+      is_pairs: whether the rows are pairs.
+      inputs_refused: whether rows of targets must have no inputs.
+
+    Raises:
+      UserError: a record is corrupt or of another form, or has other ids; names the row.
+    """
+    rows = Collector(path, size, is_pairs)
+    left, start = b"", 0
+    for block in blocks(path):
+        if isinstance(block, FileEntry):
+            entry = block
+            break
+        data = left + block
+        try:
+            bounds = _bounds(data)
+            _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused)
+        except CorruptRecord as error:
+            raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
+        left, start = data[bounds[-1] :], start + int(bounds[-1])
+    if left:
+        raise UserError(f"{path} ends in row {rows.rows:,}: it was cut short; {_RESTORE}")
+    return rows.finish(entry)
+
+
+def _bounds(data: bytes) -> np.ndarray:
+    """Returns where each whole record of `data` begins, and where the last of them ends, int64."""
+    bounds, at, size = [0], 0, len(data)
+    while at + _HEAD_BYTES <= size:
+        (length,) = _LENGTH.unpack_from(data, at)
+        crc = int.from_bytes(data[at + _LENGTH_BYTES : at + _HEAD_BYTES], "little")
+        if crc != records.length_crc(length):
+            reason = "the checksum of the record's length does not match"
+            if len(bounds) == 1:
+                reason += ", so it may be no file of TFRecords"
+            raise CorruptRecord(reason, len(bounds) - 1)
+        at += length + records.FRAMING_BYTES
+        if at > size:
+            break
+        bounds.append(at)
+    return np.array(bounds, np.int64)
+
+
+def _scan_block(
+    rows: Collector,
+    data: bytes,
+    bounds: np.ndarray,
+    start: int,
+    is_pairs: bool,
+    inputs_refused: bool,
+) -> None:
+    records.check_framing(data, bounds)
+    raw, offsets = np.frombuffer(data, np.uint8), start + bounds[:-1]
+    begins, ends = bounds[:-1] + _HEAD_BYTES, bounds[1:] - (records.FRAMING_BYTES - _HEAD_BYTES)
+    compiled = loops("example_loops")
+
+    def side(name: str) -> np.ndarray:
+        try:
+            lists = records.find_lists(raw, begins, ends, name.encode())
+        except CorruptRecord as error:
+            if name == "targets":
+                raise
+            advice = "and the first row has inputs: give --read=targets to leave all of them out"
+            raise rows.refused(error.record, f"{error}, {advice}") from error
+        rows.ids(*map(int, compiled.extremes(raw, *lists[:2])))
+        return rows.side(name, lists[2], compiled.ending_in(raw, *lists[:2], EOS_ID))
+
+    if inputs_refused:
+        _, _, counts = compiled.lists_of(raw, begins, ends, np.frombuffer(b"inputs", np.uint8))
+        for row in np.flatnonzero(counts).tolist():
+            raise rows.refused(
+                row,
+                "it has inputs, and the first row has none: give --read=pairs, or --read=targets "
+                "to leave all inputs out",
+            )
+    rows.add(offsets, side("targets"), side("inputs") if is_pairs else None)
+
+
+def scan_tokens(path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int) -> Scan:
+    """Scans a file that holds tokens of one type and nothing else.
+
+    Args:
+      path: the file.
+      size: number of ids of the vocabulary.
+      kind: type of a token.
+      lengths: int64 [rows], number of tokens of each row; together they fill the file.
+      documents: number of documents.
+
+    Raises:
+      UserError: the file has another size, or other ids; names the row.
+    """
+    rows = Collector(path, size, is_pairs=False)
+    ends = np.cumsum(lengths)
+    total, at, left = int(lengths.sum()), 0, b""
+    last = np.zeros(len(lengths), bool)
+    for block in blocks(path):
+        if isinstance(block, FileEntry):
+            entry = block
+            break
+        data = left + block
+        whole = len(data) // kind.itemsize
+        left = data[whole * kind.itemsize :]
+        if not whole:
+            continue
+        tokens = np.frombuffer(data, kind, whole)
+        low, high = int(tokens.argmin()), int(tokens.argmax())
+        in_rows = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
+        zeros = int((tokens == 0).sum())
+        rows.ids(int(tokens[low]), int(tokens[high]), in_rows[0], in_rows[1], zeros)
+        first, stop = np.searchsorted(ends, [at, at + whole], side="right")
+        inside = ends[first : stop + 1] - 1 - at
+        here = (inside >= 0) & (inside < whole)
+        last[first : stop + 1][here] = tokens[inside[here]] == EOS_ID
+        at += whole
+    if at != total or left:
+        raise UserError(
+            f"{path} has {entry.bytes:,} bytes, and its index says {total * kind.itemsize:,}: it "
+            f"was cut short or changed; {_RESTORE}"
+        )
+    lengths = rows.side("targets", lengths, last & (lengths > 0))
+    rows.add((ends - lengths) * kind.itemsize, lengths, None)
+    return rows.finish(entry, documents)

@@ -1,0 +1,84 @@
+"""Verification of another program's cache: its files are scanned again, as in the adoption."""
+
+import functools
+import hashlib
+
+from pipeline.adopting import engine, megatron, seqio_cache
+from pipeline.adopting.options import PAIRS, TARGETS, Options
+from pipeline.verification.shard import Checked, Fault
+from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, Shard, shard_file
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY
+
+_AGAIN = "run pipeline.adopt again"
+
+
+class AdoptedChecker:
+    """Checks files of records of one cache."""
+
+    def __init__(self, folder: str, plan: Plan):
+        assert plan.adopted
+        self._folder, self._plan = folder, plan
+        self._source = plan.adopted.folder or folder
+        self._scan = functools.partial(megatron.scan, self._source)
+        if not plan.adopted.token:
+            self._scan = functools.partial(
+                seqio_cache.scan, self._source, plan.pairs is not None, False
+            )
+
+    def __call__(self, split: str, index: int, shard: Shard) -> Checked:
+        """Checks the file `index` of `split` against its entry in the manifest.
+
+        Raises:
+          OSError: a file exists but cannot be read.
+        """
+        rows = shard_file(split, "rows", index, self._plan.shards[split])
+        name = next((each for each in shard.files if each != rows), "")
+        checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
+        if set(shard.files) != {rows, name}:  # a contradiction of the manifest's
+            return checked
+        advice = self._plan.remedy.redo
+        try:
+            data = files.read_bytes(files.join(self._folder, rows))
+            if hashlib.sha256(data).hexdigest() != shard.files[rows].sha256:
+                checked.faults.append(Fault(rows, "its bytes were changed", _AGAIN))
+        except FileNotFoundError:
+            checked.faults.append(Fault(rows, "missing", _AGAIN))
+        try:
+            seen = engine.shard_of(name, rows, self._scan(name, self._plan.vocabulary.size))
+        except FileNotFoundError:
+            checked.faults.append(Fault(name, "missing", advice))
+            return checked
+        except UserError as error:
+            checked.faults.append(Fault(name, str(error), advice))
+            return checked
+        if seen.files[name] != shard.files[name]:
+            checked.faults.append(Fault(name, "its bytes were changed since the adoption", advice))
+        elif seen != shard:
+            checked.faults.append(Fault(MANIFEST, f"it has other counts of {name}", _AGAIN))
+        checked.rows, checked.tokens = seen.rows, seen.tokens
+        checked.documents = seen.documents
+        return checked
+
+
+def check_shared_files(folder: str, manifest: CacheManifest) -> list[Fault]:
+    """Returns the faults of the files that belong to no shard."""
+    plan = manifest.plan
+    assert plan.adopted
+    faults = [Fault(MANIFEST, problem, _AGAIN) for problem in manifest.contradictions()]
+    read = None if plan.adopted.token else PAIRS if plan.pairs else TARGETS
+    source = plan.adopted.folder or folder
+    try:
+        found = engine.survey(Options(cache_dir=source, read=read))
+        engine.check_examples(source, found, manifest.splits)
+    except UserError as error:
+        faults.append(Fault(MANIFEST, f"it does not fit its cache: {error}", _AGAIN))
+    if plan.vocabulary.sha256:
+        try:
+            wrong = files.sha256(files.join(folder, VOCABULARY)) != plan.vocabulary.sha256
+        except FileNotFoundError:
+            wrong = True
+        if wrong:
+            faults.append(Fault(VOCABULARY, "not the vocabulary of the rows, or missing", _AGAIN))
+    return faults

@@ -1,0 +1,73 @@
+"""Caches of other programs, which pipeline.adopt has indexed and which are read where they are.
+
+Their records stay as they are; a manifest and a row index of each file of records are added:
+
+    train.rows-00003-of-00016.npy         row index
+    train.receipt-00003-of-00016.json     sizes, checksums and counts of a file and its index
+    sentencepiece.model                   the vocabulary, if it was given
+    manifest.json                         written last
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tasks.cache.checked_json import check_form, check_keys, wrong
+
+SEQIO, MEGATRON = "seqio", "megatron"
+PROGRAMS = (SEQIO, MEGATRON)
+
+# The row index of texts whose rows have any length. `offset`: bytes from the start of the file to
+# the row; `begin`: tokens of the file's earlier rows; `tokens`: tokens of the row.
+RAGGED_INDEX = np.dtype([("offset", "<u8"), ("begin", "<u8"), ("tokens", "<u4")])
+
+
+@dataclasses.dataclass(frozen=True)
+class Adoption:
+    """Another program's cache, as part of a plan.
+
+    Attributes:
+      program: one of PROGRAMS.
+      folder: folder of the records; "" for the folder of the manifest.
+      token: numpy's name of the type of a token in files of Megatron; "" for seqio.
+      sha256: digest of names, sizes and checksums of all files of records.
+    """
+
+    program: str
+    folder: str
+    token: str
+    sha256: str
+
+
+def adoption_from_dict(value: Any) -> Adoption:
+    """Inverse of dataclasses.asdict.
+
+    Raises:
+      UserError: it was damaged or edited.
+    """
+    check_keys(value, "adopted", {each.name for each in dataclasses.fields(Adoption)})
+    for key, text in value.items():
+        check_form(text, str, f"adopted.{key}", "text")
+    if value["program"] not in PROGRAMS:
+        raise wrong("adopted.program", value["program"], "one of " + ", ".join(PROGRAMS))
+    return Adoption(**value)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdoptedCounts:
+    """Counts of a file of records of another program.
+
+    Attributes:
+      empty: number of rows without targets.
+      zeros: number of ids 0, which are read as padding.
+      ids: the highest id plus one; 0 without any.
+      inputs_ends, targets_ends: number of rows in which the side ends in an EOS, which is left out
+        of the tokens of pairs.
+    """
+
+    empty: int
+    zeros: int
+    ids: int
+    inputs_ends: int
+    targets_ends: int

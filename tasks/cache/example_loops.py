@@ -1,0 +1,163 @@
+"""The inner loops that find lists of ids in tf.train.Example protos, compiled.
+
+Source: TensorFlow's `core/example/{example,feature}.proto`. An Example (field 1: features) holds a
+map (field 1: entry) of names (1) to Features (2), and a Feature an Int64List (3) of packed varints
+(1), or bytes (1), or floats (2).
+"""
+
+import numpy as np
+
+from tasks.compiled import compiled
+
+# Codes in place of the beginning of a list that is not there.
+MISSING, NOT_IDS, MALFORMED = -1, -2, -3
+
+
+@compiled(nogil=True)
+def _field(raw, place, end):
+    """Returns (number, begin, end) of the payload of the field of bytes at `place`; the end is -1
+    if there is none, or if it is not within `end`."""
+    key = size = shift = 0
+    while True:
+        if place >= end or shift > 28:
+            return 0, 0, -1
+        byte = np.int64(raw[place])
+        place += 1
+        key |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    shift = 0
+    while True:
+        if place >= end or shift > 35:
+            return 0, 0, -1
+        byte = np.int64(raw[place])
+        place += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if key & 7 != 2 or place + size > end:
+        return 0, 0, -1
+    return key >> 3, place, place + size
+
+
+@compiled(nogil=True)
+def _ids(raw, place, end):
+    """Returns where the varints of the Feature at [place, end) begin and end, or a code and 0."""
+    begin, stop = place, place  # a Feature without a list is an empty one
+    while place < end:
+        number, inside, place = _field(raw, place, end)
+        if place < 0:
+            return MALFORMED, 0
+        if number != 3:
+            return NOT_IDS, 0
+        begin = stop = inside
+        if inside < place:
+            number, begin, stop = _field(raw, inside, place)
+            if number != 1 or stop != place:  # not one packed list
+                return MALFORMED, 0
+    return begin, stop
+
+
+@compiled(nogil=True)
+def _list_of(raw, place, end, name):
+    """Returns where the ids of the feature `name` begin and end in one Example, or a code and 0."""
+    found, stop = MISSING, 0
+    while place < end:
+        number, entry, place = _field(raw, place, end)
+        if place < 0:
+            return MALFORMED, 0
+        if number != 1:
+            continue
+        while entry < place:
+            number, part, entry = _field(raw, entry, place)
+            if entry < 0:
+                return MALFORMED, 0
+            named, value, value_end = False, part, part
+            while part < entry:
+                number, inside, part = _field(raw, part, entry)
+                if part < 0:
+                    return MALFORMED, 0
+                if number == 1:
+                    named = part - inside == len(name)
+                    for byte in range(len(name)):
+                        named = named and raw[inside + byte] == name[byte]
+                elif number == 2:
+                    value, value_end = inside, part
+            if named:
+                found, stop = _ids(raw, value, value_end)
+                if found < 0:
+                    return found, 0
+    return found, stop
+
+
+@compiled(nogil=True)
+def lists_of(raw, begins_R, ends_R, name):
+    """Returns where the ids of the feature `name` begin and end in each Example, and their number,
+    int64 [R] each; the beginning is MISSING, NOT_IDS or MALFORMED if there are none."""
+    out_begins_R = np.empty(len(begins_R), np.int64)
+    out_ends_R = np.zeros(len(begins_R), np.int64)
+    counts_R = np.zeros(len(begins_R), np.int64)
+    for row in range(len(begins_R)):
+        begin, end = _list_of(raw, begins_R[row], ends_R[row], name)
+        if begin >= 0 and begin < end and raw[end - 1] >= 0x80:
+            begin = MALFORMED
+        out_begins_R[row], out_ends_R[row] = begin, end
+        if begin >= 0:
+            count = 0
+            for place in range(begin, end):
+                count += raw[place] < 0x80
+            counts_R[row] = count
+    return out_begins_R, out_ends_R, counts_R
+
+
+@compiled(nogil=True)
+def ending_in(raw, begins_R, ends_R, token):
+    """Returns bool [R], whether the last varint of each list is `token`, which is below 0x80."""
+    found_R = np.zeros(len(begins_R), np.bool_)
+    for row in range(len(begins_R)):
+        begin, last = begins_R[row], ends_R[row] - 1
+        if last >= begin and raw[last] == token:
+            found_R[row] = last == begin or raw[last - 1] < 0x80
+    return found_R
+
+
+@compiled(nogil=True)
+def extremes(raw, begins_R, ends_R):
+    """Returns (the lowest id, the highest, the first row with each, how many ids are 0) of lists of
+    varints; of no ids, 0 and -1 are lowest and highest."""
+    lowest, highest, zeros = np.int64(0), np.int64(-1), 0
+    low_row = high_row = 0
+    for row in range(len(begins_R)):
+        value, shift = np.uint64(0), np.uint64(0)
+        for place in range(begins_R[row], ends_R[row]):
+            byte = np.uint64(raw[place])
+            value |= (byte & np.uint64(0x7F)) << shift
+            shift += np.uint64(7)
+            if byte < 0x80:
+                token = np.int64(value)
+                zeros += token == 0
+                if token > highest:
+                    highest, high_row = token, row
+                if token < lowest:
+                    lowest, low_row = token, row
+                value, shift = np.uint64(0), np.uint64(0)
+    return lowest, highest, low_row, high_row, zeros
+
+
+@compiled(nogil=True)
+def rows_at(begins_R, places_P):
+    """Returns int64 [P], the row in which each place of a stream of tokens lies: the last row that
+    begins there or before. `begins_R` may be mapped from a file: few of its pages are read."""
+    rows_P = np.empty(len(places_P), np.int64)
+    for part in range(len(places_P)):
+        low, high = 0, len(begins_R)
+        while low < high:
+            middle = (low + high) // 2
+            if np.int64(begins_R[middle]) <= places_P[part]:
+                low = middle + 1
+            else:
+                high = middle
+        rows_P[part] = low - 1
+    return rows_P
