@@ -6,6 +6,7 @@ python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--tas
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.terminal.table import table
+from trainer.config.processes import add_processes_flags, processes_of
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -57,10 +59,19 @@ def main(argv: list[str]) -> None:
         help="rows per batch; without it, the run's own. It changes the metrics of models with "
         "Switch layers only",
     )
+    add_processes_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.output:
         _check_output(arguments.output)
+    shared = processes_of(arguments)
 
+    from trainer.engine import processes
+
+    with processes.joined(shared):
+        _evaluate(arguments)
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
     from trainer.config import fields, load_config
 
     config, origins = load_config(arguments.model_dir)
@@ -88,6 +99,7 @@ def main(argv: list[str]) -> None:
     determinism.set_flags(config.deterministic)
 
     from trainer.checkpoint import Checkpoints, chosen_steps
+    from trainer.engine import processes
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
     from trainer.reporting.metrics import EVALUATION_FILE
@@ -110,6 +122,8 @@ def main(argv: list[str]) -> None:
         found = evaluation(checkpoints.restore(step, program.abstract_state()).params, step)
         assert found is not None
         results[step] = found
+        if not processes.is_first():
+            continue
         # Written each time: a later checkpoint may be damaged.
         if output.endswith(".jsonl"):
             files.write_bytes(output, _as_lines(results).encode())
@@ -117,7 +131,7 @@ def main(argv: list[str]) -> None:
             files.write_json(output, {_CHECKPOINTS: merged(before, results, label)})
     checkpoints.close()
     print(_table(results))
-    if arguments.plot:
+    if arguments.plot and processes.is_first():
         from trainer.reporting.drawing import draw_metrics
 
         draw_metrics(results, arguments.plot, f"{config.preset} on {config.task}")
