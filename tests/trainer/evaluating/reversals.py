@@ -65,20 +65,25 @@ FLAGS = [
 ]
 
 
-def evaluate(folder: str, batch_size: int, *flags: str):
+def prepared(preset: str, *flags: str):
+    """Returns a run on the task."""
+    from trainer.pretrain import build_config
+    from trainer.setup import prepare
+
+    return prepare(*build_config(preset, list(flags)))
+
+
+def evaluate(folder: str, batch_size: int, *flags: str, preset: str = "t5_1_1_tiny"):
     """Returns (results, lines of predictions) of a model's initial parameters."""
     import os
 
     sys.path.insert(0, folder)
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
-    from trainer.pretrain import build_config
-    from trainer.setup import prepare
 
     model_dir = os.path.join(folder, f"model_{os.getpid()}_{batch_size}")
     flags = (*FLAGS, f"--model_dir={model_dir}", f"--evaluation.batch_size={batch_size}", *flags)
-    config, origins = build_config("t5_1_1_tiny", list(flags))
-    run = prepare(config, origins)
+    run = prepared(preset, *flags)
     program = Program(run)
     results = Evaluation(run, "validation", program)(program.initial_state().params, 0)
     with open(os.path.join(model_dir, "predictions", "validation_0.jsonl")) as file:

@@ -2,10 +2,15 @@
 
 import sys
 
+import numpy as np
 import pytest
 
+from tasks.vocabulary import load
 from tests import eight_devices
 from tests.trainer.evaluating import reversals
+from trainer.data.examples import of_batches, rows_of
+from trainer.engine.program import Program
+from trainer.model.transformer import build_model
 
 ROWS = 30
 MODULE = "tests/trainer/evaluating/reversals.py"
@@ -72,6 +77,48 @@ def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
 
 def test_batches_of_64_rows_give_the_same(alone, folder):
     assert_same(reversals.evaluate(str(folder), 64, METRICS), alone)
+
+
+@pytest.mark.slow
+def test_decoders_read_prompts_as_in_training(alone, folder):
+    """The first token is the likeliest of the pass that trains, whose inputs see one another."""
+    one = "--evaluation.decoding.max_new_tokens=1"
+    flags = ("--evaluation.metrics=exact_match", one, "--lengths.targets=16")
+    _, lines = reversals.evaluate(str(folder), 8, *flags, preset="lm_tiny")
+    run = reversals.prepared(
+        "lm_tiny", *reversals.FLAGS, f"--model_dir={folder}/lm", "--data.pack=false"
+    )
+    program = Program(run)
+    params = program.initial_state().params
+    (examples,) = run.data.examples("validation")
+    found = examples.read(None)
+    assert len(lines) == len(found) == ROWS
+    batch = rows_of([(each.inputs, each.targets) for each in found], run.converter)
+    logits_BLV = build_model(program.spec).apply({"params": params}, batch)
+    first_B = np.argmax(batch["decoder_loss_weights"], axis=1)
+    assert {len(each.inputs) for each in found} == set(first_B.tolist())
+    expected = [
+        examples.decode([int(np.argmax(logits_LV[first]))])
+        for logits_LV, first in zip(np.asarray(logits_BLV), first_B, strict=True)
+    ]
+    assert [line["prediction"] for line in lines] == expected
+    assert len(set(expected)) > 3
+    # Each of them sees the last of the inputs.
+    batch["decoder_causal_attention"] = np.zeros_like(batch["decoder_causal_attention"])
+    causal_BLV = build_model(program.spec).apply({"params": params}, batch)
+    assert not np.allclose(logits_BLV[0, first_B[0]], causal_BLV[0, first_B[0]], atol=1e-3)
+
+
+def test_prompts_of_a_decoders_rows_end_where_the_loss_begins(alone, folder):
+    run = reversals.prepared("lm_tiny", *reversals.FLAGS, f"--model_dir={folder}/rows")
+    vocabulary = load(f"{folder}/vocabulary")
+    pairs = [(np.arange(3, 9), np.array([9, 4, 1])), (np.array([5]), np.array([7, 1]))]
+    batch = rows_of(pairs, run.converter)
+    examples = of_batches("rows", lambda: [batch], vocabulary.ids, ()).read(None)
+    for (inputs, targets), example in zip(pairs, examples, strict=True):
+        assert example.inputs.tolist() == inputs.tolist()
+        assert example.targets.tolist() == targets.tolist()
+        assert example.target == vocabulary.decode(targets[:-1])
 
 
 @pytest.mark.slow
