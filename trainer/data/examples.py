@@ -6,7 +6,7 @@ Dimensions: W examples, N positions of an example, B rows of a batch, L position
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,32 @@ class Example(NamedTuple):
     row: Any = None
 
 
+class Outputs(NamedTuple):
+    """The outputs of a model on examples, one of each for every example.
+
+    Attributes:
+      ids: int32 [tokens], generated ids, EOS included if there is one; None if none were generated.
+      scores: their log probabilities; None likewise.
+      target_scores: log likelihoods of the right answers; None if they were not computed.
+    """
+
+    ids: list[np.ndarray] | None = None
+    scores: list[float] | None = None
+    target_scores: list[float] | None = None
+
+
+class OutputMetric(NamedTuple):
+    """A metric of outputs themselves.
+
+    Attributes:
+      generates: it reads generated ids; if not, scores of the right answers.
+      compute: (examples, outputs) -> values by name.
+    """
+
+    generates: bool
+    compute: Callable[[Sequence[Example], Outputs], Mapping[str, float]]
+
+
 @dataclasses.dataclass(frozen=True)
 class ExampleSet:
     """The examples of a task's split, and its metrics.
@@ -53,6 +79,7 @@ class ExampleSet:
       predicted: metrics of (targets, predictions).
       scored: metrics of (targets, log likelihoods of the right answers).
       with_scores: functions of (targets, predictions, {"scores": log likelihoods of predictions}).
+      of_outputs: metrics of outputs.
     """
 
     name: str
@@ -62,11 +89,23 @@ class ExampleSet:
     predicted: tuple[Metric, ...] = ()
     scored: tuple[Metric, ...] = ()
     with_scores: tuple[Callable[..., Any], ...] = ()
+    of_outputs: tuple[OutputMetric, ...] = ()
 
     @property
     def measured(self) -> bool:
         """True if the set has a metric."""
-        return bool(self.predicted or self.scored or self.with_scores)
+        return self.generates or self.scores_targets
+
+    @property
+    def generates(self) -> bool:
+        """True if a metric reads generated text."""
+        needed = any(each.generates for each in self.of_outputs)
+        return bool(self.predicted or self.with_scores or needed)
+
+    @property
+    def scores_targets(self) -> bool:
+        """True if a metric reads the likelihoods of the right answers."""
+        return bool(self.scored) or not all(each.generates for each in self.of_outputs)
 
 
 def named_metrics(config: Config) -> tuple[Metric, ...]:

@@ -8,7 +8,7 @@ import pytest
 from tasks.vocabulary import load
 from tests import eight_devices
 from tests.trainer.evaluating import reversals
-from trainer.data.examples import of_batches, rows_of
+from trainer.data.examples import Outputs, of_batches, rows_of
 from trainer.engine.program import Program
 from trainer.model.transformer import build_model
 
@@ -73,6 +73,52 @@ def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
         value = getattr(value, "value", value)
         assert results["validation"][name] == pytest.approx(float(value), rel=1e-6), name
     assert {"exact_match", "first_letters", "loss"} <= results["validation"].keys()
+
+
+OBJECTS = "--task=seqio:reversals_by_objects"
+
+
+def test_metric_objects_equal_those_of_seqios_evaluator(alone, folder):
+    import seqio
+
+    run = reversals.prepared(
+        "t5_1_1_tiny", *reversals.FLAGS, f"--model_dir={folder}/objects", OBJECTS
+    )
+    assert not any("metric_objs" in text for _, text in run.data.consequences())
+    (examples,) = run.data.examples("validation")
+    found, random = examples.read(None), np.random.default_rng(0)
+    ids = [random.integers(3, 600, random.integers(1, 9)).astype(np.int32) for _ in found]
+    scores, target_scores = (random.normal(size=ROWS).tolist() for _ in range(2))
+    outputs = Outputs(ids, scores, target_scores)
+    ours = {}
+    for metric in examples.of_outputs:
+        ours |= metric.compute(found, outputs)
+    evaluator = seqio.Evaluator(
+        mixture_or_task_name="reversals_by_objects",
+        feature_converter=seqio.EncDecFeatureConverter(pack=False),
+        eval_split="validation",
+        sequence_length={"inputs": 24, "targets": 16},
+    )
+    padded = [(place, np.pad(each, (0, 8 - len(each)))) for place, each in enumerate(ids)]
+    computed, _ = evaluator.evaluate(
+        compute_metrics=True,
+        predict_fn=lambda *_: padded,
+        predict_with_aux_fn=lambda *_: (padded, {"scores": scores}),
+        score_fn=lambda *_: list(enumerate(target_scores)),
+    )
+    theirs = computed.result()["reversals_by_objects"]
+    assert theirs.keys() == {"longest", "best", "tokens", "likeliest"}
+    assert ours == pytest.approx({name: float(value) for name, value in theirs.items()})
+
+
+@pytest.mark.slow
+def test_metric_objects_read_what_the_model_generates(alone, folder):
+    results, lines = reversals.evaluate(str(folder), 16, OBJECTS)
+    found = results["validation"]
+    assert found["longest"] == max(len(line["prediction"]) for line in lines)
+    assert found["likeliest"] == pytest.approx(max(line["target_score"] for line in lines))
+    best = max(lines, key=lambda line: line["score"])
+    assert found["best"] == len(best["prediction"] + best["inputs"])
 
 
 def test_batches_of_64_rows_give_the_same(alone, folder):
