@@ -46,6 +46,7 @@ def main(argv: list[str]) -> None:
     add("--task", help="another task than the run's, or task=rate,task=rate")
     add("--task_module", help="Python module that registers tasks and metrics")
     add("--metrics", help="metrics of generated text, as exact_match,bleu; task: the task's own")
+    add("--supervised", help="one of T5's tasks, as glue_mrpc, that judges predictions on a cache")
     add(
         "--examples",
         type=positive,
@@ -87,6 +88,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         "task_module": arguments.task_module,
         "evaluation.batch_size": arguments.batch_size,
         "evaluation.metrics": arguments.metrics and tuple(arguments.metrics.split(",")),
+        "evaluation.supervised": arguments.supervised,
         "evaluation.examples": arguments.examples,
         "evaluation.probes": arguments.probes,
     }

@@ -85,6 +85,11 @@ class EvaluationConfig:
         "metrics of generated text to compute as well, as exact_match,character_error_rate; "
         "task = those that the task defines, such as seqio's metric_fns, if any; empty: none",
     )
+    supervised: str | None = field(
+        None,
+        "one of T5's supervised tasks, as glue_mrpc, by whose postprocessing predictions on caches "
+        "of pairs are judged, and whose metrics `task` stands for; None: texts are compared",
+    )
     examples: int | None = field(
         None,
         "most examples of each task to generate text for, from the first; None: the whole split",
@@ -171,7 +176,7 @@ def check_watched(
     """
     # Metrics of seqio's tasks and of probes are known when these are loaded.
     others = task.startswith("seqio:") or evaluation.metrics not in ((), (TASK_METRICS,))
-    others |= evaluation.probes is not None
+    others |= evaluation.probes is not None or evaluation.supervised is not None
     for path, watched in (
         ("checkpoint.best_metric", checkpoint.best_metric),
         ("stopping.metric", stopping.metric),

@@ -15,6 +15,8 @@ from tasks.inspection import decode
 from tasks.metrics import metric
 from tasks.metrics.metric import Metric
 from tasks.objectives import Examples
+from tasks.supervised.template import Supervised
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, TokenIds
 from trainer.config.evaluation import TASK_METRICS
 from trainer.config.run import Config
@@ -119,12 +121,18 @@ def named_metrics(config: Config) -> tuple[Metric, ...]:
 
 
 def of_batches(
-    name: str, batches: Callable[[], Iterable[Batch]], ids: TokenIds, metrics: tuple[Metric, ...]
+    name: str,
+    batches: Callable[[], Iterable[Batch]],
+    ids: TokenIds,
+    metrics: tuple[Metric, ...],
+    judge: Supervised | None = None,
 ) -> ExampleSet:
     """Returns the examples in the rows of batches, one example per row.
 
     A row's prompt is what comes before its first weighted target: what the encoder reads, or the
     beginning of a decoder-only model's row. Rows without targets are left out.
+
+    `judge`: the task by whose postprocessing texts become what metrics compare; None: none.
     """
 
     def text_of(tokens: Iterable[int]) -> str:
@@ -147,10 +155,31 @@ def of_batches(
                 else:
                     inputs = row_L[: weighted[0]]
                 text = text_of(_before_eos(targets))
-                found.append(Example(inputs, targets, text_of(inputs), text, text))
+                target = _judged(judge, text, text, is_target=True)
+                found.append(Example(inputs, targets, text_of(inputs), text, target))
         return found
 
-    return ExampleSet(name, read, text_of, lambda text, _: text, metrics)
+    def postprocess(text: str, example: Example) -> Any:
+        return _judged(judge, text, example.targets_text, is_target=False)
+
+    return ExampleSet(name, read, text_of, postprocess, metrics)
+
+
+def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
+    """Returns what metrics compare of a text, a prediction for `targets` or these themselves.
+
+    Raises:
+      UserError: the task reads more of an example than a cache holds.
+    """
+    if judge is None or judge.postprocess is None:
+        return text
+    try:
+        return judge.postprocess(text, {"targets": targets}, is_target)
+    except KeyError as error:
+        raise UserError(
+            f"--evaluation.supervised={judge.name} reads {error} of examples, which caches do not "
+            "hold: register its seqio Task by tasks.seqio_supervised"
+        ) from error
 
 
 def _before_eos(tokens: np.ndarray) -> np.ndarray:
