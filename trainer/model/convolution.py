@@ -177,7 +177,7 @@ class _ConvolutionBranch(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BLD: jax.Array, rows: Rows, deterministic: bool, cache: Cache | None
+        self, x_BLD: jax.Array, rows: Rows, deterministic: bool, cache: Cache | None = None
     ) -> jax.Array:
         spec, shared, width = self.spec, self.shared, self.shared.emb_dim
 

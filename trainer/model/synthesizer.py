@@ -48,7 +48,7 @@ class _LearnedLogits(nn.Module):
     num_heads: int
 
     @nn.compact
-    def __call__(self, rows: Rows, source_rows: Rows, cached: bool) -> jax.Array:
+    def __call__(self, rows: Rows, source_rows: Rows, cached: bool = False) -> jax.Array:
         """Returns logits: float32, broadcastable to [B, H, L, S].
 
         `cached`: rows hold one example each, at the places of a `Cache`.
