@@ -29,17 +29,18 @@ def main(argv: list[str]) -> None:
     )
     arguments = parser.parse_args(argv)
     task = table.get(arguments.task)
-    lines = []
+    count = 0
     try:
-        for pair in task.examples(_rows(arguments.input), arguments.evaluating):
-            lines.append(json.dumps(pair, ensure_ascii=False) + "\n")
+        with files.atomic_write(arguments.output) as file:
+            for pair in task.examples(_rows(arguments.input), arguments.evaluating):
+                file.write(json.dumps(pair, ensure_ascii=False).encode() + b"\n")
+                count += 1
     except (KeyError, TypeError) as error:
         raise UserError(
             f"--input={arguments.input}: {task.name} needs the columns of {task.source} on the Hub "
             f"({error!r} is missing or of another type)"
         ) from error
-    files.write_bytes(arguments.output, "".join(lines).encode())
-    print(f"{arguments.output}: {len(lines):,} pairs of {task.name}; metrics {task.metrics}")
+    print(f"{arguments.output}: {count:,} pairs of {task.name}; metrics {task.metrics}")
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
@@ -52,7 +53,7 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
             for batch in parquet.ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
         return
-    for number, line in enumerate(files.read_bytes(path).decode().splitlines(), 1):
+    for number, line in enumerate(files.read_lines(path), 1):
         try:
             yield json.loads(line)
         except ValueError as error:

@@ -6,6 +6,7 @@ python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--tas
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.terminal.table import table
+from trainer.config.processes import add_processes_flags, processes_of
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> None:
     add("--task", help="another task than the run's, or task=rate,task=rate")
     add("--task_module", help="Python module that registers tasks and metrics")
     add("--metrics", help="metrics of generated text, as exact_match,bleu; task: the task's own")
+    add("--supervised", help="one of T5's tasks, as glue_mrpc, that judges predictions on a cache")
     add(
         "--examples",
         type=positive,
@@ -57,11 +60,20 @@ def main(argv: list[str]) -> None:
         help="rows per batch; without it, the run's own. It changes the metrics of models with "
         "Switch layers only",
     )
+    add_processes_flags(parser)
     arguments = parser.parse_args(argv)
     for flag in ("output", "plot"):
         if path := getattr(arguments, flag):
             _check_output(flag, path)
+    shared = processes_of(arguments)
 
+    from trainer.engine import processes
+
+    with processes.joined(shared):
+        _evaluate(arguments)
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
     from trainer.config import fields, load_config
 
     config, origins = load_config(arguments.model_dir)
@@ -77,6 +89,7 @@ def main(argv: list[str]) -> None:
         "task_module": arguments.task_module,
         "evaluation.batch_size": arguments.batch_size,
         "evaluation.metrics": arguments.metrics and tuple(arguments.metrics.split(",")),
+        "evaluation.supervised": arguments.supervised,
         "evaluation.examples": arguments.examples,
         "evaluation.probes": arguments.probes,
     }
@@ -92,6 +105,7 @@ def main(argv: list[str]) -> None:
     determinism.set_flags(config.deterministic)
 
     from trainer.checkpoint import Checkpoints, chosen_steps
+    from trainer.engine import processes
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
     from trainer.reporting.metrics import EVALUATION_FILE
@@ -114,6 +128,8 @@ def main(argv: list[str]) -> None:
         found = evaluation(checkpoints.restore(step, program.abstract_state()).params, step)
         assert found is not None
         results[step] = found
+        if not processes.is_first():
+            continue
         # Written each time: a later checkpoint may be damaged.
         if output.endswith(".jsonl"):
             files.write_bytes(output, _as_lines(results).encode())
@@ -121,7 +137,7 @@ def main(argv: list[str]) -> None:
             files.write_json(output, {_CHECKPOINTS: merged(before, results, label)})
     checkpoints.close()
     print(_table(results))
-    if arguments.plot:
+    if arguments.plot and processes.is_first():
         from trainer.reporting.drawing import draw_metrics
 
         draw_metrics(results, arguments.plot, f"{config.preset} on {config.task}")

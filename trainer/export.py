@@ -95,7 +95,7 @@ def export(
     target = _target(output)
     run = _open_run(model_dir, cache_dir, custom_code)
     vocabulary = trained.vocabulary_of(run, vocabulary_path)
-    step, params = trained.restore(run, step)
+    step, params = trained.restore(run, step, vocabulary)
     name = os.path.basename(target)
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
         parity, match = _write(partial, run, params, vocabulary, shard_bytes)

@@ -12,10 +12,10 @@ import sys
 
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from tasks.terminal.dataclass_flags import add_flags
+from tasks.terminal.dataclass_flags import add_flags, options_of
 from tasks.vocabulary import sentinel_piece
 from trainer.decoding.config import Decoding
-from trainer.generate import add_run_flags, decoding_of, generator_of
+from trainer.generate import add_run_flags, generator_of
 
 
 def main(argv: list[str]) -> None:
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     add_run_flags(parser)
     add_flags(parser.add_argument_group("decoding"), Decoding)
     flags = parser.parse_args(argv)
-    decoding = decoding_of(flags)
+    decoding = options_of(flags, Decoding)
 
     from trainer.decoding import text
 

@@ -5,7 +5,7 @@ python -m trainer.generate --model_dir=DIR --input=FILE --output=FILE.jsonl
 
 A file of prompts is text with one prompt a line, or JSON lines with a text in --column. The output
 has a line for each prompt, in order: the prompt and its results. If the command is killed, the same
-command goes on where it stopped, and the output is the same.
+command goes on where it stopped, and the output is the same. Input and output are local or remote.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import Parser, UserError
-from tasks.terminal.dataclass_flags import add_flags
-from tasks.terminal.fields import Rejected
+from tasks.terminal.dataclass_flags import add_flags, options_of
+from trainer.config.processes import add_processes_flags, processes_of
 from trainer.decoding.config import Decoding
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 # Batches between two writes; also what a killed command loses at most.
 _BATCHES = 8
+_SETTINGS = "settings.json"
 
 
 def add_run_flags(parser: Parser) -> None:
@@ -41,27 +44,15 @@ def add_run_flags(parser: Parser) -> None:
     add("--cache_dir", help="folder of caches by task, if they were moved after training")
 
 
-def decoding_of(flags: argparse.Namespace) -> Decoding:
-    """Returns the choices that flags name.
-
-    Raises:
-      UserError: they do not fit together.
-    """
-    names = [field.name for field in dataclasses.fields(Decoding)]
-    try:
-        return Decoding(**{name: getattr(flags, name) for name in names})
-    except Rejected as error:
-        raise UserError(f"--{error.field}={error.value}: it must be {error.rule}") from error
-
-
 def generator_of(flags: argparse.Namespace, decoding: Decoding) -> Generator:
     """Returns the generator that flags name; says on stderr if it has no cache."""
     from trainer.decoding.generator import Generator
+    from trainer.engine import processes
 
     made = Generator(
         flags.model_dir, decoding, flags.step, flags.cache_dir, vocabulary=flags.vocabulary
     )
-    if made.decoder.without_cache:
+    if made.decoder.without_cache and processes.is_first():
         print(
             f"note: no cache: {made.decoder.without_cache} cannot keep keys and values, so the "
             "whole row is computed for every token",
@@ -77,11 +68,9 @@ def read_prompts(path: str, column: str) -> list[str]:
       UserError: a line is no JSON object with a text in `column`, or there are no lines.
     """
     try:
-        lines = files.read_bytes(path).decode().splitlines()
+        lines = list(files.read_lines(path))
     except FileNotFoundError as error:
         raise UserError(f"--input={path} does not exist") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--input={path} is not UTF-8 text") from error
     if not lines:
         raise UserError(f"--input={path} is empty")
     if not path.endswith((".jsonl", ".json")):
@@ -124,73 +113,84 @@ def results(generator: Generator, prompts: list[str], first: int, count: int) ->
 
 
 class _Output:
-    """A file of lines that a killed command continues.
+    """A file of lines, local or remote, that a killed command continues.
 
-    Until it is complete, its lines are in `path`.partial, after one that says what they are of.
+    Until it is complete, its lines are in the folder `path`.partial: a file for each block, and one
+    that says what they are of.
     """
 
     def __init__(self, path: str, settings: dict[str, Any]):
-        if files.is_remote(path):
-            raise UserError(f"--output={path}: give a local file")
-        if os.path.exists(path):
+        if files.exists(path):
             raise UserError(f"--output={path} exists: name another file, or delete it")
         self._path, self._partial = path, f"{path}.partial"
-        self._header = json.dumps(settings, sort_keys=True).encode() + b"\n"
+        self._settings = settings
 
-    def begin(self, block: int) -> int:
-        """Returns how many lines are there, in whole blocks; what is after them is dropped."""
-        files.make_folder(os.path.dirname(os.path.abspath(self._path)))
-        try:
-            with open(self._partial, "rb") as file:
-                header, *lines = file.read().splitlines(keepends=True) or [b""]
-        except FileNotFoundError:
-            header, lines = b"", []
-        if header.endswith(b"\n") and header != self._header:
+    def begin(self) -> int:
+        """Returns how many blocks are there."""
+        files.make_folder(self._partial)
+        files.remove_partial(self._partial)
+        names, place = files.list_names(self._partial), files.join(self._partial, _SETTINGS)
+        if _SETTINGS not in names:
+            files.write_json(place, self._settings)
+        elif files.read_json(place) != self._settings:
             raise UserError(
                 f"{self._partial} was written by another command: delete it, or name another "
                 "--output"
             )
-        complete = sum(line.endswith(b"\n") for line in lines) // block * block
-        with open(self._partial, "wb") as file:
-            file.write(self._header + b"".join(lines[:complete]))
-        return complete
+        return next(block for block in itertools.count() if _name(block) not in names)
 
-    def add(self, lines: list[str]) -> None:
-        """Writes lines, so that they are there after a kill."""
-        with open(self._partial, "ab") as file:
-            file.write("".join(lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+    def add(self, block: int, lines: list[str]) -> None:
+        """Writes the lines of a block, so that they are there after a kill."""
+        files.write_bytes(files.join(self._partial, _name(block)), "".join(lines).encode())
 
-    def end(self) -> None:
-        """Gives the lines their name."""
-        with open(self._partial, "rb") as file:
-            file.readline()
-            files.write_bytes(self._path, file.read())
-        os.remove(self._partial)
+    def end(self, blocks: int) -> None:
+        """Joins the blocks under the file's own name."""
+        with files.atomic_write(self._path) as whole:
+            for block in range(blocks):
+                with files.open_read(files.join(self._partial, _name(block))) as part:
+                    shutil.copyfileobj(part, whole)
+        for name in files.list_names(self._partial):
+            files.remove(files.join(self._partial, name))
+        if not files.is_remote(self._partial):
+            os.rmdir(files.local_path(self._partial))
+
+
+def _name(block: int) -> str:
+    return f"{block:06d}.jsonl"
 
 
 def _write_all(flags: argparse.Namespace, decoding: Decoding) -> None:
-    prompts = read_prompts(flags.input, flags.column)
-    block = _BATCHES * decoding.batch_size
+    from trainer.engine import processes
+
+    with processes.failing_together():
+        prompts = read_prompts(flags.input, flags.column)
     generator = generator_of(flags, decoding)
+    remote = files.is_remote(flags.model_dir)
     settings = {
-        "model_dir": os.path.abspath(flags.model_dir)
-        if not files.is_remote(flags.model_dir)
-        else flags.model_dir,
+        "model_dir": flags.model_dir if remote else os.path.abspath(flags.model_dir),
         "step": generator.step,
         "vocabulary": flags.vocabulary,
         "input": hashlib.sha256("\n".join(prompts).encode()).hexdigest(),
         **dataclasses.asdict(decoding),
     }
-    output = _Output(flags.output, settings)
-    done = output.begin(block)
-    with progress.shown("generating", len(prompts), done) as bar:
-        for first in range(done, len(prompts), block):
-            part = prompts[first : first + block]
-            output.add(results(generator, part, first, decoding.num_return_sequences))
+    size, done = _BATCHES * decoding.batch_size, 0
+    processes.check_equal(f"--input={flags.input}, by SHA-256", settings["input"])
+    with processes.failing_together():
+        if processes.is_first():
+            output = _Output(flags.output, settings)
+            done = output.begin()
+    done = int(processes.gathered(str(done))[0])
+    blocks = range(done, -(-len(prompts) // size))
+    with progress.shown("generating", len(prompts), done * size) as bar:
+        for block in blocks:
+            first = block * size
+            part = prompts[first : first + size]
+            lines = results(generator, part, first, decoding.num_return_sequences)
+            if processes.is_first():
+                output.add(block, lines)
             bar.update(first + len(part))
-    output.end()
+    if processes.is_first():
+        output.end(blocks.stop)
     print(f"{flags.output}: {len(prompts):,} prompts, step {generator.step:,}")
 
 
@@ -202,20 +202,26 @@ def main(argv: list[str]) -> None:
     add("--prompt", help="text to go on from; <extra_id_0> and the like are sentinels")
     add("--input", help="file of prompts: lines of text, or JSON lines if it ends in .jsonl")
     add("--column", default="text", help="field of a JSON line that holds the prompt")
-    add("--output", help="file of JSON lines to write, which must not exist")
+    add("--output", help="file or URL of JSON lines to write, which must not exist")
     add_flags(parser.add_argument_group("decoding"), Decoding)
+    add_processes_flags(parser)
     flags = parser.parse_args(argv)
     if (flags.prompt is None) == (flags.input is None):
         raise UserError("give either --prompt or --input")
     if (flags.input is None) != (flags.output is None):
         raise UserError("--input and --output belong together")
-    decoding = decoding_of(flags)
-    if flags.output is not None:
-        _write_all(flags, decoding)
-        return
-    generator = generator_of(flags, decoding)
-    for found in generator([generator.ids(flags.prompt)]):
-        print(generator.text(found.ids))
+    decoding = options_of(flags, Decoding)
+    shared = processes_of(flags)
+
+    from trainer.engine import processes
+
+    with processes.joined(shared):
+        if flags.output is not None:
+            _write_all(flags, decoding)
+            return
+        generator = generator_of(flags, decoding)
+        for found in generator([generator.ids(flags.prompt)]):
+            print(generator.text(found.ids))
 
 
 if __name__ == "__main__":

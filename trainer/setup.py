@@ -194,7 +194,8 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
     from trainer.data.seqio_data import SeqioData
 
     unused = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
-    _reject_unused(config, (*unused, "data.pack_examples", "data.example_"))
+    more = ("data.pack_examples", "data.example_", "evaluation.supervised")
+    _reject_unused(config, (*unused, *more))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":

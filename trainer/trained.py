@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
 
+from tasks.objectives import Lengths
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
+    from trainer.config import Config
     from trainer.setup import Run
+
+# The vocabulary's name beside the checkpoints of a run without data.
+VOCABULARY = "sentencepiece.model"
+
+
+@dataclasses.dataclass(frozen=True)
+class NoData:
+    """The data of a run that was converted without a task.
+
+    Attributes:
+      lengths: lengths of the features that the model reads.
+    """
+
+    lengths: Lengths
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def without_data(config: Config) -> Run:
+    """Returns the run of a configuration that names no task."""
+    from trainer.setup import Run
+
+    lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+    return Run(config, cast(Any, NoData(lengths)), cast(Any, None))
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns the run in `model_dir`, prepared for this machine.
+    """Returns the run in `model_dir`, prepared for this machine; its data are `NoData` if it has no
+    task.
 
     Args:
       model_dir: folder of the run.
@@ -26,6 +55,8 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
 
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
+    if not config.task:
+        return without_data(on_this_machine(config))
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
     run = prepare(on_this_machine(config), origins)
@@ -33,10 +64,13 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
     return run
 
 
-def restore(run: Run, step: int | None) -> tuple[int, Any]:
+def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, Any]:
     """Returns the step and the parameters of a checkpoint, the newest if `step` is None.
 
     They are the model's own: LoRA's products are added to their kernels.
+
+    Raises:
+      UserError: there is no such checkpoint, or it records another vocabulary.
     """
     from trainer.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
@@ -44,6 +78,7 @@ def restore(run: Run, step: int | None) -> tuple[int, Any]:
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)
     (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
+    _check_vocabulary(checkpoints.path(chosen), vocabulary)
     program = Program(run)
     params = program.merged(checkpoints.restore(chosen, program.abstract_state()).params)
     checkpoints.close()
@@ -51,7 +86,11 @@ def restore(run: Run, step: int | None) -> tuple[int, Any]:
 
 
 def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, or the cache's; it must have as many ids as the run's."""
+    """Returns the vocabulary at `path`, or the cache's, or what a run without data has beside it.
+
+    Raises:
+      UserError: there is none, or it has not as many ids as the run's.
+    """
     from tasks import vocabulary
     from trainer.data.cached import CachedData
 
@@ -61,11 +100,15 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
         extra_ids = first.manifest.plan.vocabulary.extra_ids
         if path is None:
             return vocabulary.from_bytes(first.model, extra_ids, first.cache)
+    elif isinstance(run.data, NoData):
+        return _converted_vocabulary(run, path)
     elif path is None:
         raise UserError(
             f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "
             "vocabulary"
         )
+    else:
+        extra_ids = getattr(run.data, "extra_ids", 0)
     loaded = vocabulary.load(path, extra_ids)
     if loaded.size != run.data.vocab_size:
         raise UserError(
@@ -73,3 +116,40 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
             f"{run.data.vocab_size}"
         )
     return loaded
+
+
+def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
+    """Returns the vocabulary at `path`, or beside the checkpoints that trainer.convert wrote."""
+    from tasks import vocabulary
+
+    config = run.config
+    beside = files.join(config.model_dir, VOCABULARY)
+    if path is None and not files.exists(beside):
+        raise UserError(
+            f"{config.model_dir} was converted without a vocabulary: name its SentencePiece model "
+            "by --vocabulary; if it has fewer pieces than the model has ids, as T5's, convert "
+            "again with --vocabulary and --extra_ids"
+        )
+    loaded = vocabulary.load(path or beside, config.vocabulary.extra_ids or 0)
+    if loaded.size > config.model.vocab_size:
+        raise UserError(
+            f"--vocabulary={path} has {loaded.size} ids, but the model has "
+            f"{config.model.vocab_size} embeddings"
+        )
+    return loaded
+
+
+def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
+    """Checks a vocabulary against the one that a checkpoint records, if it records one.
+
+    Raises:
+      UserError: they differ.
+    """
+    from trainer import description
+
+    trained_on = description.read(checkpoint).get("vocabulary_sha256")
+    if trained_on not in (None, loaded.record.sha256):
+        raise UserError(
+            f"{checkpoint} was trained with another vocabulary than this one: name the right one "
+            "by --vocabulary"
+        )

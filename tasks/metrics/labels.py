@@ -22,16 +22,24 @@ def _equal(target: Any, prediction: Any) -> bool:
 def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the F1 of the positive class, label 1 or true, in percent.
 
+    A prediction other than 1, true, 0 and false is wrong: it counts as the opposite of its target.
     A label may be in a dict with "value", as for `grouped_exact_match`.
+
+    Source: T5, `metrics.f1_score_with_invalid`.
     """
     metrics = load_library("sklearn.metrics", "scikit-learn")
-    positive = [[int(_is_positive(each)) for each in of] for of in (targets, predictions)]
-    return {"f1": 100 * metrics.f1_score(*positive, zero_division=0.0)}
+    right = [_positive(each) or False for each in targets]
+    given = [_positive(each) for each in predictions]
+    given = [
+        not target if each is None else each for target, each in zip(right, given, strict=True)
+    ]
+    return {"f1": 100 * metrics.f1_score(right, given, zero_division=0.0)}
 
 
-def _is_positive(label: Any) -> bool:
+def _positive(label: Any) -> bool | None:
+    """Returns whether a label is the positive one; None if it is neither of two."""
     value = label["value"] if isinstance(label, dict) else label
-    return str(value).lower() in ("1", "true")
+    return {"1": True, "true": True, "0": False, "false": False}.get(str(value).lower())
 
 
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:

@@ -54,7 +54,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         for module, names in {
             "text": ("exact_match", "squad", "token_f1"),
             "errors": ("character_error_rate", "word_error_rate"),
-            "overlap": ("bleu", "chrf", "rouge"),
+            "overlap": ("bleu", "bleu_intl", "chrf", "rouge"),
             "labels": (
                 *("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman"),
                 "grouped_exact_match",

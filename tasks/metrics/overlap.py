@@ -14,9 +14,21 @@ def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
 
     Source: Post 2018 (arXiv:1804.08771).
     """
+    return {"bleu": _bleu(targets, predictions, "13a")}
+
+
+def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
+    """Returns the corpus's BLEU as T5 reports it, with sacrebleu's tokens "intl", from 0 to 100.
+
+    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.3; T5, `metrics.bleu`.
+    """
+    return {"bleu_intl": _bleu(targets, predictions, "intl")}
+
+
+def _bleu(targets: Sequence[Any], predictions: Sequence[str], tokens: str) -> float:
     sacrebleu = load_library("sacrebleu", "sacrebleu")
-    found = sacrebleu.corpus_bleu(list(predictions), _streams(targets))
-    return {"bleu": found.score}
+    found = sacrebleu.corpus_bleu(list(predictions), _streams(targets), tokenize=tokens)
+    return float(found.score)
 
 
 def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
@@ -38,17 +50,16 @@ def _streams(targets: Sequence[Any]) -> list[list[str | None]]:
 
 
 def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L of summaries, in percent, stemmed.
+    """Returns the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L of summaries, in percent, not stemmed.
 
     "rougeLsum" compares sentences, which T5's data end with " . " and others with a newline.
 
-    Source: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"; rouge-score.
-    Differences: T5 reports the middle of a bootstrap, here it is the mean.
+    Source: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"; rouge-score; T5,
+    `metrics.rouge_mean`.
+    Differences: T5's tasks report the middle of a bootstrap, here it is the mean.
     """
     kinds = ("rouge1", "rouge2", "rougeLsum")
-    scorer = load_library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(
-        kinds, use_stemmer=True
-    )
+    scorer = load_library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(kinds)
     sums = dict.fromkeys(kinds, 0.0)
     for target, prediction in zip(targets, predictions, strict=True):
         texts = [_sentences(each) for each in references(target)]

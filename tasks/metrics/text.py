@@ -34,6 +34,7 @@ def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     Case, punctuation, articles and spaces do not count.
 
     Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1.
+    Differences: two answers without words agree, as in SQuAD 2, where their F1 is 0 in T5.
     """
     matches = overlap = 0.0
     for target, prediction in zip(targets, predictions, strict=True):

@@ -432,6 +432,25 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
+def read_lines(path: str) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file, one in memory at a time, without "\\n" or "\\r\\n".
+
+    Other characters that end lines in Unicode, such as U+2028, are text: JSON does not escape them.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      UserError: it is a folder or no UTF-8 text; or see `on_store`.
+    """
+    try:
+        with open_read(path) as file:
+            for line in file:
+                yield line.decode().removesuffix("\n").removesuffix("\r")
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder: name a file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text") from error
+
+
 def write_bytes(path: str, data: bytes) -> None:
     """Writes a file, complete or not at all."""
     with atomic_write(path) as file:

@@ -1,10 +1,13 @@
 """Question answering, summarisation and translation as T5 formats them.
 
-Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D.
+Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; T5, `preprocessors.squad`, `summarize`
+and `translate`.
 """
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +16,20 @@ from tasks.supervised.template import Row, Supervised, TextPair
 _LANGUAGES = {"de": "German", "en": "English", "fr": "French", "ro": "Romanian"}
 
 
+_PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
+_SPACES = re.compile(r"[\t\n\f\r ]+")
+
+
+def _spaced(text: str) -> str:
+    """Returns a text with one space on each side of punctuation, and between words."""
+    return _SPACES.sub(" ", _PUNCTUATION.sub(r" \1 ", text))
+
+
 def _squad(row: Row) -> Iterator[TextPair]:
-    answers = list(row["answers"]["text"])
+    answers = [_spaced(answer) for answer in row["answers"]["text"]]
+    question, context = _spaced(row["question"]), _spaced(row["context"])
     yield {
-        "inputs": f"question: {row['question']} context: {row['context']}",
+        "inputs": _SPACES.sub(" ", f"question: {question} context: {context}"),
         "targets": answers[0] if answers else "",
         "answers": answers,
     }
@@ -43,10 +56,9 @@ def translation(name: str, source: str, before: str, after: str) -> Supervised:
         texts = row["translation"]
         yield {"inputs": f"translate {languages}: {texts[before]}", "targets": texts[after]}
 
-    return Supervised(name, source, pairs, ("bleu", "chrf"))
+    return Supervised(name, source, pairs, ("bleu_intl", "chrf"))
 
 
-# Differences: T5's code also puts spaces around the punctuation of SQuAD, the paper does not.
 TASKS = (
     Supervised("squad", "squad", _squad, ("squad",), _answers),
     summarization("cnn_dailymail", "cnn_dailymail/3.0.0", "article", "highlights"),

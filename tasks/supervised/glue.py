@@ -1,13 +1,17 @@
 """GLUE as T5 formats it.
 
-Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; Wang et al. 2019 (arXiv:1804.07461) for
-the metrics of each task.
+Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; T5, `glue_utils`; Wang et al. 2019
+(arXiv:1804.07461) for the metrics of each task.
+Differences: T5 also evaluates WNLI in the form of WSC, and has the diagnostic set AX, whose labels
+are not public.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from tasks.supervised.template import Row, Supervised, TextPair, classification, joined
 
@@ -16,12 +20,13 @@ _ENTAILED = ("entailment", "not_entailment")
 _ACCEPTABLE = ("unacceptable", "acceptable")
 _EQUIVALENT = ("not_equivalent", "equivalent")
 _NLI = ("entailment", "neutral", "contradiction")
-# Similarities are rounded to multiples of this, so that they are 26 texts.
-_STEP = 0.2
+# Similarities are rounded to multiples of its inverse, so that they are 26 texts.
+_STEPS = np.float32(5)
 
 
 def _similarity(row: Row) -> Iterator[TextPair]:
-    score = round(float(row["label"]) / _STEP) * _STEP
+    # In float32, as T5: it decides about 0.3, 0.7, and others that lie between two multiples.
+    score = np.round(np.float32(row["label"]) * _STEPS) / _STEPS
     yield {"inputs": joined("stsb", row, _SENTENCES), "targets": f"{score:.1f}"}
 
 

@@ -5,13 +5,18 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
+
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rejected
+
+_Options = TypeVar("_Options")
 
 
-def add_flags(parser: argparse._ActionsContainer, options: type) -> None:
+def add_flags(parser: argparse._ActionsContainer, options: type, prefix: str = "") -> None:
     """Adds to a parser or group a flag for every field of the dataclass `options`.
 
-    Fields are made by `fields.field`.
+    Fields are made by `fields.field`. Names of flags begin with `prefix`, as "processes.".
 
     The field gives the flag's name, default, words, choices and aliases; one without a default is
     required. Its type parses the text: `Annotated[int, positive]` by `positive`, `float | None` by
@@ -19,24 +24,38 @@ def add_flags(parser: argparse._ActionsContainer, options: type) -> None:
     """
     types_of = typing.get_type_hints(options, include_extras=True)
     for field in dataclasses.fields(options):
-        names = [f"--{name}" for name in (field.name, *field.metadata["aliases"])]
+        names = [f"--{prefix}{name}" for name in (field.name, *field.metadata["aliases"])]
         required = field.default is dataclasses.MISSING
         default = None if required else field.default
         words = field.metadata["words"]
         if types_of[field.name] is bool:
             parser.add_argument(
-                *names, dest=field.name, action="store_true", default=default, help=words
+                *names, dest=prefix + field.name, action="store_true", default=default, help=words
             )
             continue
         parser.add_argument(
             *names,
-            dest=field.name,
+            dest=prefix + field.name,
             type=_parser_of(types_of[field.name]),
             required=required,
             default=default,
             choices=field.metadata["choices"] or None,
             help=words,
         )
+
+
+def options_of(flags: argparse.Namespace, options: type[_Options], prefix: str = "") -> _Options:
+    """Returns the dataclass of the flags that `add_flags` added.
+
+    Raises:
+      UserError: the dataclass rejects a value.
+    """
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, options))]
+    try:
+        return options(**{name: getattr(flags, prefix + name) for name in names})
+    except Rejected as error:
+        flag = f"--{prefix}{error.field}={error.value}"
+        raise UserError(f"{flag}: it must be {error.rule}") from error
 
 
 def _parser_of(hint: Any) -> Callable[[str], Any]:

@@ -41,6 +41,7 @@ def test_labels():
     assert value("accuracy", ["a", "b"], ["a", "c"]) == 50
     pytest.importorskip("sklearn")
     assert value("f1", [1, 0, 1, 1], [1, 1, 0, -1]) == pytest.approx(100 * 2 / 5)
+    assert value("f1", [1, 0], [1, -1]) == pytest.approx(100 * 2 / 3)
     assert value("matthews", [1, 0, 1, 0], [1, 0, 1, 0]) == pytest.approx(100)
     assert value("matthews", [1, 0, 1, 0], [0, 1, 0, 1]) == pytest.approx(-100)
     # Of classes among the targets alone: a 2/3, b 0.
@@ -58,10 +59,13 @@ def test_overlap_is_that_of_the_libraries():
     sacrebleu = pytest.importorskip("sacrebleu")
     scorer = pytest.importorskip("rouge_score.rouge_scorer")
     assert value("bleu") == sacrebleu.corpus_bleu(PREDICTIONS, [TARGETS]).score
+    sides = ["a \u201ccat\u201d sat on mats"], ["a \u201c cat \u201d sat on mats"]
+    assert value("bleu_intl", *sides) == pytest.approx(100)
+    assert value("bleu", *sides) < 90
     assert value("chrf") == sacrebleu.corpus_chrf(PREDICTIONS, [TARGETS]).score
     several = [["x", TARGETS[0]], [TARGETS[1]]]
     assert value("chrf", several) == pytest.approx(value("chrf"))
-    theirs = scorer.RougeScorer(["rouge2"], use_stemmer=True)
+    theirs = scorer.RougeScorer(["rouge2"])
     expected = sum(
         theirs.score(target, prediction)["rouge2"].fmeasure
         for target, prediction in zip(TARGETS, PREDICTIONS, strict=True)

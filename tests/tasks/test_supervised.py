@@ -34,7 +34,8 @@ GOLDEN = {
     ),
     "glue_sst2": ({"sentence": "is great", "label": 1}, "sst2 sentence: is great", "positive"),
     "glue_mrpc": ({**PAIR, "label": 1}, "mrpc sentence1: a b sentence2: c", "equivalent"),
-    "glue_stsb": ({**PAIR, "label": 3.25}, "stsb sentence1: a b sentence2: c", "3.2"),
+    # 1.7 as float32 times 5 is 8.5, which is rounded to the even 8.
+    "glue_stsb": ({**PAIR, "label": 1.7}, "stsb sentence1: a b sentence2: c", "1.6"),
     "glue_qqp": (
         {"question1": "why?", "question2": "how?", "label": 0},
         "qqp question1: why? question2: how?",
@@ -69,7 +70,7 @@ GOLDEN = {
             "paragraph": "<b>Sent 1: </b>Once.<br>", "question": "Why?", "answer": "So.",
             "idx": {"paragraph": 3, "question": 1, "answer": 0}, "label": 1,
         },
-        "multirc question: Why? answer: So. paragraph: <b>Sent 1: </b>Once.<br>",
+        "multirc question: Why? answer: So. paragraph: Sent 1: Once. ",
         "True",
     ),
     "super_glue_record": (
@@ -94,9 +95,12 @@ GOLDEN = {
         "The stable",
     ),
     "squad": (
-        {"question": "Who?", "context": "Ann did.", "answers": {"text": ["Ann", "Ann did"]}},
-        "question: Who? context: Ann did.",
-        "Ann",
+        {
+            "question": "Who\nwas (it)?", "context": "Ann's  friend.",
+            "answers": {"text": ["Ann's", "Ann"]},
+        },
+        "question: Who was ( it ) ? context: Ann ' s friend . ",
+        "Ann ' s",
     ),
     "cnn_dailymail": ({"article": "Long.", "highlights": "It is ."}, "summarize: Long.", "It is ."),
     "xsum": ({"document": "Long.", "summary": "It is."}, "summarize: Long.", "It is."),
@@ -128,7 +132,7 @@ def test_rows_are_formatted_as_t5_formats_them(name):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_right_text_is_the_best_prediction(name):
     task = table.get(name)
-    if {"matthews", "f1", "macro_f1", "rouge", "bleu"} & {*task.metrics}:
+    if {"matthews", "f1", "macro_f1", "rouge", "bleu_intl"} & {*task.metrics}:
         pytest.importorskip("sklearn")
         pytest.importorskip("sacrebleu")
     row, _, _ = GOLDEN[name]
@@ -137,7 +141,7 @@ def test_the_right_text_is_the_best_prediction(name):
     wrong = task.evaluate(pairs, ["something else"] * len(pairs))
     assert right.keys() == wrong.keys()
     assert all(right[each] >= wrong[each] for each in right)
-    alone = ("matthews", "pearson", "spearman", "f1", "macro_f1", "bleu")
+    alone = ("matthews", "pearson", "spearman", "f1", "macro_f1", "bleu_intl")
     assert all(value == 100 for each, value in right.items() if each not in alone) or "<unk>" in (
         pair["targets"] for pair in pairs
     )
@@ -159,6 +163,9 @@ def test_questions_of_multirc_count_as_a_whole():
     ]
     found = task.evaluate(list(task.examples(rows)), ["True", "True", "True", "True"])
     assert found == {"f1": pytest.approx(100 * 6 / 7), "grouped_exact_match": 50.0}
+    # A prediction that is no label is the wrong one.
+    found = task.evaluate(list(task.examples(rows)), ["True", "perhaps", "True", "True"])
+    assert found == {"f1": pytest.approx(100 * 6 / 7), "grouped_exact_match": 50.0}
 
 
 def test_wsc_trains_on_true_referents_and_judges_all():
@@ -169,26 +176,47 @@ def test_wsc_trains_on_true_referents_and_judges_all():
     pairs = list(task.examples(rows, evaluating=True))
     assert task.evaluate(pairs, ["stable", "the stable"]) == {"accuracy": 50.0}
     assert task.evaluate(pairs, ["stable", "a horse"]) == {"accuracy": 100.0}
+    # No noun is no answer, and of two nouns both or none have an apostrophe.
+    assert task.evaluate(pairs, ["stable", "the"]) == {"accuracy": 50.0}
+    assert task.evaluate(pairs, ["stable", "the stable's"]) == {"accuracy": 100.0}
+    assert task.evaluate(pairs, ["their old stable", "stable"]) == {"accuracy": 50.0}
+
+
+def test_pronouns_of_wsc_are_found_where_their_index_is_wrong():
+    task = table.get("super_glue_wsc")
+    row = {"span1_text": "the pebble", "span2_text": "it", "label": 1}
+    for text, index, marked in (
+        ("They want to use it , but when?", 3, "They want to use *it* , but when?"),
+        ('"Good for it," he said.', 2, '"Good for *it* ," he said.'),
+    ):
+        (pair,) = task.examples([{**row, "text": text, "span2_index": index}])
+        assert pair["inputs"] == f"wsc: {marked}"
 
 
 def test_an_answer_of_several_is_right():
     task = table.get("squad")
     pairs = list(task.examples([GOLDEN["squad"][0]]))
-    assert task.evaluate(pairs, ["ann DID."]) == {"em": 100.0, "f1": 100.0}
+    assert task.evaluate(pairs, ["the ANN."]) == {"em": 100.0, "f1": 100.0}
 
 
 def test_pairs_are_written(tmp_path):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(RTE) + "\n")
+    odd = {**RTE, "sentence2": "two\u2028lines"}
+    lines = [json.dumps(row, ensure_ascii=False) for row in (RTE, odd)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     command = [sys.executable, "-m", "tasks.write_pairs", f"--output={tmp_path}/pairs.jsonl"]
     flags = ["--task=glue_rte", f"--input={tmp_path}/rows.jsonl"]
     made = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    pair = json.loads((tmp_path / "pairs.jsonl").read_text())
-    assert pair == {"inputs": GOLDEN["glue_rte"][1], "targets": "not_entailment"}
+    written = (tmp_path / "pairs.jsonl").read_bytes()
+    first, second = map(json.loads, written.decode().rstrip("\n").split("\n"))
+    assert first == {"inputs": GOLDEN["glue_rte"][1], "targets": "not_entailment"}
+    assert second["inputs"].endswith("sentence2: two\u2028lines")
+    (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"sentence1": "no more"}']))
     flags[0] = "--task=glue_cola"
     made = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert made.returncode != 0
     assert made.stderr.count("\n") == 1
     assert "glue/cola" in made.stderr
+    assert (tmp_path / "pairs.jsonl").read_bytes() == written
     with pytest.raises(UserError, match="did you mean"):
         table.get("glue_colla")

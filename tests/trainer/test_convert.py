@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tasks.terminal.command_line import UserError
-from trainer import convert, huggingface, init_from
+from trainer import convert, fill, generate, huggingface, init_from
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.config.presets import model_preset
@@ -189,7 +189,16 @@ def test_bfloat16_is_what_rounding_gives(t5x, tmp_path):
     assert_equal(arrays(str(tmp_path / "t5x")), expected)
 
 
-def test_a_run_starts_from_what_was_converted(text_cache, tmp_path):
+def other_vocabulary(model):
+    """Returns a SentencePiece model without its last pieces, the 100 sentinels."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    del proto.pieces[-100:]
+    return proto.SerializeToString()
+
+
+def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
     """The text cache has 700 ids, so the model has 768 rows."""
     folder, expected = tmp_path / "t5x", sound(0)
     random = np.random.default_rng(3)
@@ -221,6 +230,25 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path):
     np.testing.assert_array_equal(kept.whole(), moments[f"{name}/v"])
     record = read.load(str(tmp_path / "ours")).run
     assert record["vocabulary_sha256"] == cache["sha256"]
+    # It generates text without data, by the vocabulary that is kept beside it.
+    ours = f"--model_dir={tmp_path / 'ours'}"
+    generate.main([ours, "--prompt=a <extra_id_0> list", "--max_new_tokens=2"])
+    fill.main([ours, "a <extra_id_0> list", "--max_new_tokens=2"])
+    assert "a <extra_id_0> list" in capsys.readouterr().out
+    (tmp_path / "ours" / "sentencepiece.model").rename(tmp_path / "kept.model")
+    with pytest.raises(UserError, match="was converted without a vocabulary: name"):
+        generate.main([ours, "--prompt=a"])
+    generate.main([ours, "--prompt=a", "--max_new_tokens=1", f"--vocabulary={tmp_path}/kept.model"])
+    other = tmp_path / "other.model"
+    other.write_bytes(other_vocabulary(model.read_bytes()))
+    with pytest.raises(UserError, match="trained with another vocabulary than this one"):
+        generate.main([ours, "--prompt=a", f"--vocabulary={other}"])
+    flags = (PRESET, f"--vocabulary={other}", "--extra_ids=100")
+    assert run(folder, tmp_path / "sentinels", "palimpsest", *flags) == 0
+    ours = f"--model_dir={tmp_path / 'sentinels'}"
+    generate.main([ours, "--prompt=a <extra_id_99> list", "--max_new_tokens=1"])
+    with pytest.raises(UserError, match="it has <extra_id_0> to <extra_id_99>"):
+        generate.main([ours, "--prompt=a <extra_id_100> list"])
     # With its data named, it is a run like any other.
     data = ("--task=python_docs_span_corruption", f"--cache_dir={text_cache}")
     assert run(folder, tmp_path / "whole", "palimpsest", PRESET, *data) == 0

@@ -188,7 +188,8 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     third = tmp_path / "third"
     made = run(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
     assert made.returncode == 0, made.stderr
-    sums = trained.restore(trained.open_run(str(whole)), None)[1]
+    opened = trained.open_run(str(whole))
+    sums = trained.restore(opened, None, trained.vocabulary_of(opened, None))[1]
     for path in (f"{tmp_path}/x", f"{tmp_path}/c", str(third)):
         found = read.load(path).parameters
         assert found.keys() == named(sums).keys()

@@ -88,6 +88,11 @@ class EvaluationConfig:
         "metrics of generated text to compute as well, as exact_match,character_error_rate; "
         "task = those that the task defines, such as seqio's metric_fns, if any; empty: none",
     )
+    supervised: str | None = field(
+        None,
+        "one of T5's supervised tasks, as glue_mrpc, by whose postprocessing predictions on caches "
+        "of pairs are judged, and whose metrics `task` stands for; None: texts are compared",
+    )
     examples: int | None = field(
         None,
         "most examples of each task to generate text for, from the first; None: the whole split",
@@ -184,6 +189,7 @@ def check_watched(
     """
     # Metrics of tasks, of a user's module and of probes are known when these are loaded.
     others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
+    others |= evaluation.supervised is not None
     others |= not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
     for path, watched in (

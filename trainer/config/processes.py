@@ -1,8 +1,10 @@
 """Settings by which the processes of a run find one another. Plain data, no JAX."""
 
+import argparse
 import dataclasses
 import re
 
+from tasks.terminal.dataclass_flags import add_flags, options_of
 from tasks.terminal.fields import Rule, at_least, check, field, require
 
 AUTO = "auto"
@@ -58,3 +60,21 @@ class ProcessesConfig:
                 self.index,
                 f"from 0 to {self.count - 1}",
             )
+
+
+_PREFIX = "processes."
+
+
+def add_processes_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of a `ProcessesConfig` to a command that does not train."""
+    group = parser.add_argument_group("several hosts", "start the same command on each of them")
+    add_flags(group, ProcessesConfig, _PREFIX)
+
+
+def processes_of(flags: argparse.Namespace) -> ProcessesConfig:
+    """Returns the settings of the flags that `add_processes_flags` added.
+
+    Raises:
+      UserError: they do not fit together.
+    """
+    return options_of(flags, ProcessesConfig, _PREFIX)

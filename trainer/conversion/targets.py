@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAD_ID, Vocabulary
-from trainer import description, init_from
+from trainer import description, init_from, trained
 from trainer.checkpoint import Checkpoints
-from trainer.config import CONFIG_FILE, Config, load_config, save_config
+from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
 from trainer.conversion.sources import FLAG, Opened, tree_of
 from trainer.engine.step import TrainState, zero_metrics
 from trainer.huggingface import card, configs, folding, names, tokenizer, weights
@@ -34,8 +34,6 @@ from trainer.t5x.tensors import held
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
 FORMATS = (HUGGING_FACE, T5X, OURS)
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-# The vocabulary's name beside checkpoints; folders of transformers have their own.
-VOCABULARY = "sentencepiece.model"
 # The origins in the configuration of a converted run.
 _ORIGINS = dict.fromkeys(("preset", "model.vocab_size"), "trainer.convert")
 
@@ -169,14 +167,6 @@ def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> s
     return "Adafactor's moments are those of the source"
 
 
-@dataclasses.dataclass(frozen=True)
-class _NoData:
-    """The data of a run that was not trained here."""
-
-    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
-    record: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
 def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
     """Writes `checkpoint_STEP` of a run into a folder; returns what became of Adafactor's moments.
 
@@ -231,8 +221,10 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
         inputs=positions if model.num_encoder_layers else None,
         targets=positions if model.num_decoder_layers else None,
     )
-    config = dataclasses.replace(config, lengths=lengths)
-    return Run(config, cast(Any, _NoData()), cast(Any, None))
+    vocabulary = config.vocabulary
+    if settings.vocabulary:
+        vocabulary = VocabularyConfig(extra_ids=settings.vocabulary.record.extra_ids)
+    return trained.without_data(dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary))
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
@@ -244,7 +236,7 @@ def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
     config, folder = run.config, run.config.model_dir
     files.make_folder(folder)
     if vocabulary:
-        files.write_bytes(os.path.join(folder, VOCABULARY), vocabulary.model)
+        files.write_bytes(os.path.join(folder, trained.VOCABULARY), vocabulary.model)
     if files.exists(os.path.join(folder, CONFIG_FILE)):
         before, origins = load_config(folder)
         if origins != _ORIGINS or (before.model, before.task) != (config.model, config.task):

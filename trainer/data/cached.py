@@ -14,10 +14,12 @@ from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
 from tasks.storage import files
+from tasks.supervised import table
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
+from trainer.config.evaluation import TASK_METRICS
 from trainer.data import features, recorded, startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
@@ -390,12 +392,15 @@ class CachedData:
 
     def examples(self, split: str) -> list[ExampleSet]:
         """Returns a split's examples by task, with the metrics of `evaluation.metrics`, if any."""
-        metrics = named_metrics(self._config)
+        evaluation, metrics = self._config.evaluation, named_metrics(self._config)
+        judge = table.get(evaluation.supervised) if evaluation.supervised else None
+        if judge and TASK_METRICS in evaluation.metrics:
+            metrics = tuple(dict.fromkeys((*judge.own_metrics, *metrics)))
         if not metrics:
             return []
         ids = {each.task.name: each.ids for each in self.tasks}
         return [
-            of_batches(rows.name, rows.iterate, ids[rows.name], metrics)
+            of_batches(rows.name, rows.iterate, ids[rows.name], metrics, judge)
             for rows in self.evaluation(split, _EXAMPLE_ROWS)
         ]
 

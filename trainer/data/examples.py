@@ -6,7 +6,7 @@ Dimensions: W examples, N positions of an example, B rows of a batch, L position
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from tasks.inspection import decode
 from tasks.metrics import metric
 from tasks.metrics.metric import Metric
 from tasks.objectives import Examples
+from tasks.supervised.template import Supervised
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, TokenIds
 from trainer.config.evaluation import TASK_METRICS
 from trainer.config.run import Config
@@ -41,6 +43,32 @@ class Example(NamedTuple):
     row: Any = None
 
 
+class Outputs(NamedTuple):
+    """The outputs of a model on examples, one of each for every example.
+
+    Attributes:
+      ids: int32 [tokens], generated ids, EOS included if there is one; None if none were generated.
+      scores: their log probabilities; None likewise.
+      target_scores: log likelihoods of the right answers; None if they were not computed.
+    """
+
+    ids: list[np.ndarray] | None = None
+    scores: list[float] | None = None
+    target_scores: list[float] | None = None
+
+
+class OutputMetric(NamedTuple):
+    """A metric of outputs themselves.
+
+    Attributes:
+      generates: it reads generated ids; if not, scores of the right answers.
+      compute: (examples, outputs) -> values by name.
+    """
+
+    generates: bool
+    compute: Callable[[Sequence[Example], Outputs], Mapping[str, float]]
+
+
 @dataclasses.dataclass(frozen=True)
 class ExampleSet:
     """The examples of a task's split, and its metrics.
@@ -53,6 +81,7 @@ class ExampleSet:
       predicted: metrics of (targets, predictions).
       scored: metrics of (targets, log likelihoods of the right answers).
       with_scores: functions of (targets, predictions, {"scores": log likelihoods of predictions}).
+      of_outputs: metrics of outputs.
     """
 
     name: str
@@ -62,11 +91,23 @@ class ExampleSet:
     predicted: tuple[Metric, ...] = ()
     scored: tuple[Metric, ...] = ()
     with_scores: tuple[Callable[..., Any], ...] = ()
+    of_outputs: tuple[OutputMetric, ...] = ()
 
     @property
     def measured(self) -> bool:
         """True if the set has a metric."""
-        return bool(self.predicted or self.scored or self.with_scores)
+        return self.generates or self.scores_targets
+
+    @property
+    def generates(self) -> bool:
+        """True if a metric reads generated text."""
+        needed = any(each.generates for each in self.of_outputs)
+        return bool(self.predicted or self.with_scores or needed)
+
+    @property
+    def scores_targets(self) -> bool:
+        """True if a metric reads the likelihoods of the right answers."""
+        return bool(self.scored) or not all(each.generates for each in self.of_outputs)
 
 
 def named_metrics(config: Config) -> tuple[Metric, ...]:
@@ -80,12 +121,18 @@ def named_metrics(config: Config) -> tuple[Metric, ...]:
 
 
 def of_batches(
-    name: str, batches: Callable[[], Iterable[Batch]], ids: TokenIds, metrics: tuple[Metric, ...]
+    name: str,
+    batches: Callable[[], Iterable[Batch]],
+    ids: TokenIds,
+    metrics: tuple[Metric, ...],
+    judge: Supervised | None = None,
 ) -> ExampleSet:
     """Returns the examples in the rows of batches, one example per row.
 
     A row's prompt is what comes before its first weighted target: what the encoder reads, or the
     beginning of a decoder-only model's row. Rows without targets are left out.
+
+    `judge`: the task by whose postprocessing texts become what metrics compare; None: none.
     """
 
     def text_of(tokens: Iterable[int]) -> str:
@@ -108,10 +155,31 @@ def of_batches(
                 else:
                     inputs = row_L[: weighted[0]]
                 text = text_of(_before_eos(targets))
-                found.append(Example(inputs, targets, text_of(inputs), text, text))
+                target = _judged(judge, text, text, is_target=True)
+                found.append(Example(inputs, targets, text_of(inputs), text, target))
         return found
 
-    return ExampleSet(name, read, text_of, lambda text, _: text, metrics)
+    def postprocess(text: str, example: Example) -> Any:
+        return _judged(judge, text, example.targets_text, is_target=False)
+
+    return ExampleSet(name, read, text_of, postprocess, metrics)
+
+
+def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
+    """Returns what metrics compare of a text, a prediction for `targets` or these themselves.
+
+    Raises:
+      UserError: the task reads more of an example than a cache holds.
+    """
+    if judge is None or judge.postprocess is None:
+        return text
+    try:
+        return judge.postprocess(text, {"targets": targets}, is_target)
+    except KeyError as error:
+        raise UserError(
+            f"--evaluation.supervised={judge.name} reads {error} of examples, which caches do not "
+            "hold: register its seqio Task by tasks.seqio_supervised"
+        ) from error
 
 
 def _before_eos(tokens: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from trainer.data.cached import EvaluationSet
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
 from trainer.data.padding import packing
-from trainer.data.seqio_examples import examples_of, own_metric_objs
+from trainer.data.seqio_examples import examples_of, unmeasured
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -192,12 +192,12 @@ class SeqioData:
 
     def _unmeasured(self) -> list[str]:
         """Returns a warning if the tasks define metrics in a way that is not computed."""
-        names = {type(each).__name__ for task in self._tasks() for each in own_metric_objs(task)}
+        names = {name for task in self._tasks() for name in unmeasured(task)}
         if not names:
             return []
         return [
-            f"metric_objs of the task ({', '.join(sorted(names))}) are not computed: its "
-            "metric_fns are"
+            f"metric_objs of the task ({', '.join(sorted(names))}) are not computed: they read "
+            "other outputs of a model than generated ids and scores"
         ]
 
     def encode(self, text: str) -> list[int]:

@@ -6,7 +6,7 @@ seqio and TensorFlow are imported by `trainer.data.seqio_data` alone, which hand
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,59 @@ import numpy as np
 from tasks.metrics.metric import Metric
 from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
-from trainer.data.examples import Example, ExampleSet, named_metrics
+from trainer.data.examples import Example, ExampleSet, OutputMetric, Outputs, named_metrics
+
+# Names of seqio's `ModelOutputType` that can be made here.
+_PREDICTION, _WITH_SCORES, _SCORE = "PREDICTION", "PREDICTION_WITH_AUX", "SCORE"
 
 
-def own_metric_objs(task: Any) -> list[Any]:
+def unmeasured(task: Any) -> list[str]:
+    """Returns the names of a task's metric objects that read outputs that are not made here."""
+    known = (_PREDICTION, _WITH_SCORES, _SCORE)
+    objects = _own_objects(task)
+    return [_name(each) for each in objects if each.model_output_type.name not in known]
+
+
+def _own_objects(task: Any) -> list[Any]:
     """Returns the metrics of a task that are objects; seqio lists those of functions after them."""
     objects = list(task.metric_objs)
     return objects[: len(objects) - len(task.metric_fns)]
+
+
+def _name(metric: Any) -> str:
+    return getattr(metric, "__name__", type(metric).__name__)
+
+
+def _object_metric(task: Any, metric: Any) -> OutputMetric:
+    """Returns one of seqio's metric objects as a metric of outputs.
+
+    Source: seqio 0.0.20, `Evaluator._compute_clu_metrics`.
+    """
+    kind = metric.model_output_type.name
+
+    def compute(examples: Sequence[Example], outputs: Outputs) -> Mapping[str, float]:
+        rows, made = [each.row for each in examples], _model_output(kind, outputs)
+        state = metric.from_model_output(rows, made, task.output_features, "targets")
+        if hasattr(state, "actual_compute"):  # it collects whole outputs
+            values, _ = state.actual_compute(rows, task.output_features, "targets", None)
+        else:
+            values = state.compute()
+        return _numbers(values if isinstance(values, Mapping) else {_name(metric): values})
+
+    return OutputMetric(kind != _SCORE, compute)
+
+
+def _model_output(kind: str, outputs: Outputs) -> Any:
+    """Returns outputs as seqio's metrics read them: ids are padded with 0."""
+    if kind == _SCORE:
+        return np.asarray(outputs.target_scores)
+    assert outputs.ids is not None
+    padded_WN = np.zeros((len(outputs.ids), max(map(len, outputs.ids))), np.int32)
+    for row_N, ids in zip(padded_WN, outputs.ids, strict=True):
+        row_N[: len(ids)] = ids
+    if kind == _PREDICTION:
+        return padded_WN
+    return padded_WN, {"scores": np.asarray(outputs.scores)}
 
 
 def examples_of(
@@ -62,6 +108,8 @@ def examples_of(
         return found
 
     own = TASK_METRICS in config.evaluation.metrics
+    missing = unmeasured(task)
+    objects = [each for each in _own_objects(task) if own and _name(each) not in missing]
     predicted = [_metric(each) for each in task.predict_metric_fns] if own else []
     scored = [_metric(each) for each in task.score_metric_fns] if own else []
     return ExampleSet(
@@ -72,6 +120,7 @@ def examples_of(
         (*predicted, *named_metrics(config)),
         tuple(scored),
         tuple(task.predict_with_aux_metric_fns) if own else (),
+        tuple(_object_metric(task, each) for each in objects),
     )
 
 

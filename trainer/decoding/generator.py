@@ -77,7 +77,7 @@ class Generator:
         mesh = make_mesh(config.mesh)
         self.decoder = Decoder(config.model, decoding, mesh, config.mesh.rules)
         self.vocabulary = trained.vocabulary_of(run, vocabulary)
-        self.step, self._params = trained.restore(run, step)
+        self.step, self._params = trained.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:
         """Returns a prompt's ids as the model saw them in training.

@@ -64,10 +64,7 @@ def uncached_part(spec: ModelSpec) -> str | None:
     for layer in stack.layers:
         for mixer in (layer.mixer, layer.cross_mixer):
             if mixer is not None and not mixer.facts.caches:
-                pattern = getattr(mixer, "pattern", None)
-                return "the attention pattern" if pattern else f"{type(mixer).__name__}"
-        if not layer.feed_forward.pointwise:
-            return "the convolutions between attentions"
+                return type(mixer).__name__
     return None
 
 
@@ -139,6 +136,11 @@ class Cached:
     new_tokens: int
     prefix: bool = False
 
+    @property
+    def _slots(self) -> int:
+        """Places of a row: the last new token is not looked at any more."""
+        return self.width + self.new_tokens - 1
+
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
         """Returns as `NextToken.start`."""
         memory = _remembered(self.model, params, prompts)
@@ -153,7 +155,7 @@ class Cached:
             rows,
             memory,
             jnp.full(len(input_BP), self.width - 1),
-            Cache(self.width + self.new_tokens),
+            Cache(self._slots),
             method="next_logits",
             mutable=[CACHE, FIXED],
         )
@@ -165,7 +167,7 @@ class Cached:
     ) -> tuple[jax.Array, Tree]:
         """Returns as `NextToken.step`."""
         index = self.width + number
-        slot_T = jnp.arange(self.width + self.new_tokens)
+        slot_T = jnp.arange(self._slots)
         seen_BT = (slot_T >= (self.width - kept.length_B)[:, None]) & (slot_T <= index)
         position_B1 = (kept.length_B + number)[:, None]
         one_B1 = jnp.ones_like(position_B1)
@@ -196,7 +198,7 @@ class Uncached:
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
         """Returns as `NextToken.start`."""
         kept = _Kept(jnp.asarray(prompts.length_B), _remembered(self.model, params, prompts))
-        token_BT = jnp.pad(prompts.decoder_BP, ((0, 0), (0, self.new_tokens)))
+        token_BT = jnp.pad(prompts.decoder_BP, ((0, 0), (0, self.new_tokens - 1)))
         return self._logits(params, kept, token_BT, kept.length_B), kept, token_BT
 
     def step(

@@ -233,6 +233,8 @@ class _Watch:
         self._client: Any = distributed.global_state.client
         self._coordinator = distributed.global_state.coordinator_address or ""
         self._index, self._count, self._timeout = index, count, timeout
+        started = getattr(sys.modules.get("__main__"), "__spec__", None)
+        self._program = started.name if started else "trainer.pretrain"
         self._beat = min(timeout / 10, 5.0)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -310,9 +312,9 @@ class _Watch:
             else:
                 text = (
                     f"process {self._index} of {self._count} ends: {reason}; run the same command "
-                    "on every host again to resume from the newest checkpoint"
+                    "on every host again to go on"
                 )
-                os.write(2, f"python -m trainer.pretrain: error: {text}\n".encode())
+                os.write(2, f"python -m {self._program}: error: {text}\n".encode())
             _exit(EXIT_LOST)
 
 

@@ -8,10 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.data.examples import Example, ExampleSet
+from tasks.vocabulary import EOS_ID
+from trainer.data.examples import Example, ExampleSet, Outputs
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
@@ -51,7 +54,7 @@ class Predicting:
             )
         reads_prefix = config.model.architecture == "decoder" and run.lengths.inputs > 0
         decoding = dataclasses.replace(decoding, batch_size=size, prefix=reads_prefix)
-        if any(each.predicted or each.with_scores for each in self.sets):
+        if any(each.generates for each in self.sets):
             self._decoder = Decoder(config.model, decoding, program.mesh, config.mesh.rules)
         self._likelihood = Likelihood(program, run.converter, size)
         self._at_once = _BATCHES_AT_ONCE * size
@@ -104,11 +107,14 @@ class Predicting:
             for each in examples
         ]
         values: dict[str, float] = {}
+        outputs = Outputs()
         if self._decoder:
             found = self._generated(params, task, examples, stopping)
             if found is None:
                 return None
-            texts, scores = found
+            texts, outputs = found
+            scores = outputs.scores
+            assert scores is not None
             predictions = [
                 task.postprocess(text, each) for text, each in zip(texts, examples, strict=True)
             ]
@@ -123,13 +129,16 @@ class Predicting:
             for function in task.with_scores:
                 found_values = function(targets, predictions, {"scores": scores})
                 _add(values, task.name, numbers(found_values))
-        if task.scored:
+        if task.scores_targets:
             pairs = [(each.inputs, each.targets) for each in examples]
             likelihoods = self._likelihood(params, pairs).tolist()
             for line, likelihood in zip(lines, likelihoods, strict=True):
                 line["target_score"] = likelihood
+            outputs = outputs._replace(target_scores=likelihoods)
             for metric in task.scored:
                 _add(values, task.name, metric(targets, likelihoods))
+        for of_outputs in task.of_outputs:
+            _add(values, task.name, of_outputs.compute(examples, outputs))
         return values, lines
 
     def _generated(
@@ -138,11 +147,12 @@ class Predicting:
         task: ExampleSet,
         examples: Sequence[Example],
         stopping: Callable[[], bool],
-    ) -> tuple[list[str], list[float]] | None:
-        """Returns texts and log probabilities of predictions; None to abandon the evaluation."""
+    ) -> tuple[list[str], Outputs] | None:
+        """Returns texts of predictions, and outputs; None to abandon the evaluation."""
         assert self._decoder
         longest = self._decoder.longest_prompt
         texts: list[str] = []
+        ids: list[np.ndarray] = []
         scores: list[float] = []
         with progress.shown(f"predicting {self._split} of {task.name}", len(examples)) as bar:
             for first in range(0, len(examples), self._at_once):
@@ -152,10 +162,11 @@ class Predicting:
                 for decoded in self._decoder(params, prompts, numbers_of):
                     texts.append(task.decode([int(token) for token in decoded.ids]))
                     scores.append(float(decoded.score))
+                    ids.append(np.append(decoded.ids, [EOS_ID] * decoded.ended).astype(np.int32))
                 bar.update(len(texts))
                 if stopping():
                     return None
-        return texts, scores
+        return texts, Outputs(ids, scores)
 
 
 def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

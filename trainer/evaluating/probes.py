@@ -134,7 +134,7 @@ def _lines(path: str) -> list[tuple[str, dict[str, Any]]]:
     if not files.exists(path):
         raise UserError(f"--evaluation.probes={path}: no such file")
     found = []
-    for number, text in enumerate(files.read_bytes(path).decode().splitlines(), 1):
+    for number, text in enumerate(files.read_lines(path), 1):
         place = f"--evaluation.probes={path}, line {number}"
         if not text.strip():
             continue

@@ -32,9 +32,9 @@ from trainer.model.facts import (
 from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.fused_layouts import tables_of
 from trainer.model.fused_tiles import bias_fits
-from trainer.model.layouts import Pattern
-from trainer.model.masks import Rows
-from trainer.model.mixers import View, compare_heads, mix_heads, project_out
+from trainer.model.layouts import Pattern, visited
+from trainer.model.masks import Predicate, Rows
+from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, mix_heads, project_out
 from trainer.model.norms import Norm
 from trainer.model.options import NoOptions
 from trainer.model.parameters import SOURCE_KERNEL
@@ -103,7 +103,7 @@ class DotProductAttention:
             sparse=not learns,
             convolves=convolves,
             counts_positions=learns,
-            caches=not learns and self.pattern is None,
+            caches=True,
             selects=not (learns or convolves or self.shared_query_key),
             exports=exports,
             options=NoOptions if part is None else part.options,
@@ -129,7 +129,8 @@ class _DotProductAttention(nn.Module):
         groups = spec.num_kv_heads or num_heads
         # A row of one block looks at all of it.
         pattern = spec.pattern
-        if pattern is not None and pattern.block >= x_BLD.shape[1]:
+        length = x_BLD.shape[1] if view.cache is None else view.cache.slots
+        if pattern is not None and pattern.block >= length:
             pattern = None
         parametrisation, positions = self.shared.parametrisation, view.positions
         project = partial(self.shared.dense, axes=("embed", "joined_kv"))
@@ -223,7 +224,7 @@ class _DotProductAttention(nn.Module):
             k_BSGK = rotate(k_BSGK, source_angle_BSC)
         if view.cache is not None:
             k_BSGK, v_BSGK = view.cache.keys_and_values(self, k_BSGK, v_BSGK)
-        if pattern is not None:
+        if pattern is not None and view.cache is None:
             mixed_BLHK = self._visit(pattern, q_BLHK, k_BSGK, v_BSGK, view, drops)
             return project_out(self.shared, change(mixed_BLHK.reshape(*q_BLJ.shape)))
         if implementation != "einsum":
@@ -244,7 +245,10 @@ class _DotProductAttention(nn.Module):
         logits_BHLS = compare_heads(q_BLHK, k_BSGK)
         if spec.learned_logits is not None:
             learned = spec.learned_logits.build(self.shared, num_heads, "learned_logits")
-            logits_BHLS += learned(view.rows, view.source_rows)
+            logits_BHLS += learned(view.rows, view.source_rows, view.cache is not None)
+        if pattern is not None:
+            visited_BHLS = self._visited(pattern, length, view)
+            logits_BHLS = jnp.where(visited_BHLS, logits_BHLS, MASKED_LOGIT)
         return mix_heads(self.shared, logits_BHLS, v_BSGK, view, deterministic, change)
 
     def _drop_values(self, v_BSJ: jax.Array) -> jax.Array:
@@ -270,8 +274,8 @@ class _DotProductAttention(nn.Module):
     ) -> jax.Array:
         """Returns `block_sparse_attention`, with weights that each query drops itself if any do."""
         shared = self.shared
-        if view.predicate is None or view.rows is not view.source_rows:
-            raise ValueError("a pattern needs self-attention with a mask that kernels know")
+        if view.rows is not view.source_rows:
+            raise ValueError("a pattern needs self-attention")
         dropping = None
         if drops and not shared.broadcast_dropout:
             dropping = Dropping(shared.dropout_rate, self.make_rng("dropout"))
@@ -280,13 +284,27 @@ class _DotProductAttention(nn.Module):
             k_BLGK,
             v_BLGK,
             view.rows,
-            view.predicate,
+            _known(view),
             pattern,
             view.positions.bias_HN,
             shared.parametrisation.attention_scale(self.spec.head_dim),
             softmax_dtype_on(device_kind(), shared.softmax_dtype, shared.dtype),
             dropping,
         )
+
+    def _visited(self, pattern: Pattern, length: int, view: View) -> jax.Array:
+        """Returns where a pattern visits pairs of positions, bool [B, H or 1, L, S].
+
+        For what a cache holds, which is not at the places of a row of `length`.
+        """
+        known = _known(view)
+        prefix = known.prefix and view.rows.prefix_BL is not None
+        layout_PNN = visited(pattern, self.spec.num_heads, length, known.causal, prefix)
+        query_BL, key_BS = view.rows.position_BL, view.source_rows.position_BL
+        assert query_BL is not None
+        assert key_BS is not None
+        block_BL, block_BS = query_BL // pattern.block, key_BS // pattern.block
+        return jnp.asarray(layout_PNN)[:, block_BL[..., None], block_BS[:, None]].swapaxes(0, 1)
 
     def _implementation(self, view: View, deterministic: bool) -> str:
         """Returns one of ATTENTION_NAMES, not "auto"."""
@@ -312,6 +330,13 @@ class _DotProductAttention(nn.Module):
             and not self.is_initializing()
         )
         return name if fits else "einsum"
+
+
+def _known(view: View) -> Predicate:
+    """Returns the mask of a view, whose pattern it is to go with."""
+    if view.predicate is None:
+        raise ValueError("a pattern needs a mask that kernels know")
+    return view.predicate
 
 
 def _fused(

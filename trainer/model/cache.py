@@ -44,6 +44,16 @@ class Cache(NamedTuple):
         """True if the positions are the whole prompt; False if they are the next token."""
         return self.seen_BS is None
 
+    def source_rows(self) -> Rows:
+        """Returns facts about all slots, as the next token sees them.
+
+        Positions of slots that it does not see mean nothing.
+        """
+        assert self.seen_BS is not None
+        first_B1 = jnp.argmax(self.seen_BS, axis=1)[:, None]
+        position_BS = jnp.maximum(jnp.arange(self.slots) - first_B1, 0)
+        return Rows(self.seen_BS.astype(jnp.int32), position_BL=position_BS)
+
     def behind(self, slots: int) -> Cache:
         """Returns the cache of keys that come after those of `slots` other positions."""
         return self._replace(slots=self.slots + slots, slot=self.slot + slots)
@@ -58,23 +68,30 @@ class Cache(NamedTuple):
           k_BSGK: keys of the positions of this call, as they are compared with queries.
           v_BSGK: values likewise.
         """
-        names, collection = ("key", "value"), FIXED if self.fixed else CACHE
+        return self.kept(module, "key", k_BSGK), self.kept(module, "value", v_BSGK)
+
+    def kept(self, module: nn.Module, name: str, x_BSGK: jax.Array) -> jax.Array:
+        """Returns what was kept under `name` at all positions that may be seen, and keeps `x_BSGK`.
+
+        Args:
+          module: the mixer that keeps it.
+          name: "key", "value" or the like.
+          x_BSGK: heads at the positions of this call.
+        """
+        collection = FIXED if self.fixed else CACHE
         # Heads before slots: a product for one query then reads its keys in the order of memory.
-        fresh = [each.swapaxes(1, 2) for each in (k_BSGK, v_BSGK)]
+        fresh_BGSK = x_BSGK.swapaxes(1, 2)
         if self.filling:
-            for name, x_BGSK in zip(names, fresh, strict=True):
-                missing = 0 if self.fixed else self.slots - x_BGSK.shape[2]
-                padded = jnp.pad(x_BGSK, ((0, 0), (0, 0), (0, missing), (0, 0)))
-                module.put_variable(collection, name, padded)
-            return k_BSGK, v_BSGK
-        kept: list[jax.Array] = [module.get_variable(collection, name) for name in names]
+            missing = 0 if self.fixed else self.slots - fresh_BGSK.shape[2]
+            padded = jnp.pad(fresh_BGSK, ((0, 0), (0, 0), (0, missing), (0, 0)))
+            module.put_variable(collection, name, padded)
+            return x_BSGK
+        kept_BGSK: jax.Array = module.get_variable(collection, name)
         if not self.fixed:
-            for place, (name, x_BGSK) in enumerate(zip(names, fresh, strict=True)):
-                kept[place] = jax.lax.dynamic_update_slice(
-                    kept[place], x_BGSK, (0, 0, self.slot, 0)
-                )
-                module.put_variable(collection, name, kept[place])
-        return kept[0].swapaxes(1, 2), kept[1].swapaxes(1, 2)
+            place = (0, 0, self.slot, 0)
+            kept_BGSK = jax.lax.dynamic_update_slice(kept_BGSK, fresh_BGSK, place)
+            module.put_variable(collection, name, kept_BGSK)
+        return kept_BGSK.swapaxes(1, 2)
 
     def last_inputs(self, module: nn.Module, x_BLC: jax.Array, width: int) -> jax.Array:
         """Returns the inputs [B, W - 1 + L, C] of a convolution, and keeps the last W - 1.

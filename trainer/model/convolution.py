@@ -64,6 +64,25 @@ def _depthwise_backward(operands, gradient_BLC):
 depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
+def _over_rows(
+    module: nn.Module,
+    x_BLC: jax.Array,
+    kernel_WC: jax.Array,
+    rows: Rows,
+    reset: bool,
+    cache: Cache | None,
+) -> jax.Array:
+    """Returns `depthwise` over whole rows or, with a cache, over its positions and those before.
+
+    `reset`: packed examples do not see one another.
+    """
+    if cache is None:
+        return depthwise(x_BLC, kernel_WC, rows.segment_BL if reset else None)
+    x_BLC *= (rows.segment_BL > 0)[..., None].astype(x_BLC.dtype)  # padding before the prompt
+    all_BPC = cache.last_inputs(module, x_BLC, len(kernel_WC))
+    return depthwise(all_BPC, kernel_WC, None)[:, len(kernel_WC) - 1 :]
+
+
 @dataclass(frozen=True)
 class HeadConvolution:
     """A convolution of projected queries, keys or values, with a tap for each channel and step.
@@ -89,18 +108,13 @@ class _HeadConvolution(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLC: jax.Array, rows: Rows, cache: Cache | None = None) -> jax.Array:
-        segment_BL = rows.segment_BL if self.spec.reset else None
         taps = []
         for step in range(self.spec.width):
             initial = nn.initializers.constant(0.5 / self.spec.width if step else 0.5)
             shape = x_BLC.shape[-1:]
             taps.append(parameter(self, TAP, f"tap_{step}", initial, ("joined_kv",), shape))
         kernel_WC = jnp.stack(taps).astype(self.shared.dtype)
-        if cache is None:
-            return depthwise(x_BLC, kernel_WC, segment_BL)
-        x_BLC *= (rows.segment_BL > 0)[..., None].astype(x_BLC.dtype)  # padding before the prompt
-        all_BPC = cache.last_inputs(self, x_BLC, self.spec.width)
-        return depthwise(all_BPC, kernel_WC, None)[:, self.spec.width - 1 :]
+        return _over_rows(self, x_BLC, kernel_WC, rows, self.spec.reset, cache)
 
 
 class _SeparableConvolution(nn.Module):
@@ -112,10 +126,11 @@ class _SeparableConvolution(nn.Module):
     width: int
     features: int
     axes: tuple[str, str]
+    reset: bool
     shared: Shared
 
     @nn.compact
-    def __call__(self, x_BLC: jax.Array, segment_BL: jax.Array | None) -> jax.Array:
+    def __call__(self, x_BLC: jax.Array, rows: Rows, cache: Cache | None) -> jax.Array:
         shared, channels = self.shared, x_BLC.shape[-1]
         initializer = shared.parametrisation.feed_forward()
         kernel_WC = parameter(
@@ -125,7 +140,8 @@ class _SeparableConvolution(nn.Module):
         bias_C = parameter(
             self, TABLE, "depthwise_bias", nn.initializers.zeros, self.axes[:1], (channels,)
         )
-        out_BLC = depthwise(x_BLC, kernel_WC[::-1], segment_BL) + bias_C.astype(shared.dtype)
+        out_BLC = _over_rows(self, x_BLC, kernel_WC[::-1], rows, self.reset, cache)
+        out_BLC += bias_C.astype(shared.dtype)
         project = shared.dense(self.features, self.axes, initializer, "pointwise", bias=True)
         return project(out_BLC)
 
@@ -160,16 +176,17 @@ class _ConvolutionBranch(nn.Module):
     shared: Shared
 
     @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
+    def __call__(
+        self, x_BLD: jax.Array, rows: Rows, deterministic: bool, cache: Cache | None = None
+    ) -> jax.Array:
         spec, shared, width = self.spec, self.shared, self.shared.emb_dim
-        segment_BL = rows.segment_BL if spec.reset else None
 
         def convolve(x_BLC: jax.Array, width: int, features: int, name: str) -> jax.Array:
             if rows.input_BL is not None:
                 x_BLC *= (rows.input_BL != 0)[..., None].astype(x_BLC.dtype)
             axes = ("mlp", "embed") if name == "out" else ("embed", "mlp")
-            module = _SeparableConvolution(width, features, axes, shared, name=name)
-            return module(x_BLC, segment_BL)
+            module = _SeparableConvolution(width, features, axes, spec.reset, shared, name=name)
+            return module(x_BLC, rows, cache)
 
         left_BLC = nn.relu(convolve(x_BLD, spec.left_width, 2 * width, "left"))
         right_BLC = convolve(x_BLD, spec.right_width, width // 2, "right")

@@ -274,10 +274,10 @@ _MDHA = replace(_ATTENTION, selects=False, convolves=True, exports=(TRANSFORMERS
 _MIXERS: dict[str, MixerFacts] = {
     "attention": _ATTENTION,
     "cdq": MixerFacts(decodes=False, options=options.ConditionalQueries),
-    "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True),
+    "dense_synthesizer": MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True, caches=True),
     "mdha": _MDHA,
     "mdha_shared_qk": replace(_MDHA, groups=False),
-    "random_synthesizer": MixerFacts(queries=True, counts_positions=True),
+    "random_synthesizer": MixerFacts(queries=True, counts_positions=True, caches=True),
     "role_attention": replace(_ATTENTION, exports=(), options=options.Roles),
     "summed_heads": replace(_ATTENTION, exports=(), options=options.SummedHeads),
     "values_relu": replace(_ATTENTION, exports=(), options=options.ValuesRelu),

@@ -51,7 +51,7 @@ class FeedForward(Protocol):
       activations: names of its activations, keys of ACTIVATIONS; () for other kinds.
       bias: its projections add biases; None: as in the rest of the model.
       routes: tokens choose among experts; its module counts them in `switch.ROUTING`.
-      pointwise: no position reads another one.
+      pointwise: no position reads another one. If they do, the module is also given `cache`.
       exports: the formats it can be exported to.
     """
 

@@ -48,8 +48,11 @@ class _LearnedLogits(nn.Module):
     num_heads: int
 
     @nn.compact
-    def __call__(self, rows: Rows, source_rows: Rows) -> jax.Array:
-        """Returns logits: float32, broadcastable to [B, H, L, S]."""
+    def __call__(self, rows: Rows, source_rows: Rows, cached: bool = False) -> jax.Array:
+        """Returns logits: float32, broadcastable to [B, H, L, S].
+
+        `cached`: rows hold one example each, at the places of a `Cache`.
+        """
         places = self.spec.max_positions
         lengths = [side.segment_BL.shape[1] for side in (rows, source_rows)]
         _check_length(max(lengths), places)
@@ -62,7 +65,7 @@ class _LearnedLogits(nn.Module):
             (places, self.num_heads, places),
         )
         query_BL, key_BS = rows.position_BL, source_rows.position_BL
-        if not self.spec.reset or query_BL is None or key_BS is None:
+        if not (self.spec.reset or cached) or query_BL is None or key_BS is None:
             return table_PHP[: lengths[0], :, : lengths[1]].swapaxes(0, 1)[None]
         table_PPH = table_PHP.swapaxes(1, 2)
         return table_PPH[query_BL[:, :, None], key_BS[:, None, :]].transpose(0, 3, 1, 2)
@@ -82,7 +85,7 @@ class DenseSynthesizer:
     head_dim: int
     max_positions: int
     reset: bool = True
-    facts = MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True)
+    facts = MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True, caches=True)
 
     @property
     def products_per_pair(self) -> int:
@@ -128,7 +131,7 @@ class _DenseSynthesizer(nn.Module):
         logits_BHLP = einsum_float32("hblk,hkp->hblp", hidden_HBLK, kernel_HKP).swapaxes(0, 1)
         logits_BHLP += bias_HP[:, None]
         key_BS = view.source_rows.position_BL
-        if spec.reset and key_BS is not None:
+        if (spec.reset or view.cache is not None) and key_BS is not None:
             logits_BHLS = jnp.take_along_axis(logits_BHLP, key_BS[:, None, None], axis=3)
         else:
             logits_BHLS = logits_BHLP[..., : source_BSD.shape[1]]
@@ -136,4 +139,6 @@ class _DenseSynthesizer(nn.Module):
         initializer = parametrisation.attention()
         value = shared.dense(joined, axes, initializer, "value", use=SOURCE_KERNEL)
         v_BSHK = value(source_BSD).reshape(*source_BSD.shape[:2], num_heads, head_dim)
+        if view.cache is not None:
+            v_BSHK = view.cache.kept(self, "value", v_BSHK)
         return mix_heads(shared, logits_BHLS, v_BSHK, view, deterministic)

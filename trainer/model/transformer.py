@@ -137,10 +137,11 @@ class Layer(nn.Module):
             sublayers.append((name, first, partial(look, deterministic=deterministic)))
         feed_forward = spec.feed_forward.build(shared, "mlp")
         if feed_forward is not None:
-            run = feed_forward
+            kept = {} if spec.feed_forward.pointwise else {"cache": view.cache}
+            run = partial(feed_forward, deterministic=deterministic, **kept)
 
             def feed(y_BLD: jax.Array) -> jax.Array:
-                return run(y_BLD, rows=rows, deterministic=deterministic)  # rows that are left
+                return cast(jax.Array, run(y_BLD, rows=rows))  # rows that are left
 
             sublayers.append(("mlp_layer_norm", last, feed))
         if spec.parallel == "none":
@@ -195,7 +196,7 @@ class Stack(nn.Module):
         if cache is None or cache.seen_BS is None:
             source_rows, mask_BLS = rows, spec.mask(rows, rows)
         else:
-            source_rows = Rows(cache.seen_BS.astype(jnp.int32))
+            source_rows = cache.source_rows()
             mask_BLS = cache.seen_BS[:, None]
         cross_view = None
         # Layers with different numbers of heads have a table of biases for each number.

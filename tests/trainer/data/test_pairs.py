@@ -177,3 +177,20 @@ def test_a_run_resumes_exactly_and_is_explained(folder, tmp_path, preset):
     lines = shown.stdout.splitlines()
     assert len(lines) == 4
     assert all(line.count("[0:") == 1 for line in lines)
+
+
+def test_predictions_are_judged_as_a_supervised_task_does(folder):
+    flags = ("--evaluation.supervised=glue_stsb", "--evaluation.metrics=task,exact_match")
+    (examples,) = run_of(folder, PAIRS, *flags).data.examples("validation")
+    assert [metric.name for metric in examples.predicted] == ["pearson", "spearman", "exact_match"]
+    first, second = examples.read(2)
+    # Words are no similarities.
+    assert (first.target, second.target) == (-1.0, -1.0)
+    assert examples.postprocess("3.4", first) == 3.4
+    flags = ("--evaluation.supervised=super_glue_multirc",)
+    (examples,) = run_of(folder, PAIRS, *flags).data.examples("validation")
+    with pytest.raises(UserError, match="multirc reads 'group' of examples, which caches do not"):
+        examples.read(1)
+    with pytest.raises(UserError, match="unknown supervised task glue_sts "):
+        run_of(folder, PAIRS, "--evaluation.supervised=glue_sts").data.examples("validation")
+    assert run_of(folder, PAIRS).data.examples("validation") == []

@@ -67,9 +67,20 @@ def test_the_output_has_a_line_for_each_prompt_in_order(run, prompts, whole):
     ]
 
 
-def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys):
+def counting(results, firsts):
+    """Returns `generate.results`, which also notes the number of its first prompt."""
+
+    def counted(generator, prompts, first, count):
+        firsts.append(first)
+        return results(generator, prompts, first, count)
+
+    return counted
+
+
+def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"
+    second = partial / "000001.jsonl"
     started = subprocess.Popen(
         [sys.executable, "-m", "trainer.generate", *command(run, prompts, output)],
         cwd=ROOT,
@@ -78,22 +89,61 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys):
     )
     deadline = time.monotonic() + 280
     while time.monotonic() < deadline and started.poll() is None:
-        if partial.exists() and partial.read_bytes().count(b"\n") > 8:
+        if second.exists():
             break
         time.sleep(0.001)
     started.send_signal(signal.SIGKILL)
     started.wait()
     assert not output.exists()
-    lines = partial.read_bytes()
-    assert 9 <= lines.count(b"\n") < 121
-    partial.write_bytes(lines + b'{"prompt": "half a li')
+    assert second.read_bytes() == b"".join(whole.splitlines(keepends=True)[8:16])
+    assert not (partial / "000014.jsonl").exists()
+    (partial / ".partial-0-000002.jsonl").write_bytes(b'{"prompt": "half a li')
     with pytest.raises(UserError, match="was written by another command"):
         generate.main(command(run, prompts, output, "--seed=1"))
+    firsts = []
+    monkeypatch.setattr(generate, "results", counting(generate.results, firsts))
     generate.main(command(run, prompts, output))
+    assert 16 <= firsts[0] < 120
     assert output.read_bytes() == whole
     assert not partial.exists()
     with pytest.raises(UserError, match="exists"):
         generate.main(command(run, prompts, output))
+
+
+def test_output_in_a_bucket_is_continued(run, prompts, whole, gcs, tmp_path, monkeypatch):
+    output = "gs://bucket/folder/out.jsonl"
+    add, kept = generate._Output.add, []
+
+    def stopping(self, block, lines):
+        if block == 3 and not kept:
+            kept.append(block)
+            raise KeyboardInterrupt
+        add(self, block, lines)
+
+    monkeypatch.setattr(generate._Output, "add", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(command(run, prompts, output))
+    folder = "folder/out.jsonl.partial"
+    names = [f"{folder}/{block:06d}.jsonl" for block in range(3)]
+    assert gcs.names() == [*names, f"{folder}/settings.json"]
+    monkeypatch.setattr(generate, "results", counting(generate.results, kept))
+    generate.main(command(run, prompts, output))
+    assert kept[1] == 24  # the first prompt that was not there
+    assert gcs.names() == ["folder/out.jsonl"]
+    assert gcs.read("folder/out.jsonl") == whole
+
+
+def test_lines_end_at_newlines_alone(tmp_path):
+    texts = ["one\u2028line", "next\x85 line", "a\rb\x0cc"]
+    path = tmp_path / "in.jsonl"
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(lines).encode())
+    assert generate.read_prompts(str(path), "text") == texts
+    path = tmp_path / "in.txt"
+    path.write_bytes("\n".join(texts).encode() + b"\n")
+    assert generate.read_prompts(str(path), "text") == texts
+    with pytest.raises(UserError, match="is a folder: name a file"):
+        generate.read_prompts(str(tmp_path), "text")
 
 
 def test_json_lines_are_read(run, tmp_path, capsys):

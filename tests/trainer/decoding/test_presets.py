@@ -22,28 +22,24 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 
 NEW, WIDTH = 5, 6
-# Presets whose decoders have parts without a cache.
-WITHOUT = {
-    "tiny_evolved_transformer",
-    "tiny_synthesizer",
-    "tiny_synthesizer_squared_relu",
-    "tiny_synthesizer_dense",
-}
 # One of each kind of cache; the others are slow.
 FAST = (
     "t5_1_1_tiny",
     "tiny_primer",
     "march_unified_attention",
+    "tiny_evolved_transformer",
+    "tiny_synthesizer",
     "tiny_synthesizer_dense",
 )
 
 
-def steps_of(config: ModelConfig, prefix: bool) -> tuple[np.ndarray, np.ndarray]:
+def steps_of(
+    config: ModelConfig, prefix: bool, kind: type = Cached
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns logits [B, N, V] of given tokens: step by step, and of the training pass."""
     params = TinyModel.of(config).params
     spec = for_decoding(model_spec(config))
     model, random = build_model(spec), np.random.default_rng(3)
-    kind = Uncached if uncached_part(spec) else Cached
     encodes = spec.encoder is not None
     length_B = np.array([1, 1, 1] if encodes else [WIDTH, 2, 4])
     width = 1 if encodes else WIDTH
@@ -79,7 +75,7 @@ def steps_of(config: ModelConfig, prefix: bool) -> tuple[np.ndarray, np.ndarray]
 
 def check(name: str) -> None:
     config = MODELS[name]
-    assert (uncached_part(for_decoding(model_spec(config))) is not None) == (name in WITHOUT)
+    assert uncached_part(for_decoding(model_spec(config))) is None
     for prefix in {False, config.architecture == "decoder"}:
         stepped, whole = steps_of(config, prefix)
         np.testing.assert_allclose(stepped, whole, atol=1e-4, rtol=1e-4)
@@ -105,6 +101,19 @@ PIECES = {
     "rotary_cross": ("t5_1_1_tiny", {"position": "rotary:cross=true"}),
     "bias_per_layer": ("lm_tiny", {"position": "relative_per_layer"}),
     "weights": ("lm_tiny", {"attention_weights": "norm_squared_relu"}),
+    "upstream_synthesizer": ("tiny_synthesizer", {"upstream_compat": True}),
+    "upstream_dense": ("tiny_synthesizer_dense", {"upstream_compat": True}),
+    "upstream_evolved": ("tiny_evolved_transformer", {"upstream_compat": True}),
+    "window": ("lm_tiny", {"attention_pattern": "local:block=2,window=3"}),
+    # As many blocks as in the row of the parallel pass: their number decides over the draw.
+    "random_blocks": (
+        "llama3_1b",
+        {"attention_pattern": "bigbird:block=3,window=1,random_blocks=1,per_head=true"},
+    ),
+    "fixed_blocks": (
+        "t5_1_1_tiny",
+        {"attention_pattern": "fixed:block=1,window=2,head_patterns=2"},
+    ),
 }
 
 
@@ -127,8 +136,8 @@ def test_scanned_layers_decode_as_others():
     assert [each.ids.tolist() for each in plain] == [each.ids.tolist() for each in scanned]
 
 
-def test_a_block_pattern_is_decoded_without_a_cache():
-    config = replace(MODELS["lm_tiny"], attention_pattern="local:block=2,window=1")
-    decoder = Decoder(config, Decoding(max_new_tokens=2))
-    assert decoder.without_cache == "the attention pattern"
-    assert len(decoder(TinyModel.of(config).params, [np.arange(3, 9)])) == 1
+@pytest.mark.parametrize("name", ["lm_tiny", "t5_1_1_tiny"])
+def test_whole_rows_give_the_same(name):
+    for prefix in {False, name == "lm_tiny"}:
+        stepped, whole = steps_of(MODELS[name], prefix, Uncached)
+        np.testing.assert_allclose(stepped, whole, atol=1e-4, rtol=1e-4)

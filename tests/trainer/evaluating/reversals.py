@@ -9,6 +9,7 @@ import json
 import sys
 
 MODULE = """
+import flax
 import seqio
 from tasks.metrics.metric import Metric
 
@@ -47,6 +48,43 @@ def first_letters(targets, predictions):
     return {{"first_letters": sum(t[:1] == p[:1] for t, p in zip(targets, predictions))}}
 
 
+class Longest(seqio.metrics.CollectingMetric):
+    model_output_type = seqio.metrics.ModelOutputType.PREDICTION_WITH_AUX
+
+    def actual_compute(self, rows, features, target_field_name="targets", cached_targets=None):
+        ids, aux = self.values["model_output"]
+        texts = [features[target_field_name].vocabulary.decode(row.tolist()) for row in ids]
+        best = int(aux["scores"].argmax())
+        inputs = [row["inputs_pretokenized"].decode() for row in rows]
+        values = {{"longest": max(map(len, texts)), "best": len(texts[best] + inputs[best])}}
+        return values, {{"targets": cached_targets}}
+
+
+@flax.struct.dataclass
+class Tokens(seqio.metrics.Metric):
+    model_output_type: seqio.metrics.ModelOutputType = seqio.metrics.ModelOutputType.PREDICTION
+    count: int = 0
+
+    @classmethod
+    def from_model_output(cls, inputs, model_output, features, *_):
+        return cls(count=int((model_output > 0).sum()) + sum(len(row["targets"]) for row in inputs))
+
+    def compute(self):
+        return {{"tokens": self.count}}
+
+
+@flax.struct.dataclass
+class Likely(Tokens):
+    model_output_type: seqio.metrics.ModelOutputType = seqio.metrics.ModelOutputType.SCORE
+
+    @classmethod
+    def from_model_output(cls, inputs, model_output, features, *_):
+        return cls(count=float(model_output.max()))
+
+    def compute(self):
+        return {{"likeliest": self.count}}
+
+
 METRICS = (Metric("first_letters", first_letters),)
 
 seqio.TaskRegistry.add(
@@ -57,6 +95,13 @@ seqio.TaskRegistry.add(
     postprocess_fn=shortened,
     metric_fns=[lengths, likelihood, confident],
 )
+seqio.TaskRegistry.add(
+    "reversals_by_objects",
+    source=seqio.FunctionDataSource(rows, splits=["train", "validation"]),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
+    metric_objs=[Longest, Tokens(), Likely()],
+)
 """
 FLAGS = [
     "--task=seqio:reversals",
@@ -65,20 +110,25 @@ FLAGS = [
 ]
 
 
-def evaluate(folder: str, batch_size: int, *flags: str):
+def prepared(preset: str, *flags: str):
+    """Returns a run on the task."""
+    from trainer.pretrain import build_config
+    from trainer.setup import prepare
+
+    return prepare(*build_config(preset, list(flags)))
+
+
+def evaluate(folder: str, batch_size: int, *flags: str, preset: str = "t5_1_1_tiny"):
     """Returns (results, lines of predictions) of a model's initial parameters."""
     import os
 
     sys.path.insert(0, folder)
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
-    from trainer.pretrain import build_config
-    from trainer.setup import prepare
 
     model_dir = os.path.join(folder, f"model_{os.getpid()}_{batch_size}")
     flags = (*FLAGS, f"--model_dir={model_dir}", f"--evaluation.batch_size={batch_size}", *flags)
-    config, origins = build_config("t5_1_1_tiny", list(flags))
-    run = prepare(config, origins)
+    run = prepared(preset, *flags)
     program = Program(run)
     results = Evaluation(run, "validation", program)(program.initial_state().params, 0)
     with open(os.path.join(model_dir, "predictions", "validation_0.jsonl")) as file:

@@ -2,10 +2,15 @@
 
 import sys
 
+import numpy as np
 import pytest
 
+from tasks.vocabulary import load
 from tests import eight_devices
 from tests.trainer.evaluating import reversals
+from trainer.data.examples import Outputs, of_batches, rows_of
+from trainer.engine.program import Program
+from trainer.model.transformer import build_model
 
 ROWS = 30
 MODULE = "tests/trainer/evaluating/reversals.py"
@@ -70,8 +75,96 @@ def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
     assert {"exact_match", "first_letters", "loss"} <= results["validation"].keys()
 
 
+OBJECTS = "--task=seqio:reversals_by_objects"
+
+
+def test_metric_objects_equal_those_of_seqios_evaluator(alone, folder):
+    import seqio
+
+    run = reversals.prepared(
+        "t5_1_1_tiny", *reversals.FLAGS, f"--model_dir={folder}/objects", OBJECTS
+    )
+    assert not any("metric_objs" in text for _, text in run.data.consequences())
+    (examples,) = run.data.examples("validation")
+    found, random = examples.read(None), np.random.default_rng(0)
+    ids = [random.integers(3, 600, random.integers(1, 9)).astype(np.int32) for _ in found]
+    scores, target_scores = (random.normal(size=ROWS).tolist() for _ in range(2))
+    outputs = Outputs(ids, scores, target_scores)
+    ours = {}
+    for metric in examples.of_outputs:
+        ours |= metric.compute(found, outputs)
+    evaluator = seqio.Evaluator(
+        mixture_or_task_name="reversals_by_objects",
+        feature_converter=seqio.EncDecFeatureConverter(pack=False),
+        eval_split="validation",
+        sequence_length={"inputs": 24, "targets": 16},
+    )
+    padded = [(place, np.pad(each, (0, 8 - len(each)))) for place, each in enumerate(ids)]
+    computed, _ = evaluator.evaluate(
+        compute_metrics=True,
+        predict_fn=lambda *_: padded,
+        predict_with_aux_fn=lambda *_: (padded, {"scores": scores}),
+        score_fn=lambda *_: list(enumerate(target_scores)),
+    )
+    theirs = computed.result()["reversals_by_objects"]
+    assert theirs.keys() == {"longest", "best", "tokens", "likeliest"}
+    assert ours == pytest.approx({name: float(value) for name, value in theirs.items()})
+
+
+@pytest.mark.slow
+def test_metric_objects_read_what_the_model_generates(alone, folder):
+    results, lines = reversals.evaluate(str(folder), 16, OBJECTS)
+    found = results["validation"]
+    assert found["longest"] == max(len(line["prediction"]) for line in lines)
+    assert found["likeliest"] == pytest.approx(max(line["target_score"] for line in lines))
+    best = max(lines, key=lambda line: line["score"])
+    assert found["best"] == len(best["prediction"] + best["inputs"])
+
+
 def test_batches_of_64_rows_give_the_same(alone, folder):
     assert_same(reversals.evaluate(str(folder), 64, METRICS), alone)
+
+
+@pytest.mark.slow
+def test_decoders_read_prompts_as_in_training(alone, folder):
+    """The first token is the likeliest of the pass that trains, whose inputs see one another."""
+    one = "--evaluation.decoding.max_new_tokens=1"
+    flags = ("--evaluation.metrics=exact_match", one, "--lengths.targets=16")
+    _, lines = reversals.evaluate(str(folder), 8, *flags, preset="lm_tiny")
+    run = reversals.prepared(
+        "lm_tiny", *reversals.FLAGS, f"--model_dir={folder}/lm", "--data.pack=false"
+    )
+    program = Program(run)
+    params = program.initial_state().params
+    (examples,) = run.data.examples("validation")
+    found = examples.read(None)
+    assert len(lines) == len(found) == ROWS
+    batch = rows_of([(each.inputs, each.targets) for each in found], run.converter)
+    logits_BLV = build_model(program.spec).apply({"params": params}, batch)
+    first_B = np.argmax(batch["decoder_loss_weights"], axis=1)
+    assert {len(each.inputs) for each in found} == set(first_B.tolist())
+    expected = [
+        examples.decode([int(np.argmax(logits_LV[first]))])
+        for logits_LV, first in zip(np.asarray(logits_BLV), first_B, strict=True)
+    ]
+    assert [line["prediction"] for line in lines] == expected
+    assert len(set(expected)) > 3
+    # Each of them sees the last of the inputs.
+    batch["decoder_causal_attention"] = np.zeros_like(batch["decoder_causal_attention"])
+    causal_BLV = build_model(program.spec).apply({"params": params}, batch)
+    assert not np.allclose(logits_BLV[0, first_B[0]], causal_BLV[0, first_B[0]], atol=1e-3)
+
+
+def test_prompts_of_a_decoders_rows_end_where_the_loss_begins(alone, folder):
+    run = reversals.prepared("lm_tiny", *reversals.FLAGS, f"--model_dir={folder}/rows")
+    vocabulary = load(f"{folder}/vocabulary")
+    pairs = [(np.arange(3, 9), np.array([9, 4, 1])), (np.array([5]), np.array([7, 1]))]
+    batch = rows_of(pairs, run.converter)
+    examples = of_batches("rows", lambda: [batch], vocabulary.ids, ()).read(None)
+    for (inputs, targets), example in zip(pairs, examples, strict=True):
+        assert example.inputs.tolist() == inputs.tolist()
+        assert example.targets.tolist() == targets.tolist()
+        assert example.target == vocabulary.decode(targets[:-1])
 
 
 @pytest.mark.slow

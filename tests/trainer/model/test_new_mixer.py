@@ -16,6 +16,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.extending import example
 from trainer.config.presets import model_preset
+from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.huggingface import configs, names
@@ -86,6 +87,18 @@ config.save_config(built, origins)
         for code in (save, load)
     ]  # fmt: skip
     assert shown == ["", "average\n"]
+
+
+def test_it_decodes_without_a_cache(config):
+    decoder = Decoder(config, Decoding(max_new_tokens=3))
+    assert decoder.without_cache == "AverageMixer"
+    params = init_params(model_spec(config), jax.random.key(0))
+    # As many tokens as the table has positions, the first 0 included.
+    (found,) = decoder(params, [np.arange(3, 8)])
+    tokens = jnp.array([[0, 3, 4, 5, 6, 7]])
+    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": jnp.ones_like(tokens)}
+    logits = build_model(model_spec(config)).apply({"params": params}, batch)
+    assert found.ids[0] == jnp.argmax(logits[0, -1])
 
 
 def test_it_runs_in_a_scan(config):

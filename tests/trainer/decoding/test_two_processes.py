@@ -1,0 +1,90 @@
+"""`trainer.generate` and `trainer.evaluate` on two processes, which write what one writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.terminal.command_line import UserError
+from tests.trainer.engine.test_processes import finish, free_port
+from tests.trainer.huggingface.test_export import save_run
+from trainer import evaluate, generate
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def run(text_cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_processes") / "t5"
+    return save_run(text_cache, folder, "t5_1_1_tiny", "--lengths.inputs=64")
+
+
+def on_two(module: str, *flags: str) -> list[str]:
+    """Runs a command on two processes, and returns what they printed."""
+    port = free_port()
+    both = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", module, *flags),
+                f"--processes.coordinator=localhost:{port}",
+                *("--processes.count=2", f"--processes.index={index}"),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    return finish(both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sample", "beam"])
+def test_two_processes_generate_what_one_does(run, tmp_path, method):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"The list <extra_id_0> {'number ' * n}.\n" for n in range(5)))
+    flags = [f"--model_dir={run}", f"--input={prompts}", f"--method={method}"]
+    flags += ["--max_new_tokens=5", "--batch_size=4"]
+    generate.main([*flags, f"--output={tmp_path}/one.jsonl"])
+    first, second = on_two("trainer.generate", *flags, f"--output={tmp_path}/two.jsonl")
+    assert "5 prompts" in first
+    assert "prompts" not in second
+    one, two = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert len(one) == 5
+    for mine, theirs in zip(one, two, strict=True):
+        assert theirs["prompt"] == mine["prompt"]
+        assert theirs["results"][0].pop("score") == pytest.approx(
+            mine["results"][0].pop("score"), abs=2e-4
+        )
+        assert theirs == mine
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_as_one_does(run, tmp_path):
+    flags = [f"--model_dir={run}", "--metrics=exact_match,character_error_rate", "--examples=6"]
+    path, predictions = tmp_path / "one.jsonl", Path(run) / "predictions" / "validation_2.jsonl"
+    evaluate.main([*flags, f"--output={path}"])
+    one = json.loads(path.read_text())["metrics"]
+    lines = predictions.read_text().splitlines()
+    predictions.unlink()
+    path = tmp_path / "two.jsonl"
+    first, second = on_two("trainer.evaluate", *flags, f"--output={path}")
+    assert "exact_match" in first
+    assert "loss" not in second
+    assert json.loads(path.read_text())["metrics"] == pytest.approx(one, rel=2e-5)
+    again = predictions.read_text().splitlines()
+    texts = [[json.loads(line)["prediction"] for line in each] for each in (lines, again)]
+    assert len(lines) == 6
+    assert texts[0] == texts[1]
+
+
+def test_processes_that_do_not_fit_are_refused(run):
+    flags = ["--prompt=a", "--processes.coordinator=localhost:1", "--processes.count=2"]
+    with pytest.raises(UserError, match=r"--processes\.index=None: it must be set where"):
+        generate.main([f"--model_dir={run}", *flags])
