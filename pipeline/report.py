@@ -9,7 +9,6 @@ document. The page needs no network and no JavaScript.
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import Parser, positive, run
-from tasks.vocabulary import VOCABULARY
 
 
 def main(argv: list[str]) -> None:
@@ -26,9 +25,7 @@ def main(argv: list[str]) -> None:
     from tasks import vocabulary
 
     manifest = CacheManifest.load(flags.cache)
-    loaded = vocabulary.load(
-        files.join(flags.cache, VOCABULARY), manifest.plan.vocabulary.extra_ids
-    )
+    loaded = vocabulary.of_cache(flags.cache, manifest.plan.vocabulary)
     found = study(flags.cache, manifest, loaded, flags.sample_shards)
     files.write_bytes(flags.output, page(flags.cache, manifest, loaded, found).encode())
     print(f"{flags.output}: read {found.shards[0]:,} of {found.shards[1]:,} shards")

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Collection
 
+from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, CacheManifest, cache_names
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
-from tasks.vocabulary import VOCABULARY, TokenIds
+from tasks.vocabulary import TokenIds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,19 +34,7 @@ class Cache:
         Raises:
           UserError: the file is missing, or is not the vocabulary that the cache was built with.
         """
-        record, path = self.manifest.plan.vocabulary, files.join(self.folder, VOCABULARY)
-        again = "run pipeline.build again, which writes it anew"
-        try:
-            model = files.read_bytes(path)
-        except FileNotFoundError as error:
-            raise UserError(f"{path} is missing: {again}") from error
-        found = hashlib.sha256(model).hexdigest()
-        if found != record.sha256:
-            raise UserError(
-                f"{path} is damaged: its sha256 is {found}, and the cache was built with "
-                f"{record.sha256}: {again}"
-            )
-        return TokenIds(record.size, record.sentinels, model)
+        return vocabulary.of_cache(self.folder, self.manifest.plan.vocabulary).ids
 
 
 def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str:

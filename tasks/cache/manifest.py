@@ -8,7 +8,7 @@ A cache is one folder:
     train.quarantine-00003-of-00016.jsonl    documents left out, with the reason (only if any)
     train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
     info.train.json stats.train.json COMPLETED   for stock seqio
-    sentencepiece.model               the vocabulary, so that a cache is self-contained
+    sentencepiece.model or tokenizer.json    the vocabulary, so that a cache is self-contained
     plan.json                         written first: the cache to be built
     .plan-SHA256                      empty; its name is the plan's fingerprint
     manifest.json                     written last: the cache that was built
@@ -25,7 +25,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VocabularyRecord
+from tasks.vocabulary import VOCABULARY_FILES, SpecialIds, VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -342,8 +342,7 @@ def plan_from_dict(value: Any) -> Plan:
     _keys(value, "the plan", _PLAN_KEYS - {"pairs"}, {"pairs"})
     _form(value["task"], str, "task", "a name")
     _corpus(_form(value["corpus"], dict, "corpus", "an object"))
-    _keys(value["vocabulary"], "vocabulary", _VOCABULARY_KEYS)
-    record = VocabularyRecord(**value["vocabulary"])
+    record = _vocabulary(value["vocabulary"])
     _form(record.sha256, str, "vocabulary.sha256", "a checksum")
     for name in ("pieces", "extra_ids", "sentinels"):
         _count(getattr(record, name), f"vocabulary.{name}")
@@ -358,6 +357,21 @@ def plan_from_dict(value: Any) -> Plan:
     for split, count in _form(value["shards"], dict, "shards", "an object").items():
         _count(count, f"shards.{split}", least=1)
     return Plan(**{**value, "vocabulary": record, "pairs": limits})
+
+
+def _vocabulary(value: Any) -> VocabularyRecord:
+    more = frozenset({"file", "special"})
+    _keys(value, "vocabulary", _VOCABULARY_KEYS - more, more)
+    if value.get("file") not in (None, *VOCABULARY_FILES):
+        raise _wrong("vocabulary.file", value["file"], "one of " + ", ".join(VOCABULARY_FILES))
+    special = value.get("special")
+    if special is not None:
+        roles = {each.name for each in dataclasses.fields(SpecialIds)}
+        _keys(special, "vocabulary.special", {"eos"}, roles)
+        for role, number in special.items():
+            _count(number, f"vocabulary.special.{role}")
+        special = SpecialIds(**{**dict.fromkeys(roles), **special})
+    return VocabularyRecord(**{**value, "special": special})
 
 
 def _limits(value: Any) -> PairLimits:

@@ -243,7 +243,7 @@ class Denoising(Objective):
     def _examples(self, tokens_WN, mask_WN, lengths_W, keys_W, ids):
         keys_W = noise.fold_in(keys_W, 2)
         return {
-            name: with_eos(*SIDES[side].make(tokens_WN, mask_WN, lengths_W, keys_W, ids))
+            name: with_eos(*SIDES[side].make(tokens_WN, mask_WN, lengths_W, keys_W, ids), ids)
             for name, side in (("inputs", self.inputs), ("targets", self.targets))
         }
 

@@ -84,7 +84,7 @@ class Data(Protocol):
         """Returns the ids of a text, without EOS.
 
         Raises:
-          UserError: SentencePiece is not installed.
+          UserError: the library of the vocabulary is not installed.
         """
 
     def examples(self, split: str) -> list[ExampleSet]:
@@ -272,7 +272,7 @@ class CachedData:
         )
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
-        converter = features.converter(self._config.model, lengths)
+        converter = features.converter(self._config.model, lengths, each.ids.special)
         return BatchMaker(windows, objective, converter, each.ids)
 
     @functools.cached_property
@@ -386,17 +386,12 @@ class CachedData:
         ]
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS, by SentencePiece."""
-        return self._vocabulary.encode([text])[0].tolist()
-
-    @functools.cached_property
-    def _vocabulary(self) -> vocabulary.Vocabulary:
-        try:
-            return vocabulary.from_bytes(self.tasks[0].ids.model)
-        except ImportError as error:
-            raise UserError(
-                "text of your own needs SentencePiece: pip install sentencepiece"
-            ) from error
+        """Returns the ids of a text, without EOS, by the library of the vocabulary."""
+        first = self.tasks[0]
+        record = first.manifest.plan.vocabulary
+        return (
+            vocabulary.Vocabulary(first.ids.model, record, first.cache).encode([text])[0].tolist()
+        )
 
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1

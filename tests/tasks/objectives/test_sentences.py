@@ -14,6 +14,7 @@ from tasks.objectives.masked_lm import MaskedLM
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected
+from tasks.vocabularies import pieces
 from tasks.vocabulary import NORMAL, TokenIds
 
 SPACE = "\u2581"
@@ -26,12 +27,9 @@ class Pieces(TokenIds):
     given: tuple[str, ...] = ()
 
     @functools.cached_property
-    def pieces(self):
-        return list(self.given)
-
-    @functools.cached_property
-    def kinds(self):
-        return [NORMAL] * len(self.given)
+    def _of_file(self):
+        texts = [piece.replace(SPACE, " ") for piece in self.given]
+        return pieces.Pieces(list(self.given), [NORMAL] * len(self.given), texts)
 
 
 def tokenised(text, longest=3):
@@ -48,7 +46,7 @@ def tokenised(text, longest=3):
         else:
             joined.append(piece)
     known = ("<pad>", "</s>", "<unk>", *dict.fromkeys(joined))
-    ids = Pieces(len(known) + 4, 4, b"", known)
+    ids = Pieces(len(known) + 4, 4, given=known)
     return ids, np.array([known.index(piece) for piece in joined], np.int32)
 
 
