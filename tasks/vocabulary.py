@@ -120,6 +120,10 @@ class TokenIds:
         """For each id the one whose text it has: itself. Inspection marks tokens by others."""
         return np.arange(self.size)
 
+    def find(self, piece: str) -> int | None:
+        """Returns the id of a piece or, for <extra_id_K>, of a sentinel; None if there is none."""
+        return self._ids.get(piece)
+
     def id_of(self, piece: str) -> int:
         """Returns the id of a piece or, for <extra_id_K>, of a sentinel.
 
@@ -182,6 +186,11 @@ class VocabularyRecord:
         return self.pieces + self.extra_ids
 
     @property
+    def added_sentinels(self) -> int:
+        """Number of the sentinels among `extra_ids`."""
+        return self.extra_ids - (self.special_ids.eos == self.pieces)
+
+    @property
     def file_name(self) -> str:
         """Name of the vocabulary's file in the cache."""
         return self.file or VOCABULARY
@@ -231,8 +240,7 @@ class Vocabulary:
     def counts_agree(self) -> bool:
         """Returns whether the record's counts are those of the file."""
         pieces, record = _kind(self.model).pieces(self.model).names, self.record
-        added_eos = record.special_ids.eos == len(pieces)
-        sentinels = _own_sentinels(pieces) or record.extra_ids - added_eos
+        sentinels = _own_sentinels(pieces) or record.added_sentinels
         return (record.pieces, record.sentinels) == (len(pieces), sentinels)
 
     @property

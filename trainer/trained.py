@@ -58,9 +58,10 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     extra_ids = 0
     if isinstance(run.data, CachedData):
         first = run.data.tasks[0]
-        extra_ids = first.manifest.plan.vocabulary.extra_ids
+        record = first.manifest.plan.vocabulary
+        extra_ids = record.added_sentinels
         if path is None:
-            return vocabulary.from_bytes(first.ids.model, extra_ids, first.cache)
+            return vocabulary.Vocabulary(first.ids.model, record, first.cache)
     elif path is None:
         raise UserError(
             f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "

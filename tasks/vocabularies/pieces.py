@@ -41,6 +41,16 @@ class SpecialIds:
         """The id that a decoder reads first: BOS, else padding, as in T5, else EOS, as in GPT-2."""
         return next(found for found in (self.bos, self.pad, self.eos) if found is not None)
 
+    def pads(self, begins_texts: bool) -> int:
+        """Returns the id that pads rows for transformers.
+
+        It is EOS where there is no other. Nor may it be `start` if that `begins_texts`, which must
+        not be masked.
+        """
+        if self.pad is None or (begins_texts and self.pad == self.start):
+            return self.eos
+        return self.pad
+
     @property
     def zero_pads(self) -> bool:
         """True if id 0 is padding, so that no token of a row has it."""

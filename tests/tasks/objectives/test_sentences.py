@@ -80,7 +80,7 @@ def test_rules(name, longest):
 
 def test_documents_line_feeds_and_padding():
     known = ("<pad>", "</s>", "<unk>", f"{SPACE}ab", ".", "\n", f"{SPACE}B")
-    ids = Pieces(len(known), 0, b"", known)
+    ids = Pieces(len(known), 0, given=known)
     tokens = np.array([[3, 1, 3, 5, 3, 4, 3, 4, 6, 4, 0, 0]], np.int32)
     starts = sentence_starts(tokens, np.array([10]), ids)[0]
     assert np.flatnonzero(starts).tolist() == [0, 2, 4, 8]
@@ -89,14 +89,14 @@ def test_documents_line_feeds_and_padding():
     starts = sentence_starts(ended, np.array([4]), ids)[0]
     assert starts.tolist() == [True, False, False, True]
     # Without capitals in the vocabulary every word may begin a sentence.
-    small = Pieces(6, 0, b"", known[:6])
+    small = Pieces(6, 0, given=known[:6])
     starts = sentence_starts(tokens.clip(max=5), np.array([10]), small)[0]
     assert 6 in np.flatnonzero(starts)
 
 
 # Sentences of 1 to 20 words of one token, ended by a full stop of its own; documents of some.
 PIECES = ("<pad>", "</s>", "<unk>", ".", *(f"{SPACE}W{n}" for n in range(500)))
-IDS = Pieces(len(PIECES) + 10, 10, b"", PIECES)
+IDS = Pieces(len(PIECES) + 10, 10, given=PIECES)
 LENGTHS = Lengths(128, 128)
 
 
