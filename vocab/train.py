@@ -435,6 +435,11 @@ def _options(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabulary 
     given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
     given["user_defined_symbols"] = _symbols(flags)
     base = vocabulary.load(flags.extend) if flags.extend else None
+    if base and not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
+        raise UserError(
+            f"--extend={flags.extend} cannot be extended: only SentencePiece models with T5's ids "
+            "can (pad 0, eos 1, unk 2)"
+        )
     defaults: dict[str, Any] = {}
     if base:
         defaults = extend.settings(base)

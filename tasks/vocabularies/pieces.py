@@ -69,6 +69,9 @@ class Codec(Protocol):
 
     library: str
 
+    def normalize(self, text: str) -> str:
+        """Returns a text as it is before it is cut into pieces."""
+
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
 

@@ -75,6 +75,10 @@ class SentencePieceCodec:
         optional = [None if number < 0 else number for number in (pad, unk, bos)]
         return SpecialIds(optional[0], eos, optional[1], optional[2]), eos >= 0
 
+    def normalize(self, text: str) -> str:
+        """Returns a text as it is before it is cut into pieces."""
+        return self.processor.normalize(text)
+
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
         found = self.processor.encode(texts, out_type=int, num_threads=1)

@@ -232,6 +232,11 @@ class TokenizersCodec:
         self.tokenizer.no_padding()
         self._of_bytes = model == byte_level.byte_vocabulary()
 
+    def normalize(self, text: str) -> str:
+        """Returns a text as it is before it is cut into pieces."""
+        rules = self.tokenizer.normalizer
+        return rules.normalize_str(text) if rules else text
+
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
         if self._of_bytes:

@@ -95,9 +95,11 @@ def test_text_without_the_library(kind, loaded):
             assert expected.removeprefix(" ") == text
         with_more = [*ids.tolist(), loaded.special.eos, loaded.size - 1]
         assert decode.decode(with_more, ids_alone) == decode.decode(ids.tolist(), ids_alone)
-        assert vocabulary.Vocabulary(loaded.model, loaded.record).decode(
-            np.array(with_more)
-        ).endswith("<extra_id_0>")
+        assert (
+            vocabulary.Vocabulary(loaded.model, loaded.record)
+            .decode(np.array(with_more))
+            .endswith("<extra_id_0>")
+        )
 
 
 def test_words_begin_where_spaces_are(kind, loaded):
@@ -195,5 +197,5 @@ def test_mistakes_take_one_line(folders, tmp_path):
         assert "\n" not in str(found.value)
     with pytest.raises(UserError, match="has <extra_id_0> as id 0, and sentinels must be"):
         vocabulary.load(changed(folders, tmp_path, "gpt2", with_sentinel))
-    with pytest.raises(UserError, match="is a tokenizer.json, and this needs a SentencePiece"):
+    with pytest.raises(UserError, match="and this needs a SentencePiece model"):
         _ = vocabulary.load("bytes").processor

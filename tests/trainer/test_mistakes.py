@@ -108,7 +108,7 @@ MISTAKES = [
     (
         "pipeline.build",
         [*BUILD, TEXT, "--vocabulary={folder}/tokenizer.json"],
-        "name the folder's .model file",
+        "or is damaged",
     ),
     ("pipeline.build", [*BUILD, TEXT, "--extra_ids=100"], "leave out --extra_ids=100"),
     ("pipeline.build", [*BUILD, TEXT, "--workers=0"], "0 is not a positive number"),
