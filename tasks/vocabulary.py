@@ -76,16 +76,14 @@ class TokenIds:
 
     @functools.cached_property
     def _of_file(self) -> Pieces:
-        found = _kind(self.model).pieces(self.model)
-        if self.special != T5_IDS:
-            special = self.special
-            for number in (special.pad, special.eos, special.bos):
-                if number is not None and number < len(found.names):
-                    found.kinds[number], found.texts[number] = CONTROL, ""
-            if special.eos == len(found.names):
-                found.names.append(_ADDED_EOS)
-                found.kinds.append(CONTROL)
-                found.texts.append("")
+        found, special = _kind(self.model).pieces(self.model), self.special
+        for number in (special.pad, special.eos, special.bos):
+            if number is not None and number < len(found.names):
+                found.kinds[number], found.texts[number] = CONTROL, ""
+        if special.eos == len(found.names):
+            found.names.append(_ADDED_EOS)
+            found.kinds.append(CONTROL)
+            found.texts.append("")
         return found
 
     @property

@@ -21,7 +21,7 @@ import tempfile
 from typing import Any
 
 from tasks import vocabulary
-from tasks.cache.manifest import MANIFEST
+from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
@@ -163,7 +163,7 @@ def train(
         files.write_json(files.join(output, _ID_MAP), ids)
     manifest = {
         "format": _FORMAT,
-        "model": dataclasses.asdict(loaded.record),
+        "model": as_json(loaded.record),
         "options": options.as_dict(),
         "corpus": corpus.record,
         "counts": counts.statistics,
@@ -435,11 +435,6 @@ def _options(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabulary 
     given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
     given["user_defined_symbols"] = _symbols(flags)
     base = vocabulary.load(flags.extend) if flags.extend else None
-    if base and not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
-        raise UserError(
-            f"--extend={flags.extend} cannot be extended: only SentencePiece models with T5's ids "
-            "can (pad 0, eos 1, unk 2)"
-        )
     defaults: dict[str, Any] = {}
     if base:
         defaults = extend.settings(base)

@@ -253,12 +253,14 @@ def _work(
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
     """Prints how many documents the library encoded or audited, if the runner returned counts."""
     encoded, left = counts["encoded"], counts["left to the library"]
+    if not encoded:
+        return
     loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
     library = loaded.codec.library
-    if left and left == encoded:
+    if left == encoded:
         reason = tokenize.Tokenizer(loaded).refusal
         print(f"all documents were left to {library}{f': {reason}' if reason else ''}")
-    elif encoded:
+    else:
         print(
             f"tokenized {encoded:,} documents, {left:,} of them by {library}; audited "
             f"{counts['audited']:,} against it: no difference"

@@ -97,7 +97,7 @@ MISTAKES = [
     # The vocabulary and the folders of a build.
     (
         "pipeline.build",
-        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}", "--cache_dir={new}"],
+        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/none", "--cache_dir={new}"],
         "make one with vocab.train",
     ),
     (
