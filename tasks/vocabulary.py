@@ -114,6 +114,14 @@ class TokenIds:
         return starts
 
     @functools.cached_property
+    def random_ids(self) -> np.ndarray:
+        """Ids that may stand for any token, int64: none with a role, nor sentinels."""
+        if self.special == T5_IDS:  # without reading the pieces
+            return np.arange(_UNK_END, self.first_sentinel)
+        kinds = np.array(self.kinds[: self.first_sentinel])
+        return np.flatnonzero(~np.isin(kinds, (CONTROL, UNKNOWN, UNUSED)))
+
+    @functools.cached_property
     def text_ids(self) -> np.ndarray:
         """For each id the one whose text it has: itself. Inspection marks tokens by others."""
         return np.arange(self.size)

@@ -69,7 +69,7 @@ class _Side(NamedTuple):
 def _replaced(random_share: float, kept_share: float) -> _Side:
     def make(tokens_WN, mask_WN, lengths_W, keys_W, ids):
         replaced_WN = noise.replace_tokens(
-            tokens_WN, mask_WN, keys_W, ids.size - 1, ids.first_sentinel, random_share, kept_share
+            tokens_WN, mask_WN, keys_W, ids.size - 1, ids.random_ids, random_share, kept_share
         )
         return replaced_WN, lengths_W
 

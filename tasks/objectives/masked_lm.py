@@ -131,7 +131,7 @@ class MaskedLM(Objective):
             chosen_WN,
             noise.fold_in(keys_W, _TOKEN),
             ids.id_of(self.mask),
-            ids.first_sentinel,
+            ids.random_ids,
             random_share=0.1,
             kept_share=0.1,
         )

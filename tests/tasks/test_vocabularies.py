@@ -64,6 +64,14 @@ def test_special_ids_and_sentinels(kind, loaded):
     assert not loaded.is_sentencepiece or kind in ("llama", "gemma")
 
 
+def test_random_tokens_have_no_role(kind, loaded):
+    special = {*dataclasses.astuple(loaded.special), *range(loaded.first_sentinel, loaded.size)}
+    drawn = {*loaded.ids.random_ids.tolist()}
+    assert not drawn & special
+    names = {loaded.piece(number) for number in {*range(loaded.size)} - drawn - special}
+    assert names == ({"[MASK]"} if kind == "bert" else set())
+
+
 def test_ids_are_those_of_the_library(kind, folders, loaded):
     found = loaded.encode(TEXTS)
     assert all(each.dtype == np.int32 for each in found)
