@@ -17,6 +17,15 @@ from tokenizers import (
 )
 
 SIZE = 400
+_DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+
+def documents(count: int) -> list[str]:
+    """Returns paragraphs of the project's documentation, at most 700 characters of each."""
+    texts = [path.read_text() for path in sorted(_DOCS.glob("*.md"))]
+    return [part[:700] for text in texts for part in text.split("\n\n") if part.strip()][:count]
+
+
 # Llama 3's words, in short. Source: meta-llama/llama3, `tokenizer.py`.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"
 

@@ -9,7 +9,6 @@ import pytest
 
 from tasks import vocabulary
 from tasks.inspection import decode
-from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level
 from tasks.vocabulary import SpecialIds
@@ -21,8 +20,8 @@ TEXTS = ["The list is sorted.", "naïve café — 日本 🇷🇴!", "!", "a\tb\
 
 @pytest.fixture(scope="module")
 def lines():
-    documents = list(stdlib_docs.documents().values())[:60]
-    return [line for text in documents for line in text[:2000].splitlines() if line.strip()]
+    documents = small_tokenizers.documents(200)
+    return [line for text in documents for line in text.splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pipeline import build, verify
 from tasks import vocabulary
 from tasks.adapters import CacheSource
 from tasks.objectives import Lengths
-from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
 from tests import small_tokenizers
@@ -34,7 +33,7 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def documents():
-    return [text[:700] for text in list(stdlib_docs.documents().values())[:30]] + ODD
+    return small_tokenizers.documents(100) + ODD
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,6 @@ RUNS = {
     "unigram": ("t5_1_1_tiny", "span_corruption"),
     "byte": ("llama_tiny", "full_lm"),
 }
-FAST = ("gpt2", "llama", "bert")
 FLAGS = {
     "span_corruption": ["--lengths.inputs=64", "--lengths.targets=18"],
     "full_lm": ["--lengths.targets=40"],
@@ -75,9 +73,42 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in RUNS]
-)
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_rows_hold_the_ids_of_the_library_and_train(kind, documents, corpus, tmp_path):
+    preset, objective = RUNS[kind]
+    cache, _, loaded = built(tmp_path, kind, objective, documents, corpus)
+    assert_rows(cache, loaded, documents, kind)
+    assert pretrain.main([f"--preset={preset}", *run_flags(kind, cache, tmp_path)]) == 0
+
+
+def assert_rows(cache, loaded, documents, kind):
+    """Asserts that rows are the library's ids, without what spells a special token.
+
+    Returns the ids of all documents, those of the documents that are kept, and those of the rows.
+    """
+    ids = loaded.encode(documents)
+    kept = [each.tolist() for each in ids if len(each) and not loaded.reserved[each].any()]
+    assert len(ids) - len(kept) == (kind in ("gpt2", "bert"))
+    eos = [loaded.special.eos] * cache.endswith("full_lm")
+    wanted = [token for each in kept for token in (*each, *eos)]
+    source = CacheSource(cache, keep_tails=True)
+    rows = [source[number]["tokens"] for number in range(len(source))]
+    assert np.concatenate(rows).tolist() == wanted
+    assert (0 in wanted) == (kind in ("gpt2", "llama3"))
+    return ids, kept, wanted
+
+
+def run_flags(kind, cache, folder):
+    objective = RUNS[kind][1]
+    run = [f"--task={kind}_{objective}", f"--cache_dir={cache}", f"--model_dir={folder}/model"]
+    if kind == "bert":
+        run += ["--objective=mask=[MASK],classify=[CLS]"]
+    more = ["--batch_size=4", "--train_steps=3", "--evaluation.every_steps=0"]
+    return [*run, *FLAGS[objective], *more]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUNS)
 def test_from_a_build_to_transformers(kind, documents, corpus, tmp_path, capsys):
     import seqio
     from transformers import AutoTokenizer
@@ -88,17 +119,7 @@ def test_from_a_build_to_transformers(kind, documents, corpus, tmp_path, capsys)
     ends = objective == "full_lm"
     cache, path, loaded = built(tmp_path, kind, objective, documents, corpus)
     assert verify.main([f"--cache={cache}"]) == 0
-    # Ids of the rows are the library's; what spells a special token is left out and counted.
-    ids = loaded.encode(documents)
-    kept = [each.tolist() for each in ids if len(each) and not loaded.reserved[each].any()]
-    assert len(ids) - len(kept) == (kind in ("gpt2", "bert"))
-    eos = [loaded.special.eos] * ends
-    wanted = [token for each in kept for token in (*each, *eos)]
-    source = CacheSource(cache, keep_tails=True)
-    rows = [source[number]["tokens"] for number in range(len(source))]
-    assert np.concatenate(rows).tolist() == wanted
-    assert (0 in wanted) == (kind in ("gpt2", "llama3"))
-
+    ids, kept, wanted = assert_rows(cache, loaded, documents, kind)
     name = f"{kind}_{objective}"
     (task,) = seqio_tasks.register(path, corpus, [name], extra_ids=40, row_tokens=50)
     stock = task.output_features["targets"].vocabulary
@@ -114,11 +135,7 @@ def test_from_a_build_to_transformers(kind, documents, corpus, tmp_path, capsys)
         assert stock.decode(kept[0]) == loaded.decode(np.array(kept[0]))
         assert stock.encode(documents[0]) == kept[0]
 
-    run = [f"--task={name}", f"--cache_dir={cache}", f"--model_dir={tmp_path}/model"]
-    if kind == "bert":
-        run += ["--objective=mask=[MASK],classify=[CLS]"]
-    more = ["--batch_size=4", "--train_steps=3", "--evaluation.every_steps=0"]
-    assert pretrain.main([f"--preset={preset}", *run, *FLAGS[objective], *more]) == 0
+    assert pretrain.main([f"--preset={preset}", *run_flags(kind, cache, tmp_path)]) == 0
     assert export.main([f"--model_dir={tmp_path}/model", f"--output={tmp_path}/exported"]) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     found = tokenizer(documents, add_special_tokens=False)["input_ids"]

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tasks import vocabulary
-from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
+from tests import small_tokenizers
 from vocab import train_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -19,8 +19,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
-    texts = list(stdlib_docs.documents().values())[:60]
-    path.write_text("\n".join(json.dumps({"text": text[:1500]}) for text in texts))
+    texts = small_tokenizers.documents(200)
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     return f"json:{path}"
 
 
