@@ -23,6 +23,7 @@ from pipeline.faults.harness import Harness, Outcome
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from tasks.terminal.table import table
+from tasks.vocabulary import FORMS
 
 
 def _table(outcomes: list[Outcome]) -> str:
@@ -54,7 +55,7 @@ def command_line() -> Parser:
     """Returns the command's parser."""
     parser = Parser(prog="python -m pipeline.chaos", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--vocabulary", required=True, help="a folder written by vocab.train, or a .model file")
+    add("--vocabulary", required=True, help=FORMS)
     add("--extra_ids", type=int, default=0, help="sentinels to add to a vocabulary that has none")
     add("--task", default="python_docs_span_corruption", help="a registered task")
     add("--corpus", default="python_docs", help="corpus SPEC to copy the documents from")

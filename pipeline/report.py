@@ -9,7 +9,6 @@ document. The page needs no network and no JavaScript.
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import Parser, UserError, positive, run
-from tasks.vocabulary import VOCABULARY
 
 
 def main(argv: list[str]) -> None:
@@ -31,9 +30,7 @@ def main(argv: list[str]) -> None:
             f"{flags.cache} was adopted from {manifest.plan.adopted.program} and has no table of "
             "documents to report on: pipeline.verify counts its rows, pipeline.inspect shows them"
         )
-    loaded = vocabulary.load(
-        files.join(flags.cache, VOCABULARY), manifest.plan.vocabulary.extra_ids
-    )
+    loaded = vocabulary.of_cache(flags.cache, manifest.plan.vocabulary)
     found = study(flags.cache, manifest, loaded, flags.sample_shards)
     files.write_bytes(flags.output, page(flags.cache, manifest, loaded, found).encode())
     print(f"{flags.output}: read {found.shards[0]:,} of {found.shards[1]:,} shards")

@@ -33,6 +33,58 @@ from tasks.terminal.command_line import UserError
 _ROWS_PER_GROUP = 128
 
 
+class TokenizersVocabulary(seqio.Vocabulary):
+    """A tokenizer.json as a vocabulary of seqio, with the ids that pipeline.build writes.
+
+    seqio pads with 0 whatever `pad_id` is; where id 0 is a piece, tell padding by lengths.
+    """
+
+    def __init__(self, loaded: vocabulary.Vocabulary):
+        self._loaded = loaded
+        super().__init__(extra_ids=0)  # those of `loaded` are among its ids
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._loaded.special.bos
+
+    @property
+    def eos_id(self) -> int:
+        return self._loaded.special.eos
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._loaded.special.unk
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return self._loaded.size
+
+    def _encode(self, s: str) -> list[int]:
+        return self._loaded.encode([s])[0].tolist()
+
+    def _decode(self, ids: Iterable[int]) -> str:
+        return self._loaded.decode(np.asarray(list(ids)))
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        def encode(text: bytes) -> np.ndarray:
+            return self._loaded.encode([text.decode()])[0]
+
+        return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32), [None])
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(self._decode, [ids], tf.string)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenizersVocabulary) and self._loaded == other._loaded
+
+
+def text_vocabulary(loaded: vocabulary.Vocabulary) -> seqio.Vocabulary:
+    """Returns a vocabulary as seqio has it, with the same ids."""
+    if not loaded.is_sentencepiece:
+        return TokenizersVocabulary(loaded)
+    return seqio.SentencePieceVocabulary(loaded.name, extra_ids=loaded.record.extra_ids)
+
+
 class CorpusSource(seqio.DataSource):
     """A corpus as a seqio source of elements {"id", "text"}, one shard per piece of the corpus.
 
@@ -109,10 +161,10 @@ def pack_rows(
     loaded = vocabulary.load(vocabulary_path, extra_ids)
 
     def rows():
-        pack = packer(packing, row_tokens, separator)
+        pack = packer(packing, row_tokens, separator, loaded.special.eos)
         for document in dataset.as_numpy_iterator():
             (ids,) = loaded.encode([document["text"].decode()])
-            if len(ids) and ids.max() < loaded.first_sentinel:
+            if len(ids) and not loaded.reserved[ids].any():
                 name = document["id"].decode()
                 document = Documents(pa.array([name]), ids, np.array([len(ids)]))
                 yield from _as_dicts(pack.add(document))
@@ -132,7 +184,7 @@ def encode_pairs(dataset: tf.data.Dataset, vocabulary_path: str, extra_ids: int)
     def encoded():
         for pair in dataset.as_numpy_iterator():
             sides = [loaded.encode([pair[side].decode()])[0] for side in pairs.SIDES]
-            if all(len(ids) and ids.max() < loaded.first_sentinel for ids in sides):
+            if all(len(ids) and not loaded.reserved[ids].any() for ids in sides):
                 yield dict(zip(pairs.SIDES, sides, strict=True))
 
     signature = {side: tf.TensorSpec([None], tf.int32) for side in pairs.SIDES}
@@ -263,10 +315,7 @@ def _register_one(
     spec: TaskSpec, corpus: str, loaded: vocabulary.Vocabulary, how: dict[str, Any]
 ) -> seqio.Task:
     path = how["vocabulary_path"]
-    model_path = path if path.endswith(".model") else f"{path.rstrip('/')}/{vocabulary.VOCABULARY}"
-    text = seqio.Feature(
-        seqio.SentencePieceVocabulary(model_path, extra_ids=how["extra_ids"]), add_eos=True
-    )
+    text = seqio.Feature(text_vocabulary(loaded), add_eos=True)
     number = seqio.Feature(seqio.PassThroughVocabulary(loaded.size), add_eos=False)
     steps: list[Any] = [
         functools.partial(pack_rows, **how),

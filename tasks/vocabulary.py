@@ -1,29 +1,51 @@
-"""SentencePiece vocabularies: ids, pieces, sentinels and the model's checksum."""
+"""Vocabularies of any kind: ids, pieces, sentinels and the file's checksum."""
 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+import json
+from typing import Any
 
 import numpy as np
 
-from tasks.storage import files, protobuf
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies import byte_level, sentencepiece_model, tokenizer_json
+from tasks.vocabularies.pieces import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    T5_IDS,
+    UNKNOWN,
+    UNUSED,
+    Codec,
+    Pieces,
+    SpecialIds,
+)
+from tasks.vocabularies.sentencepiece_model import SentencePieceCodec
+from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
-# The model's file in a vocabulary's folder and in a cache.
-VOCABULARY = "sentencepiece.model"
+__all__ = ["BYTE", "CONTROL", "NORMAL", "T5_IDS", "UNKNOWN", "UNUSED", "SpecialIds"]
 
-# T5's ids. Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
+# The SentencePiece model's file in a vocabulary's folder and in a cache.
+VOCABULARY = sentencepiece_model.FILE
+# What the file may be called in a cache.
+VOCABULARY_FILES = (VOCABULARY, tokenizer_json.FILE)
+
+# T5's ids.
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
 # Not an id: it stands between the inputs and the targets of a pair's window.
 PAIR_BORDER = -1
 _UNK_END = UNK_ID + 1
-# SentencePiece's mark for a space; the first piece of a word begins with it.
-_SPACE = "\u2581"
-# Kinds of pieces; 4 is user-defined, 5 is unused. Source: sentencepiece_model.proto, Type.
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+# The piece that is added as EOS to a tokenizer without one.
+_ADDED_EOS = "</s>"
+# How to name a vocabulary, for messages and help.
+FORMS = (
+    "a folder written by vocab.train or transformers, a SentencePiece .model file, a "
+    f"tokenizer.json, or {tokenizer_json.BYTES}"
+)
 
 
 def sentinel_piece(number: int) -> str:
@@ -33,17 +55,19 @@ def sentinel_piece(number: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """A vocabulary as objectives use it, without SentencePiece.
+    """A vocabulary as objectives use it, without the library that encodes text.
 
     Attributes:
       size: number of ids.
       sentinels: number of sentinels, which are the last ids.
-      model: bytes of the SentencePiece model, parsed only if pieces are needed.
+      model: bytes of the vocabulary's file, parsed only if pieces are needed.
+      special: ids of padding, EOS and so on.
     """
 
     size: int
     sentinels: int
     model: bytes = dataclasses.field(default=b"", repr=False)
+    special: SpecialIds = T5_IDS
 
     @property
     def first_sentinel(self) -> int:
@@ -51,27 +75,60 @@ class TokenIds:
         return self.size - self.sentinels
 
     @functools.cached_property
-    def pieces(self) -> list[str]:
-        """Texts of the model's pieces, in the order of ids."""
-        return [_piece_text(message) for message in _fields(self.model, 1)]
+    def _of_file(self) -> Pieces:
+        found, special = _kind(self.model).pieces(self.model), self.special
+        for number in (special.pad, special.eos, special.bos):
+            if number is not None and number < len(found.names):
+                found.kinds[number], found.texts[number] = CONTROL, ""
+        if special.eos == len(found.names):
+            found.names.append(_ADDED_EOS)
+            found.kinds.append(CONTROL)
+            found.texts.append("")
+        return found
 
-    @functools.cached_property
+    @property
+    def pieces(self) -> list[str]:
+        """Names of the file's pieces, in the order of ids; an EOS that was added is the last."""
+        return self._of_file.names
+
+    @property
     def kinds(self) -> list[int]:
-        """Kinds of the model's pieces, by id: NORMAL, UNKNOWN, CONTROL, BYTE, 4 or 5."""
-        return [_piece_kind(message) for message in _fields(self.model, 1)]
+        """Kinds of `pieces`: NORMAL, UNKNOWN, CONTROL, 4 (user-defined), 5 (unused) or BYTE."""
+        return self._of_file.kinds
+
+    @property
+    def texts(self) -> list[str | bytes]:
+        """What each of `pieces` adds to a text; bytes where it may be a part of a character."""
+        return self._of_file.texts
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
         """Ids that begin a word, bool [size]: pieces that begin with a space, ids without text."""
         starts = np.ones(self.size, bool)
-        text = self.pieces[_UNK_END : self.first_sentinel]
-        starts[_UNK_END : _UNK_END + len(text)] = [piece.startswith(_SPACE) for piece in text]
+        first = _UNK_END if self.special == T5_IDS else 0
+        texts = self.texts[first : self.first_sentinel]
+        kinds = self.kinds[first : self.first_sentinel]
+        starts[first : first + len(texts)] = [
+            _begins_word(text) and kind != BYTE for text, kind in zip(texts, kinds, strict=True)
+        ]
         return starts
+
+    @functools.cached_property
+    def random_ids(self) -> np.ndarray:
+        """Ids that may stand for any token, int64: none with a role, nor sentinels."""
+        if self.special == T5_IDS:  # without reading the pieces
+            return np.arange(_UNK_END, self.first_sentinel)
+        kinds = np.array(self.kinds[: self.first_sentinel])
+        return np.flatnonzero(~np.isin(kinds, (CONTROL, UNKNOWN, UNUSED)))
 
     @functools.cached_property
     def text_ids(self) -> np.ndarray:
         """For each id the one whose text it has: itself. Inspection marks tokens by others."""
         return np.arange(self.size)
+
+    def find(self, piece: str) -> int | None:
+        """Returns the id of a piece or, for <extra_id_K>, of a sentinel; None if there is none."""
+        return self._ids.get(piece)
 
     def id_of(self, piece: str) -> int:
         """Returns the id of a piece or, for <extra_id_K>, of a sentinel.
@@ -86,7 +143,7 @@ class TokenIds:
                 f"<extra_id_0> to {sentinel_piece(self.sentinels - 1)}"
                 if self.sentinels
                 else f"the vocabulary has neither a piece {piece} nor sentinels: make one with "
-                "vocab.train"
+                "vocab.train, or add sentinels by --extra_ids=100"
             )
         return self._ids[piece]
 
@@ -99,48 +156,72 @@ class TokenIds:
         }
 
 
-def _fields(message: bytes, number: int) -> Iterator[bytes]:
-    """Yields the payloads of the fields `number` of a protocol buffer."""
-    for each, _, payload in protobuf.fields(memoryview(message)):
-        if each == number:
-            yield bytes(payload)
+def _begins_word(text: str | bytes) -> bool:
+    return text[:1] in (" ", b" ")
 
 
-def _piece_text(message: bytes) -> str:
-    """Returns the text of a SentencePiece message of a model."""
-    return next(_fields(message, 1)).decode()
-
-
-def _piece_kind(message: bytes) -> int:
-    """Returns the kind of a SentencePiece message of a model; kinds take one byte."""
-    return next((value[0] for value in _fields(message, 3)), NORMAL)
+def _kind(model: bytes) -> Any:
+    """Returns the module that reads the vocabulary."""
+    is_json = tokenizer_json.is_tokenizer_json(model)
+    return tokenizer_json if is_json else sentencepiece_model
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyRecord:
-    """The vocabulary of a cache: ids below `pieces` are the model's, `extra_ids` more follow."""
+    """The vocabulary of a cache: ids below `pieces` are the file's, `extra_ids` more follow.
+
+    Attributes:
+      sha256: of the vocabulary's file.
+      pieces: number of the file's ids.
+      extra_ids: ids that were added: an EOS if the file has none, then sentinels.
+      sentinels: number of sentinels, added or the file's own.
+      file: name of the file in the cache; None for VOCABULARY.
+      special: ids with a role; None for T5's.
+    """
 
     sha256: str
     pieces: int
     extra_ids: int
     sentinels: int
+    file: str | None = None
+    special: SpecialIds | None = None
 
     @property
     def size(self) -> int:
         """Number of ids."""
         return self.pieces + self.extra_ids
 
+    @property
+    def added_sentinels(self) -> int:
+        """Number of the sentinels among `extra_ids`."""
+        return self.extra_ids - (self.special_ids.eos == self.pieces)
+
+    @property
+    def file_name(self) -> str:
+        """Name of the vocabulary's file in the cache."""
+        return self.file or VOCABULARY
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """Ids with a role."""
+        return self.special or T5_IDS
+
+    def ids(self, model: bytes) -> TokenIds:
+        """Returns the vocabulary as objectives use it, given the bytes of its file."""
+        return TokenIds(self.size, self.sentinels, model, self.special_ids)
+
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
     """A loaded vocabulary.
 
-    Sentinel k is id `size - 1 - k`: either the model's own last pieces (as vocab.train writes them
-    and T5X configures with `extra_ids = 0`) or ids added after the model's (`extra_ids > 0`).
+    Sentinel k is id `size - 1 - k`: either the file's own last pieces (as vocab.train writes them
+    and T5X configures with `extra_ids = 0`) or ids added after the file's (`extra_ids > 0`).
     """
 
     model: bytes
     record: VocabularyRecord
+    name: str = dataclasses.field(default="the vocabulary", compare=False)
 
     @property
     def size(self) -> int:
@@ -152,105 +233,217 @@ class Vocabulary:
         """The lowest id that is a sentinel; `size` if there are none."""
         return self.size - self.record.sentinels
 
+    @property
+    def special(self) -> SpecialIds:
+        """Ids with a role."""
+        return self.record.special_ids
+
     @functools.cached_property
     def ids(self) -> TokenIds:
         """The vocabulary as objectives use it."""
-        return TokenIds(self.size, self.record.sentinels, self.model)
+        return self.record.ids(self.model)
+
+    def counts_agree(self) -> bool:
+        """Returns whether the record's counts are those of the file."""
+        pieces, record = _kind(self.model).pieces(self.model).names, self.record
+        sentinels = _own_sentinels(pieces) or record.added_sentinels
+        return (record.pieces, record.sentinels) == (len(pieces), sentinels)
+
+    @property
+    def is_sentencepiece(self) -> bool:
+        """True for a SentencePiece model, False for a tokenizer.json."""
+        return not tokenizer_json.is_tokenizer_json(self.model)
 
     @functools.cached_property
-    def processor(self):
-        """The sentencepiece.SentencePieceProcessor."""
-        import sentencepiece
+    def codec(self) -> Codec:
+        """The library that encodes and decodes."""
+        return _codec(self.model, self.name)
 
-        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+    @property
+    def processor(self):
+        """The sentencepiece.SentencePieceProcessor.
+
+        Raises:
+          UserError: the vocabulary is no SentencePiece model.
+        """
+        if not isinstance(self.codec, SentencePieceCodec):
+            raise UserError(
+                f"{self.name} is a tokenizer.json, and this needs a SentencePiece model"
+            )
+        return self.codec.processor
+
+    @functools.cached_property
+    def reserved(self) -> np.ndarray:
+        """Ids that no text may contain, bool [size]: sentinels and, as text can spell those of a
+        tokenizer.json, its control pieces."""
+        found = np.arange(self.size) >= self.first_sentinel
+        if not self.is_sentencepiece:
+            found[: len(self.ids.kinds)] |= np.array(self.ids.kinds) == CONTROL
+        return found
+
+    def special_pieces(self) -> dict[str, str]:
+        """Returns the names of the pieces with a role: "pad", "eos", "unk" and "bos"."""
+        roles = dataclasses.asdict(self.special).items()
+        return {role: self.piece(token) for role, token in roles if token is not None}
+
+    def piece(self, token: int) -> str:
+        """Returns the name of a piece, or of an added EOS or sentinel."""
+        if token >= self.first_sentinel:
+            return sentinel_piece(self.size - 1 - token)
+        return self.ids.pieces[token]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns ids of each text: int32[tokens], without EOS."""
-        return [np.asarray(ids, np.int32) for ids in self.processor.encode(texts, out_type=int)]
+        """Returns ids of each text: int32[tokens], without BOS and EOS."""
+        return self.codec.encode(texts)
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding as nothing."""
+        special = self.special
+        left_out = {special.pad, special.eos, special.bos}
         text: list[str] = []
         run: list[int] = []
         for token in map(int, ids):
             if token >= self.first_sentinel:
-                text += [self.processor.decode(run), sentinel_piece(self.size - 1 - token)]
+                text += [self.codec.decode(run), sentinel_piece(self.size - 1 - token)]
                 run = []
-            elif token not in (PAD_ID, EOS_ID):
+            elif token not in left_out:
                 run.append(token)
-        return " ".join(part for part in [*text, self.processor.decode(run)] if part)
+        return " ".join(part for part in [*text, self.codec.decode(run)] if part)
 
 
-# Names of the SentencePiece model in folders of transformers: T5's, and Llama's.
-_OF_TRANSFORMERS = ("spiece.model", "tokenizer.model")
+def _codec(model: bytes, name: str) -> SentencePieceCodec | TokenizersCodec:
+    if tokenizer_json.is_tokenizer_json(model):
+        return TokenizersCodec(model, name)
+    return SentencePieceCodec(model, name)
+
+
+# Names of vocabularies in folders: ours, transformers' for T5 and Llama, and for all others.
+_IN_FOLDERS = (VOCABULARY, "spiece.model", "tokenizer.model", tokenizer_json.FILE)
 
 
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
-    """Loads a vocabulary from a folder written by vocab.train, or from a SentencePiece .model file.
+    """Loads a vocabulary, whose kind is found by what is there.
 
     Args:
-      path: folder or file, local or any fsspec URL. A folder of transformers has spiece.model.
-      extra_ids: number of sentinels to add after the model's pieces, for a model without any (100
-        for the original T5 vocabulary).
+      path: folder or file, local or any fsspec URL: a SentencePiece .model file, a tokenizer.json,
+        a folder of vocab.train or transformers with either; or "bytes" for ByT5's ids.
+      extra_ids: number of sentinels to add after the file's pieces, for one without any (100 for
+        the original T5 vocabulary).
 
     Raises:
-      UserError: there is no such file, it is not a SentencePiece model, its ids are not T5's (pad
-        0, eos 1), or the model has sentinels and `extra_ids` would add more.
+      UserError: there is no such file, it is neither a SentencePiece model nor a tokenizer.json, it
+        lacks an unknown token, or it has sentinels and `extra_ids` would add more.
     """
-    model_path = path
-    if path.endswith(".json"):
-        raise UserError(
-            f"{path} is not a SentencePiece model, which is all that can be read: name the "
-            "folder's .model file, or train a vocabulary with vocab.train"
-        )
-    if not path.endswith(".model"):
-        names = (VOCABULARY, *_OF_TRANSFORMERS)
-        model_path = next(
-            (found for name in names if files.exists(found := files.join(path, name))),
+    if path == tokenizer_json.BYTES:
+        return from_bytes(byte_level.byte_vocabulary(), extra_ids, path)
+    place = path
+    if not path.endswith((".model", ".json")):
+        place = next(
+            (found for name in _IN_FOLDERS if files.exists(found := files.join(path, name))),
             files.join(path, VOCABULARY),
         )
     try:
-        model = files.read_bytes(model_path)
+        model = files.read_bytes(place)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise UserError(
-            f"no vocabulary at {model_path}: make one with vocab.train, or name a .model file"
+            f"no vocabulary at {place}: make one with vocab.train, or name {FORMS}"
         ) from error
-    return from_bytes(model, extra_ids, model_path)
+    configs = []
+    if place.endswith(".json"):
+        if not tokenizer_json.is_tokenizer_json(model):
+            raise UserError(f"{place} is not a tokenizer.json: a vocabulary is {FORMS}")
+        folder = place.rpartition("/")[0] or "."
+        configs = [_config(files.join(folder, name)) for name in tokenizer_json.CONFIGS]
+    return _loaded(model, extra_ids, place, [each for each in configs if each])
+
+
+def _config(path: str) -> dict[str, Any]:
+    """Returns the contents of a file of transformers; {} if there is none.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    if not files.exists(path):
+        return {}
+    try:
+        value = json.loads(files.read_bytes(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: restore it, or remove it") from error
+    return value if isinstance(value, dict) else {}
 
 
 def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -> Vocabulary:
-    """Does the same as `load` with the bytes of a model; `name` is its name in error messages."""
-    import sentencepiece
+    """Does the same as `load` with the bytes of a file; `name` is its name in error messages."""
+    return _loaded(model, extra_ids, name, [])
 
-    processor = sentencepiece.SentencePieceProcessor()
+
+def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> Vocabulary:
+    """Returns the vocabulary of the cache in `folder`, given its record.
+
+    `command` is the one that made the cache, for messages.
+
+    Raises:
+      UserError: its file is missing, or is not the vocabulary of the record.
+    """
+    path = files.join(folder, record.file_name)
+    again = f"run pipeline.{command} again, which writes it anew"
     try:
-        processor.LoadFromSerializedProto(model)
-        pieces = processor.get_piece_size()
-    except RuntimeError as error:
-        raise UserError(f"{name} is not a SentencePiece model") from error
-    if not pieces:
-        raise UserError(f"{name} is not a SentencePiece model")
-    if processor.pad_id() != PAD_ID or processor.eos_id() != EOS_ID:
+        model = files.read_bytes(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: {again}") from error
+    found = hashlib.sha256(model).hexdigest()
+    if found != record.sha256:
         raise UserError(
-            f"{name} has pad id {processor.pad_id()} and eos id {processor.eos_id()}; "
-            "T5 needs 0 and 1 (SentencePiece's --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1)"
+            f"{path} is damaged: its sha256 is {found}, and the cache was built with "
+            f"{record.sha256}: {again}"
         )
+    return Vocabulary(model, record, path)
 
-    def last_piece(number: int) -> str:
-        # mT5's sentinels begin with SentencePiece's mark for a space.
-        return processor.id_to_piece(pieces - 1 - number).removeprefix(_SPACE)
 
-    own = 0
-    while own < pieces and last_piece(own) == sentinel_piece(own):
-        own += 1
+def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any]]) -> Vocabulary:
+    """Returns the vocabulary in `model`, beside which transformers wrote `configs`."""
+    if tokenizer_json.is_tokenizer_json(model):
+        special, ends = tokenizer_json.special(model, configs, name)
+        codec: SentencePieceCodec | TokenizersCodec = TokenizersCodec(model, name)
+        file = tokenizer_json.FILE
+    else:
+        codec, file = SentencePieceCodec(model, name), None
+        special, ends = codec.special()
+    pieces = _kind(model).pieces(model).names
+    own = _own_sentinels(pieces)
     if own and extra_ids:
         raise UserError(
             f"{name} ends in {own} sentinels of its own: leave out --extra_ids={extra_ids}"
         )
+    if not own and sentinel_piece(0) in pieces:
+        raise UserError(
+            f"{name} has {sentinel_piece(0)} as id {pieces.index(sentinel_piece(0))}, and "
+            "sentinels must be the last ids, that one the very last: rename its sentinels, and add "
+            "others by --extra_ids"
+        )
+    if not ends:
+        if own:
+            raise UserError(
+                f"{name} has sentinels but no EOS: train it again with one, as {_ADDED_EOS}"
+            )
+        special = dataclasses.replace(special, eos=len(pieces))
     record = VocabularyRecord(
         sha256=hashlib.sha256(model).hexdigest(),
-        pieces=pieces,
-        extra_ids=extra_ids,
+        pieces=len(pieces),
+        extra_ids=extra_ids + (not ends),
         sentinels=own or extra_ids,
+        file=file,
+        special=None if special == T5_IDS else special,
     )
-    return Vocabulary(model, record)
+    loaded = Vocabulary(model, record, name)
+    vars(loaded)["codec"] = codec
+    return loaded
+
+
+def _own_sentinels(pieces: list[str]) -> int:
+    """Returns how many sentinels, in descending order, are the last pieces."""
+    for own, piece in enumerate(reversed(pieces)):
+        # mT5's sentinels begin with SentencePiece's mark for a space.
+        if piece.removeprefix(sentencepiece_model.SPACE) != sentinel_piece(own):
+            return own
+    return len(pieces)

@@ -204,7 +204,7 @@ def _parser() -> Parser:
     add("--format", required=True, choices=_FORMATS, help="what to write")
     add("--steps", default="all", help="of a folder: all, latest, or steps such as 1000,2000")
     add("--dtype", default="float32", choices=_DTYPES, help="precision of the stored parameters")
-    add("--vocabulary", metavar="FILE", help="SentencePiece model to write along, or its folder")
+    add("--vocabulary", metavar="FILE", help="vocabulary to write along, a file or a folder")
     add(
         "--extra_ids",
         type=int,

@@ -28,7 +28,7 @@ import numpy as np
 from tasks.storage import files, whole_folder
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from tasks.vocabulary import PAD_ID, PAIR_BORDER
+from tasks.vocabulary import PAIR_BORDER
 from trainer import trained
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def export(
       output: local folder to write, which must not exist.
       step: step of the checkpoint; the newest if None.
       cache_dir: folder of caches by task, if they were moved after training.
-      vocabulary_path: SentencePiece model or its folder; the cache's if None.
+      vocabulary_path: as `tasks.vocabulary.load` takes it; the cache's if None.
       max_shard_size: largest size of a weights file, as "5GB".
       custom_code: writes a modelling file for a model that transformers does not have.
       named: what only the user knows, for the model card.
@@ -165,7 +165,8 @@ def _write(
     model = run.config.model
     converter = run.converter
     positions = max(converter.encoder_length, converter.decoder_length)
-    written = configs.to_config(model, positions, mt5=run.config.preset.startswith("mt5"))
+    mt5 = run.config.preset.startswith("mt5")
+    written = configs.to_config(model, positions, mt5, vocabulary.special)
     files.write_json(os.path.join(folder, "config.json"), written)
     files.write_json(
         os.path.join(folder, "generation_config.json"), card.generation_config(written)
@@ -194,10 +195,12 @@ def _write(
         vocabulary,
         _texts(run, vocabulary),
     )
-    if len(match.different) - match.ties > _DIFFERENT_TEXTS * match.texts:
+    allowed = _DIFFERENT_TEXTS if vocabulary.is_sentencepiece else 0
+    if len(match.different) - match.ties > allowed * match.texts:
         raise NotEqual(
-            f"tokenizer.json and SentencePiece give different ids for {len(match.different)} of "
-            f"{match.texts} texts, the first {match.different[0][:60]!r}; nothing was written"
+            f"the written tokenizer.json and {vocabulary.codec.library} give different ids for "
+            f"{len(match.different)} of {match.texts} texts, the first "
+            f"{match.different[0][:60]!r}; nothing was written"
         )
     return found, match
 
@@ -208,7 +211,7 @@ def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
 
     architecture = run.config.model.architecture
     if architecture == "decoder":
-        return Roles(begins=vocabulary.processor.id_to_piece(PAD_ID), ends=False)
+        return Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
     if architecture == "encoder":
         objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
         return Roles(begins=objective.classify, mask=objective.mask)
@@ -313,7 +316,7 @@ def main(argv: list[str]) -> int:
     add("--output", required=True, help="local folder to write, which must not exist")
     add("--step", type=int, help="step of the checkpoint; the newest if left out")
     add("--max_shard_size", default="5GB", help="largest size of a weights file, as 5GB or 300MB")
-    add("--vocabulary", help="SentencePiece model or its folder; the cache's if left out")
+    add("--vocabulary", help="folder or file of the vocabulary; the cache's if left out")
     add("--cache_dir", help="folder of caches by task, if they were moved after training")
     add(
         "--custom_code",

@@ -40,7 +40,7 @@ def add_run_flags(parser: Parser) -> None:
     add = parser.add_argument
     add("--model_dir", required=True, help="folder of the run, local or remote")
     add("--step", type=int, help="step of the checkpoint; the newest if left out")
-    add("--vocabulary", help="SentencePiece model or its folder; the cache's if left out")
+    add("--vocabulary", help="folder or file of the vocabulary; the cache's if left out")
     add("--cache_dir", help="folder of caches by task, if they were moved after training")
 
 

@@ -8,6 +8,7 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.config import Config, fields, load_record
 from trainer.config.mesh import MeshConfig, check_dimensions
 from trainer.config.processes import ProcessesConfig
@@ -148,8 +149,9 @@ class _Vocabulary(NamedTuple):
       origin: origin of `model.vocab_size` where the data determine it.
       place: where the vocabulary is, for messages.
       size: number of ids.
-      sha256: of the SentencePiece model; None if unknown.
-      extra_ids: sentinels on top of the model's pieces.
+      sha256: of the vocabulary's file; None if unknown.
+      extra_ids: ids on top of the file's pieces.
+      special: special ids.
     """
 
     origin: str
@@ -157,6 +159,7 @@ class _Vocabulary(NamedTuple):
     size: int
     sha256: str | None
     extra_ids: int
+    special: SpecialIds = T5_IDS
 
 
 def _check_flags(config: Config) -> None:
@@ -183,6 +186,7 @@ def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
         tasks[0].ids.size,
         record.sha256,
         record.extra_ids,
+        record.special_ids,
     )
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     config, converter = _fit(config, origins, vocabulary, lengths)
@@ -228,7 +232,7 @@ def _fit(
     """Fits model and batch to the data; returns the completed configuration and the converter."""
     config = _imply_vocab_size(config, origins, vocabulary)
     _check_vocabulary(config, vocabulary)
-    converter = features.converter(config.model, lengths)
+    converter = features.converter(config.model, lengths, vocabulary.special)
     _check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
     config = _imply_new_tokens(config, origins, lengths)

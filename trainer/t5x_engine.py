@@ -19,6 +19,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS
 from trainer.beginning import start
 from trainer.config import (
     CONFIG_FILE,
@@ -91,6 +92,11 @@ def train(run: Run, origins: dict[str, str]) -> int:
     config = run.config
     if problems := unsupported(config):
         raise UserError("--engine=t5x: " + "; ".join(problems))
+    if run.converter.special != T5_IDS:
+        raise UserError(
+            f"--engine=t5x: T5X takes id 0 for padding and the first input, and {config.task} has "
+            "a vocabulary with other special ids; use --engine=palimpsest"
+        )
     try:
         from t5x import train as t5x
     except ImportError as error:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.setup import Run
 
-# The vocabulary's name beside the checkpoints of a run without data.
-VOCABULARY = "sentencepiece.model"
-
 
 @dataclasses.dataclass(frozen=True)
 class NoData:
@@ -97,9 +94,10 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     extra_ids = 0
     if isinstance(run.data, CachedData):
         first = run.data.tasks[0]
-        extra_ids = first.manifest.plan.vocabulary.extra_ids
+        record = first.manifest.plan.vocabulary
+        extra_ids = record.added_sentinels
         if path is None:
-            return vocabulary.from_bytes(first.model, extra_ids, first.cache)
+            return vocabulary.Vocabulary(first.model, record, first.cache)
     elif isinstance(run.data, NoData):
         return _converted_vocabulary(run, path)
     elif path is None:
@@ -123,14 +121,16 @@ def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
     from tasks import vocabulary
 
     config = run.config
-    beside = files.join(config.model_dir, VOCABULARY)
-    if path is None and not files.exists(beside):
+    if path is None:
+        beside = (files.join(config.model_dir, name) for name in vocabulary.VOCABULARY_FILES)
+        path = next(filter(files.exists, beside), None)
+    if path is None:
         raise UserError(
-            f"{config.model_dir} was converted without a vocabulary: name its SentencePiece model "
-            "by --vocabulary; if it has fewer pieces than the model has ids, as T5's, convert "
-            "again with --vocabulary and --extra_ids"
+            f"{config.model_dir} was converted without a vocabulary: name it by --vocabulary; if "
+            "it has fewer pieces than the model has ids, as T5's, convert again with --vocabulary "
+            "and --extra_ids"
         )
-    loaded = vocabulary.load(path or beside, config.vocabulary.extra_ids or 0)
+    loaded = vocabulary.load(path, config.vocabulary.extra_ids or 0)
     if loaded.size > config.model.vocab_size:
         raise UserError(
             f"--vocabulary={path} has {loaded.size} ids, but the model has "

@@ -23,8 +23,13 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
     """Returns the options of vocab.train that an extended vocabulary inherits.
 
     Raises:
-      UserError: the model is not a unigram model.
+      UserError: it is not a unigram model of SentencePiece with T5's ids.
     """
+    if not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
+        raise UserError(
+            f"--extend={base.name}: only SentencePiece models with T5's ids can be extended "
+            "(pad 0, eos 1, unk 2)"
+        )
     proto = _proto(base.model)
     spec = proto.trainer_spec
     if spec.model_type != spec.UNIGRAM:

@@ -181,19 +181,23 @@ def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
 
 
 def _report(loaded: vocabulary.Vocabulary, split: str, texts: list[str]) -> Report:
-    processor = loaded.processor
-    text_ids = range(loaded.size - loaded.record.sentinels)
-    written = {token for token in text_ids if not processor.is_control(token)}
-    written -= {processor.unk_id()}
-    byte_pieces = {token for token in written if processor.is_byte(token)}
-    characters = {piece for piece in map(processor.id_to_piece, written) if len(piece) == 1}
+    kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
+    unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}
+    byte_pieces = {token for token, kind in kinds.items() if kind == vocabulary.BYTE}
+    silent = (vocabulary.CONTROL, vocabulary.UNUSED)
+    written = {token for token, kind in kinds.items() if kind not in silent} - unknown
+    texts_of = (loaded.ids.texts[token] for token in written - byte_pieces)
+    shown = (
+        text if isinstance(text, str) else text.decode(errors="ignore").strip() for text in texts_of
+    )
+    characters = {text for text in shown if len(text) == 1}
 
     def add(tally: Tally, text: str, tokens: Counter[int], times: int = 1) -> None:
-        normal = Counter(processor.normalize(text))
-        del normal[SPACE]
+        normal = Counter(loaded.codec.normalize(text))
+        del normal[SPACE], normal[" "]
         tally.bytes += times * len(text.encode())
         tally.tokens += times * tokens.total()
-        tally.unknown_tokens += times * tokens[processor.unk_id()]
+        tally.unknown_tokens += times * sum(tokens[token] for token in tokens.keys() & unknown)
         tally.byte_tokens += times * sum(tokens[token] for token in tokens.keys() & byte_pieces)
         tally.characters += times * normal.total()
         tally.covered += times * sum(normal[each] for each in normal.keys() & characters)
@@ -247,7 +251,7 @@ def main(argv: list[str]) -> None:
         "--vocabulary",
         required=True,
         metavar="PATH",
-        help="a folder written by vocab.train, or a .model file of SentencePiece",
+        help=f"vocabulary to measure: {vocabulary.FORMS}",
     )
     add(
         "--corpus",

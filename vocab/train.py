@@ -21,7 +21,7 @@ import tempfile
 from typing import Any
 
 from tasks import vocabulary
-from tasks.cache.manifest import MANIFEST
+from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
@@ -163,7 +163,7 @@ def train(
         files.write_json(files.join(output, _ID_MAP), ids)
     manifest = {
         "format": _FORMAT,
-        "model": dataclasses.asdict(loaded.record),
+        "model": as_json(loaded.record),
         "options": options.as_dict(),
         "corpus": corpus.record,
         "counts": counts.statistics,

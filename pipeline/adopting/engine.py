@@ -43,7 +43,7 @@ from tasks.cache.manifest import (
 from tasks.storage import files, lock
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VOCABULARY, Vocabulary, VocabularyRecord, load
+from tasks.vocabulary import EOS_ID, Vocabulary, VocabularyRecord, load
 
 # Files of fewer bytes take less time than worker processes to start.
 _SMALL_BYTES = 64 << 20
@@ -63,6 +63,11 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
         raise UserError("--extra_ids has no effect without --vocabulary")
     _check_target(target, vocabulary)
     found = survey(options)
+    if vocabulary and found.is_pairs and vocabulary.special.eos != EOS_ID:
+        raise UserError(
+            f"the EOS of {options.vocabulary} is id {vocabulary.special.eos}: pairs of other "
+            f"programs are read with EOS {EOS_ID} alone; build them with pipeline.build"
+        )
     try:
         files.make_folder(target)
         with lock.held(target, "adoption", "--index_dir" if options.index_dir else "--cache_dir"):
@@ -71,7 +76,8 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
             check_examples(folder, found, shards)
             manifest = _manifest(options, found, vocabulary, shards)
             if vocabulary:
-                files.write_bytes(files.join(target, VOCABULARY), vocabulary.model)
+                copy = files.join(target, vocabulary.record.file_name)
+                files.write_bytes(copy, vocabulary.model)
             files.write_bytes(files.join(target, MANIFEST), manifest.content())
     except OSError as error:
         if options.index_dir or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
@@ -115,7 +121,8 @@ def survey(options: Options) -> Found:
 
 def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
     """Checks that no file of others would be written over."""
-    path, model = files.join(target, MANIFEST), files.join(target, VOCABULARY)
+    path = files.join(target, MANIFEST)
+    model = files.join(target, vocabulary.record.file_name) if vocabulary else ""
     if files.exists(path):
         try:
             adopted = CacheManifest.load(target, check=False).plan.adopted
@@ -349,7 +356,7 @@ def summary(found: Found, manifest: CacheManifest) -> list[str]:
         what = ", which is left out, as the objective adds one" if found.is_pairs and ends else ""
         lines.append(f"{side}: {ends:,} of {rows:,} rows end in EOS{what}")
     zeros, empty = (sum(getattr(each, name) for each in counts) for name in ("zeros", "empty"))
-    if zeros:
+    if zeros and plan.vocabulary.special_ids.zero_pads:
         lines.append(f"warning: {zeros:,} ids are 0, which is padding here and has no loss")
     if empty:
         lines.append(f"warning: {empty:,} rows have no targets")

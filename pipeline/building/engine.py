@@ -16,7 +16,7 @@ from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.table import table
-from tasks.vocabulary import VOCABULARY, Vocabulary
+from tasks.vocabulary import Vocabulary
 
 
 def build(options: Options, beam_arguments: list[str]) -> None:
@@ -251,15 +251,18 @@ def _work(
 
 
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
-    """Prints how many documents SentencePiece encoded or audited, if the runner returned counts."""
-    encoded, left = counts["encoded"], counts["left to SentencePiece"]
-    if left and left == encoded:
-        loaded = vocabulary.load(files.join(job.folder, VOCABULARY))
+    """Prints how many documents the library encoded or audited, if the runner returned counts."""
+    encoded, left = counts["encoded"], counts["left to the library"]
+    if not encoded:
+        return
+    loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
+    library = loaded.codec.library
+    if left == encoded:
         reason = tokenize.Tokenizer(loaded).refusal
-        print(f"all documents were left to SentencePiece{f': {reason}' if reason else ''}")
-    elif encoded:
+        print(f"all documents were left to {library}{f': {reason}' if reason else ''}")
+    else:
         print(
-            f"tokenized {encoded:,} documents, {left:,} of them by SentencePiece; audited "
+            f"tokenized {encoded:,} documents, {left:,} of them by {library}; audited "
             f"{counts['audited']:,} against it: no difference"
         )
 

@@ -31,7 +31,7 @@ from tasks.reading.formats.registry import FORMATS
 from tasks.reading.sources import Piece
 from tasks.storage import files
 from tasks.terminal import progress
-from tasks.vocabulary import VOCABULARY, Vocabulary
+from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20
 _SLICE_BYTES = 128 << 10
@@ -130,7 +130,7 @@ def estimate(
     timed = _timed(job.corpus.pieces, workers, generator)
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
-        files.write_bytes(files.join(scratch, VOCABULARY), loaded.model)
+        files.write_bytes(files.join(scratch, loaded.record.file_name), loaded.model)
         plan = dataclasses.replace(job.plan, shards=dict.fromkeys(job.plan.shards, len(to_build)))
         aside = graph.for_workers(dataclasses.replace(job, folder=scratch, plan=plan))
         built = _build(aside, to_build, workers)

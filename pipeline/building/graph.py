@@ -20,9 +20,6 @@ from tasks import vocabulary
 from tasks.cache.manifest import Plan
 from tasks.cache.pack import Documents
 from tasks.reading import sources
-from tasks.storage import files
-from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VOCABULARY
 
 # A reason to quarantine a document: nothing is left after normalisation.
 EMPTY = "empty"
@@ -93,7 +90,7 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
                 writer.quarantine(
                     ids[number].as_py(),
                     batch.column("place")[number].as_py(),
-                    pairs.SENTINEL if spelt[number] else problem,
+                    pairs.spelt_reason(vocabulary) if spelt[number] else problem,
                 )
             firsts = batch.column("part").to_numpy() == 1
             if dropped:
@@ -122,19 +119,14 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
     The vocabulary is the cache's own copy, the only one that remote workers can read.
     """
     record = job.plan.vocabulary
-    key = (job.folder, record.sha256, record.extra_ids, job.tokenizer)
+    key = (job.folder, record, job.tokenizer)
     if key not in _idle:
         _idle.clear()
     waiting = _idle.setdefault(key, [])
     try:
         loaded = waiting.pop()
     except IndexError:
-        path = files.join(job.folder, VOCABULARY)
-        of_cache = vocabulary.load(path, record.extra_ids)
-        if of_cache.record.sha256 != record.sha256:
-            raise UserError(
-                f"{path} is not the vocabulary in plan.json: delete it and run again"
-            ) from None
+        of_cache = vocabulary.of_cache(job.folder, record)
         loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer)
     try:
         yield loaded

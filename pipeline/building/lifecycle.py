@@ -38,7 +38,7 @@ from tasks.cache.manifest import (
 from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VOCABULARY, Vocabulary
+from tasks.vocabulary import Vocabulary
 
 COMPLETED = "COMPLETED"
 # seqio compares this version to tell how integers were stored. Source: seqio
@@ -174,7 +174,7 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
         files.write_bytes(files.join(folder, PLAN), text)
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
-    copy = files.join(folder, VOCABULARY)
+    copy = files.join(folder, plan.vocabulary.file_name)
     if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
         files.write_bytes(copy, vocabulary.model)
 

@@ -7,6 +7,7 @@ from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, SEPARATORS, TEXT_PACKIN
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import positive, share
 from tasks.terminal.fields import REQUIRED, field
+from tasks.vocabulary import FORMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Options:
         "a registered task, such as rlm_span_corruption, or with --name one of the objectives "
         f"{', '.join(OBJECTIVES)}",
     )
-    vocabulary: str = field(REQUIRED, "a folder written by vocab.train, or a .model file")
+    vocabulary: str = field(REQUIRED, FORMS)
     cache_dir: str = field(REQUIRED, "folder of caches; the cache is written to CACHE_DIR/TASK")
     corpus: str | None = field(
         None,
@@ -69,9 +70,10 @@ class Options:
     )
     tokenizer: str = field(
         "fast",
-        "fast: compiled code that returns SentencePiece's ids, audited during the build; "
-        "sentencepiece: SentencePiece itself",
-        choices=("fast", "sentencepiece"),
+        "fast: compiled code that returns SentencePiece's ids, audited during the build, where it "
+        "knows the vocabulary, else as library; library: SentencePiece itself or, for a "
+        "tokenizer.json, Hugging Face's tokenizers; sentencepiece: the former, under its name",
+        choices=("fast", "library", "sentencepiece"),
     )
     extend: bool = field(
         False, "add the corpus's new files to the existing cache, as further shards"

@@ -21,6 +21,7 @@ from tasks.vocabulary import Vocabulary
 
 # Reasons to quarantine a pair besides the problems of reading it.
 SENTINEL = "contains a sentinel such as <extra_id_0>"  # which objectives could not tell from theirs
+SPECIAL = "contains a special token such as {}"  # which would end the text, or pad it
 EMPTY = {side: f"empty {side}" for side in SIDES}  # nothing is left after normalisation
 LONG = {side: f"{side} too long" for side in SIDES}
 # None of these is a fault of the corpus.
@@ -47,6 +48,13 @@ class Limits:
         most = {"inputs": pairs.max_inputs, "targets": pairs.max_targets}
         tokens = {side: limit - 1 if limit else 0 for side, limit in most.items()}
         return cls(tokens, max_bytes, pairs.too_long == "cut")
+
+
+def spelt_reason(vocabulary: Vocabulary) -> str:
+    """Returns the reason to quarantine a text that spells one of `Vocabulary.reserved`."""
+    if vocabulary.is_sentencepiece:
+        return SENTINEL
+    return SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
 
 
 class _Side(NamedTuple):
@@ -76,7 +84,7 @@ def write(
         empty = (side.lengths == 0) & ~side.spelt
         for reason, holds in (
             (LONG[name], side.long if not limits.cut else np.zeros_like(side.long)),
-            (SENTINEL, side.spelt),
+            (spelt_reason(vocabulary), side.spelt),
             (EMPTY[name], empty),
         ):
             reasons[holds & (reasons == None)] = reason  # noqa: E711

@@ -7,7 +7,6 @@ import numpy as np
 
 from tasks.cache.records import FRAMING_BYTES, length_crc, masked_crc
 from tasks.compiled import compiled
-from tasks.vocabulary import EOS_ID
 
 _BEFORE = 12  # bytes of framing before the data: its length and the length's checksum
 # Upper bound of a row's constant bytes: framing, the names of the two features, and the lengths
@@ -45,13 +44,16 @@ def framed(
 
 
 @compiled
-def text_tokens(targets, lengths):
-    """Returns int64[rows], the ids of each row that are neither padding nor EOS, as in seqio."""
+def text_tokens(targets, lengths, pad, eos):
+    """Returns int64[rows], the ids of each row that are neither padding nor EOS, as in seqio.
+
+    `pad` is -1 if there is no such id.
+    """
     counts = np.zeros(len(lengths), np.int64)
     token = 0
     for row in range(len(lengths)):
         for _ in range(lengths[row]):
-            counts[row] += targets[token] > EOS_ID
+            counts[row] += targets[token] != pad and targets[token] != eos
             token += 1
     return counts
 

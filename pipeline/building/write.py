@@ -48,9 +48,11 @@ class ShardWriter:
         self._folder = folder
         self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
         self._is_pairs = plan.pairs is not None
+        special = plan.vocabulary.special_ids
+        self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = None
         if not self._is_pairs:
-            self._packer = packer(plan.packing, plan.row_tokens, plan.separator)
+            self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
         self._pair_counts = dict.fromkeys(
             (field.name for field in dataclasses.fields(PairCounts)), 0
         )
@@ -124,8 +126,9 @@ class ShardWriter:
         self._records.write(data)
         number, none = self._counts["rows"] + np.arange(rows), np.zeros(rows, np.int64)
         self._add_lineage([pairs.ids, number, none.astype(np.int32), tokens, none])
-        of_inputs = text_tokens(pairs.inputs, pairs.inputs_lengths)
-        text = of_inputs + text_tokens(pairs.targets, pairs.targets_lengths)
+        of_inputs = text_tokens(pairs.inputs, pairs.inputs_lengths, *self._unspoken)
+        of_targets = text_tokens(pairs.targets, pairs.targets_lengths, *self._unspoken)
+        text = of_inputs + of_targets
         self._counts["documents"] += rows
         self._counts["text_bytes"] += text_bytes
         self._count(rows, tokens, text)
@@ -198,7 +201,8 @@ class ShardWriter:
                 rows.document_offset,
             ]
         )
-        self._count(len(rows.ids), rows.lengths, text_tokens(rows.tokens, rows.lengths))
+        text = text_tokens(rows.tokens, rows.lengths, *self._unspoken)
+        self._count(len(rows.ids), rows.lengths, text)
 
     def _count(self, pieces: int, lengths: np.ndarray, text: np.ndarray) -> None:
         """Counts written rows, given their tokens with and without separators."""

@@ -7,7 +7,7 @@ import numpy as np
 from pipeline.reporting.findings import Findings
 from tasks.cache.manifest import CacheManifest
 from tasks.inspection import page as html_page
-from tasks.vocabulary import UNK_ID, Vocabulary
+from tasks.vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, Vocabulary
 
 _TOP_PIECES = 24
 _TOP_FILES = 200  # rows of the table of files
@@ -201,17 +201,15 @@ def _histogram(lengths: np.ndarray) -> str:
 
 
 def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
-    processor = loaded.processor
+    kinds = np.array(loaded.ids.kinds[: loaded.record.pieces])
     total = max(int(found.pieces.sum()), 1)
     of_text = [
         token
-        for token in range(loaded.record.pieces)
-        if token < loaded.first_sentinel
-        and not processor.is_control(token)
-        and not processor.is_unknown(token)
+        for token, kind in enumerate(kinds[: loaded.first_sentinel].tolist())
+        if kind not in (CONTROL, UNKNOWN, UNUSED)
     ]
     unused = sum(not found.pieces[token] for token in of_text)
-    in_bytes = sum(int(found.pieces[token]) for token in of_text if processor.is_byte(token))
+    in_bytes = sum(int(found.pieces[token]) for token in of_text if kinds[token] == BYTE)
     text_bytes = sum(manifest.total(split, "text_bytes") for split in manifest.splits)
     text_tokens = sum(manifest.total(split, "text_tokens") for split in manifest.splits)
     facts = [
@@ -219,14 +217,14 @@ def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) ->
         ("never used", f"{unused / max(len(of_text), 1):.2%}"),
         ("bytes per token", f"{text_bytes / max(text_tokens, 1):.3f}"),
         ("tokens per word", f"{found.word_tokens / max(found.words, 1):.3f}"),
-        ("unknown tokens", f"{found.pieces[UNK_ID] / total:.4%}"),
+        ("unknown tokens", f"{found.pieces[: len(kinds)][kinds == UNKNOWN].sum() / total:.4%}"),
         ("byte-fallback tokens", f"{in_bytes / total:.4%}"),
     ]
     order = np.argsort(-found.pieces, kind="stable")[:_TOP_PIECES].tolist()
     most = max(int(found.pieces.max()), 1)
     rows = [
         (
-            loaded.processor.id_to_piece(token),
+            loaded.piece(token),
             f"{found.pieces[token]:,}",
             f"{found.pieces[token] / total:.2%}",
             f"<span class=bar style='width:{10 * found.pieces[token] / most:.2f}rem'></span>",

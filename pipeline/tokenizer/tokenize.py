@@ -1,6 +1,5 @@
 """Tokenization of batches of texts, with an audit of the fast tokenizer."""
 
-import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,10 +11,11 @@ from tasks.vocabulary import Vocabulary
 
 FAST = "fast"
 SENTENCEPIECE = "sentencepiece"
-ENGINES = (FAST, SENTENCEPIECE)
+LIBRARY = "library"  # SentencePiece, or `tokenizers` for a tokenizer.json
+ENGINES = (FAST, LIBRARY, SENTENCEPIECE)
 
-# Bytes of text per call of SentencePiece. It returns Python lists, about 36 bytes per token, whose
-# memory this bounds; larger chunks are not faster.
+# Bytes of text per call of a library. They return Python objects, SentencePiece about 36 bytes per
+# token, whose memory this bounds; larger chunks are not faster.
 _CHUNK_BYTES = 1 << 16
 # One byte in 256 is also encoded by SentencePiece and compared. As SentencePiece has a sixth of the
 # fast tokenizer's speed, this costs 2 % of the time.
@@ -25,20 +25,30 @@ _AUDITED_BYTES = 64 << 10
 
 
 class Tokenizer:
-    """Tokenizer of a vocabulary with one of ENGINES; both return SentencePiece's ids.
+    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids.
 
     Attributes:
-      refusal: why FAST does not support the model, which is left to SentencePiece; "" otherwise.
-      documents: numbers of texts "encoded", and of these "left to SentencePiece" and "audited".
+      refusal: why FAST does not support the vocabulary, which is left to its library; "" otherwise.
+      documents: numbers of texts "encoded", and of these "left to the library" and "audited".
+
+    Raises:
+      UserError: at construction, if the engine is not for such vocabularies.
     """
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
         self._vocabulary = vocabulary
         self._fast: fast_tokenizer.FastTokenizer | None = None
         self.refusal = ""
-        self.documents = {"encoded": 0, "left to SentencePiece": 0, "audited": 0}
+        self.documents = {"encoded": 0, "left to the library": 0, "audited": 0}
         self._seen = self._audited = 0
-        if engine == FAST:
+        if engine == SENTENCEPIECE and not vocabulary.is_sentencepiece:
+            raise UserError(
+                f"--tokenizer={engine}: {vocabulary.name} is a tokenizer.json; use "
+                f"--tokenizer={LIBRARY}"
+            )
+        if engine == FAST and not vocabulary.is_sentencepiece:
+            self.refusal = "the fast tokenizer is for SentencePiece models"
+        elif engine == FAST:
             try:
                 self._fast = fast_tokenizer.from_model(vocabulary.model, vocabulary.processor)
             except fast_tokenizer.Unsupported as error:
@@ -55,25 +65,20 @@ class Tokenizer:
         """
         self.documents["encoded"] += len(texts)
         if not self._fast:
-            self.documents["left to SentencePiece"] += len(texts)
-            return self._by_sentencepiece(texts)
+            self.documents["left to the library"] += len(texts)
+            return self._by_library(texts)
         refused = self._fast.refused
         tokens, lengths = self._fast.encode(texts)
-        self.documents["left to SentencePiece"] += self._fast.refused - refused
+        self.documents["left to the library"] += self._fast.refused - refused
         self._audit(texts, tokens, lengths)
         return tokens, lengths
 
-    def _by_sentencepiece(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        tokens, lengths = array.array("i"), [np.zeros(0, np.int64)]
+    def _by_library(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        tokens = [np.zeros(0, np.int32)]
         for chunk in _chunks(texts):
-            # One thread, as --workers uses the other cores.
-            encoded = self._vocabulary.processor.encode(
-                chunk.to_pylist(), out_type=int, num_threads=1
-            )
-            for ids in encoded:
-                tokens.fromlist(ids)
-            lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        return np.frombuffer(tokens, np.int32), np.concatenate(lengths)
+            tokens += self._vocabulary.encode(chunk.to_pylist())
+        lengths = np.fromiter(map(len, tokens[1:]), np.int64, len(texts))
+        return np.concatenate(tokens), lengths
 
     def _audit(self, texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Compares ids with SentencePiece's, for one in _AUDIT_INTERVAL of all bytes so far."""
@@ -114,13 +119,16 @@ class Tokenizer:
 def without_sentinels(
     vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Removes the ids of texts that contain a sentinel.
+    """Removes the ids of texts that contain one of `Vocabulary.reserved`.
 
     Returns:
       (tokens, lengths) as from `Tokenizer.encode`, and bool[texts], True if it contained one.
     """
     spelt = np.zeros(len(lengths), bool)
-    places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
+    if vocabulary.is_sentencepiece:  # no text spells its control pieces: comparing is faster
+        places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
+    else:
+        places = np.flatnonzero(vocabulary.reserved[tokens])
     if not len(places):
         return tokens, lengths, spelt
     spelt[np.searchsorted(np.cumsum(lengths), places, side="right")] = True

@@ -9,7 +9,6 @@ from pipeline.verification.shard import Checked, Fault
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VOCABULARY
 
 _AGAIN = "run pipeline.adopt again"
 
@@ -74,11 +73,13 @@ def check_shared_files(folder: str, manifest: CacheManifest) -> list[Fault]:
         engine.check_examples(source, found, manifest.splits)
     except UserError as error:
         faults.append(Fault(MANIFEST, f"it does not fit its cache: {error}", _AGAIN))
-    if plan.vocabulary.sha256:
+    record = plan.vocabulary
+    if record.sha256:
         try:
-            wrong = files.sha256(files.join(folder, VOCABULARY)) != plan.vocabulary.sha256
+            wrong = files.sha256(files.join(folder, record.file_name)) != record.sha256
         except FileNotFoundError:
             wrong = True
         if wrong:
-            faults.append(Fault(VOCABULARY, "not the vocabulary of the rows, or missing", _AGAIN))
+            problem = "not the vocabulary of the rows, or missing"
+            faults.append(Fault(record.file_name, problem, _AGAIN))
     return faults

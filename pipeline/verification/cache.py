@@ -27,7 +27,6 @@ from tasks.cache.manifest import (
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VOCABULARY
 
 # Digests of documents are sorted in this many parts, each of which must fit in memory: 2**32
 # documents, a hundred web crawls, give 64 parts of 1 GB.
@@ -152,15 +151,16 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
             what = "differs from the manifest's plan" if name == PLAN else "wrong content"
             remedy = "restore it, or build into another folder" if name == PLAN else FINISH
             faults.append(Fault(name, what, remedy))
-    if VOCABULARY not in names:
-        faults.append(Fault(VOCABULARY, "missing", FINISH))
+    file = plan.vocabulary.file_name
+    if file not in names:
+        faults.append(Fault(file, "missing", FINISH))
     else:
-        model = files.read_bytes(files.join(folder, VOCABULARY))
+        model = files.read_bytes(files.join(folder, file))
         if hashlib.sha256(model).hexdigest() != plan.vocabulary.sha256:
-            faults.append(Fault(VOCABULARY, "not the vocabulary of the rows", FINISH))
-        elif vocabulary.from_bytes(model, plan.vocabulary.extra_ids).record != plan.vocabulary:
+            faults.append(Fault(file, "not the vocabulary of the rows", FINISH))
+        elif not vocabulary.Vocabulary(model, plan.vocabulary, file).counts_agree():
             faults.append(Fault(PLAN, "its vocabulary sizes are wrong", FINISH))
-    known = {PLAN, PLAN_MARK + plan.fingerprint, VOCABULARY, *wanted}
+    known = {PLAN, PLAN_MARK + plan.fingerprint, file, *wanted}
     for split, shards in manifest.splits.items():
         for index, shard in enumerate(shards):
             known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}

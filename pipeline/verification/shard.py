@@ -30,7 +30,6 @@ from tasks.cache.manifest import (
 )
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,7 +235,8 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
     numbers: list[tuple[int, int, int, int, int]] = []
     positions = [np.zeros(0, np.int64)]
     ends = [np.zeros(0, np.int64)]
-    least, most, before, inputs_text = EOS_ID, 0, 0, 0
+    eos = plan.vocabulary.special_ids.eos
+    least, most, before, inputs_text = np.iinfo(np.int32).max, 0, 0, 0
     inside = ""
     try:
         with files.open_read(files.join(folder, name)) as file:
@@ -249,12 +249,12 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
                         found, wanted = kinds if plan.pairs else reversed(kinds)
                         raise records.CorruptRecord(f"it is {found}, and the plan has {wanted}")
                     tokens = row.tokens
-                    separators = np.flatnonzero(tokens == EOS_ID)
+                    separators = np.flatnonzero(tokens == eos)
                     length = len(tokens)
                     of_inputs = row.tokens[:0] if row.inputs is None else row.inputs
                     counts = (len(row.document_starts), len(separators), len(of_inputs))
                     numbers.append((offset, length, *counts))
-                    inputs_text += int((of_inputs != EOS_ID).sum())
+                    inputs_text += int((of_inputs != eos).sum())
                     positions.append(row.document_starts.astype(np.int64))
                     ends.append(separators + before)
                     before += length
@@ -340,7 +340,8 @@ def _check_tokens(rows: _Rows, plan: Plan, first_sentinel: int, require: _Requir
     if plan.packing == "concat":
         full = (lengths[:-1] == plan.row_tokens).all()
         require("tfrecord", f"a row before the last does not have {plan.row_tokens} tokens", full)
-    require("tfrecord", "it holds padding", not len(lengths) or rows.least > PAD_ID)
+    padded = bool(len(lengths)) and plan.vocabulary.special_ids.zero_pads and rows.least == 0
+    require("tfrecord", "it holds padding", not padded)
     require(
         "tfrecord",
         f"it holds id {rows.most}, but ids from {first_sentinel} up are sentinels",

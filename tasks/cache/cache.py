@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Collection
 
+from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, CacheManifest, cache_names
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
-from tasks.vocabulary import VOCABULARY, TokenIds
+from tasks.vocabulary import TokenIds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,22 +34,11 @@ class Cache:
         Raises:
           UserError: the file is missing, or is not the vocabulary that the cache was built with.
         """
-        record, path = self.manifest.plan.vocabulary, files.join(self.folder, VOCABULARY)
+        record = self.manifest.plan.vocabulary
         if not record.sha256:  # not known to who adopted the cache
-            return TokenIds(record.size, 0)
+            return record.ids(b"")
         command = "adopt" if self.manifest.plan.adopted else "build"
-        again = f"run pipeline.{command} again, which writes it anew"
-        try:
-            model = files.read_bytes(path)
-        except FileNotFoundError as error:
-            raise UserError(f"{path} is missing: {again}") from error
-        found = hashlib.sha256(model).hexdigest()
-        if found != record.sha256:
-            raise UserError(
-                f"{path} is damaged: its sha256 is {found}, and the cache was built with "
-                f"{record.sha256}: {again}"
-            )
-        return TokenIds(record.size, record.sentinels, model)
+        return vocabulary.of_cache(self.folder, record, command).ids
 
 
 def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str:

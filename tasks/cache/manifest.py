@@ -8,7 +8,7 @@ A cache is one folder:
     train.quarantine-00003-of-00016.jsonl    documents left out, with the reason (only if any)
     train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
     info.train.json stats.train.json COMPLETED   for stock seqio
-    sentencepiece.model               the vocabulary, so that a cache is self-contained
+    sentencepiece.model or tokenizer.json    the vocabulary, so that a cache is self-contained
     plan.json                         written first: the cache to be built
     .plan-SHA256                      empty; its name is the plan's fingerprint
     manifest.json                     written last: the cache that was built
@@ -27,7 +27,7 @@ from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_
 from tasks.cache.checked_json import RESTORE, check_count, check_form, check_keys, short, wrong
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VocabularyRecord
+from tasks.vocabulary import VOCABULARY_FILES, SpecialIds, VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -390,8 +390,7 @@ def plan_from_dict(value: Any) -> Plan:
     check_keys(value, "the plan", _PLAN_KEYS - _OPTIONAL, _OPTIONAL)
     check_form(value["task"], str, "task", "a name")
     _corpus(check_form(value["corpus"], dict, "corpus", "an object"))
-    check_keys(value["vocabulary"], "vocabulary", _VOCABULARY_KEYS)
-    record = VocabularyRecord(**value["vocabulary"])
+    record = _vocabulary(value["vocabulary"])
     check_form(record.sha256, str, "vocabulary.sha256", "a checksum")
     for name in ("pieces", "extra_ids", "sentinels"):
         check_count(getattr(record, name), f"vocabulary.{name}")
@@ -407,6 +406,21 @@ def plan_from_dict(value: Any) -> Plan:
         check_count(count, f"shards.{split}", least=1)
     adopted = adoption_from_dict(value["adopted"]) if "adopted" in value else None
     return Plan(**{**value, "vocabulary": record, "pairs": limits, "adopted": adopted})
+
+
+def _vocabulary(value: Any) -> VocabularyRecord:
+    more = frozenset({"file", "special"})
+    check_keys(value, "vocabulary", _VOCABULARY_KEYS - more, more)
+    if value.get("file") not in (None, *VOCABULARY_FILES):
+        raise wrong("vocabulary.file", value["file"], "one of " + ", ".join(VOCABULARY_FILES))
+    special = value.get("special")
+    if special is not None:
+        roles = {each.name for each in dataclasses.fields(SpecialIds)}
+        check_keys(special, "vocabulary.special", {"eos"}, roles)
+        for role, number in special.items():
+            check_count(number, f"vocabulary.special.{role}")
+        special = SpecialIds(**{**dict.fromkeys(roles), **special})
+    return VocabularyRecord(**{**value, "special": special})
 
 
 def _limits(value: Any) -> PairLimits:

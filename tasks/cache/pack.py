@@ -35,11 +35,11 @@ class Documents:
     tokens: np.ndarray
     lengths: np.ndarray
 
-    def separated(self, separator: str) -> "Documents":
-        """Returns the documents with a separator, "none" or "eos", after each."""
+    def separated(self, separator: str, eos: int = EOS_ID) -> "Documents":
+        """Returns the documents with a separator, "none" or "eos", after each; `eos` is its id."""
         if separator == "none":
             return self
-        tokens = np.insert(self.tokens, np.cumsum(self.lengths), EOS_ID)
+        tokens = np.insert(self.tokens, np.cumsum(self.lengths), eos)
         return Documents(self.ids, tokens, self.lengths + 1)
 
 
@@ -101,10 +101,10 @@ class Packer(Protocol):
         """Returns the rows that are still open."""
 
 
-def packer(packing: str, row_tokens: int, separator: str) -> Packer:
-    """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS."""
+def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Packer:
+    """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS. `eos` is EOS's id."""
     kind = _BestFit if packing == "best_fit" else _Concat
-    return kind(row_tokens, separator)
+    return kind(row_tokens, separator, eos)
 
 
 class _Concat:
@@ -113,16 +113,16 @@ class _Concat:
     Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
     """
 
-    def __init__(self, row_tokens: int, separator: str = "none"):
+    def __init__(self, row_tokens: int, separator: str = "none", eos: int = EOS_ID):
         self._row_tokens = row_tokens
-        self._separator = separator
+        self._separator, self._eos = separator, eos
         self._tokens = np.zeros(0, np.int32)
         self._ids = pa.array([], pa.string())
         self._starts = np.zeros(0, np.int64)
         self._lengths = np.zeros(0, np.int64)
 
     def add(self, documents: Documents) -> Rows:
-        documents = documents.separated(self._separator)
+        documents = documents.separated(self._separator, self._eos)
         ends = len(self._tokens) + np.cumsum(documents.lengths)
         self._tokens = np.concatenate([self._tokens, documents.tokens])
         self._ids = pa.concat_arrays([self._ids, documents.ids])
@@ -179,16 +179,16 @@ class _BestFit:
     Differences: documents are packed as they arrive, not sorted by length.
     """
 
-    def __init__(self, row_tokens: int, separator: str = "none"):
+    def __init__(self, row_tokens: int, separator: str = "none", eos: int = EOS_ID):
         self._row_tokens = row_tokens
-        self._separator = separator
+        self._separator, self._eos = separator, eos
         self._opened = 0
         # (space left, order of opening) of the open rows, sorted, and the rows by that order.
         self._spaces: list[tuple[int, int]] = []
         self._open: dict[int, _OpenRow] = {}
 
     def add(self, documents: Documents) -> Rows:
-        documents = documents.separated(self._separator)
+        documents = documents.separated(self._separator, self._eos)
         closed: list[_OpenRow] = []
         ends = np.cumsum(documents.lengths)
         for name, begin, end in zip(

@@ -1,21 +1,10 @@
-"""Decodes ids to text, token by token, without SentencePiece."""
+"""Decodes ids to text, token by token, without the library that encoded it."""
 
 from collections.abc import Sequence
 
-from tasks.vocabulary import (
-    BYTE,
-    CONTROL,
-    EOS_ID,
-    PAD_ID,
-    PAIR_BORDER,
-    UNKNOWN,
-    TokenIds,
-    sentinel_piece,
-)
+from tasks.vocabulary import CONTROL, PAIR_BORDER, TokenIds, sentinel_piece
 
-_SPACE = "\u2581"
-# SentencePiece's text for an unknown piece, and for a byte that is not part of a character.
-_UNKNOWN_TEXT = " \u2047 "
+# The text of a byte that is not part of a character.
 REPLACEMENT = "\ufffd"
 # Stands between the sides of a pair.
 PAIR_BORDER_SIGN = "\u2192"
@@ -35,37 +24,30 @@ def piece(token: int, ids: TokenIds) -> str:
 def is_text(token: int, ids: TokenIds) -> bool:
     """Returns False for padding, EOS, the border of a pair, sentinels and other control pieces;
     True for all else."""
-    if token in (PAD_ID, EOS_ID, PAIR_BORDER) or token >= min(ids.first_sentinel, len(ids.pieces)):
+    if token in (ids.special.pad, ids.special.eos, PAIR_BORDER):
+        return False
+    if token >= min(ids.first_sentinel, len(ids.pieces)):
         return False
     return ids.kinds[token] != CONTROL
 
 
 def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
-    """Returns the text of each token; joined, they equal SentencePiece's decoded text.
+    """Returns the text of each token; joined, they equal the library's decoded text.
 
-    A character of several bytes is the text of its first byte, and the other bytes have none; a
-    byte that is not part of a character becomes U+FFFD. Padding, EOS, sentinels and other control
-    pieces have no text. Unlike SentencePiece, a space at the beginning is kept.
+    A character that several tokens spell is the text of the token with its first byte; a byte that
+    is not part of a character becomes U+FFFD. Padding, EOS, sentinels and other control pieces have
+    no text. Unlike with SentencePiece and WordPiece, a space at the beginning is kept.
     """
-    out = []
-    at = 0
-    while at < len(tokens):
-        end = at
-        while end < len(tokens) and is_text(tokens[end], ids) and ids.kinds[tokens[end]] == BYTE:
-            end += 1
-        if end > at:
-            # A byte's piece is <0x41>.
-            out += _characters(bytes(int(piece(token, ids)[3:5], 16) for token in tokens[at:end]))
-            at = end
-            continue
-        token, at = tokens[at], at + 1
-        if not is_text(token, ids):
-            out.append("")
-        elif ids.kinds[token] == UNKNOWN:
-            out.append(_UNKNOWN_TEXT)
+    out: list[str] = []
+    run: list[bytes] = []
+    for token in tokens:
+        text = ids.texts[token] if is_text(token, ids) else ""
+        if isinstance(text, bytes):
+            run.append(text)
         else:
-            out.append(ids.pieces[token].replace(_SPACE, " "))
-    return out
+            out += [*_characters(run), text]
+            run = []
+    return [*out, *_characters(run)]
 
 
 def decode(tokens: Sequence[int], ids: TokenIds) -> str:
@@ -73,18 +55,23 @@ def decode(tokens: Sequence[int], ids: TokenIds) -> str:
     return "".join(texts(tokens, ids)).removeprefix(" ")
 
 
-def _characters(data: bytes) -> list[str]:
-    """Returns the text of each byte."""
-    out: list[str] = []
-    while len(out) < len(data):
-        at = len(out)
-        for size in range(1, 5):
-            try:
-                character = data[at : at + size].decode()
-            except UnicodeDecodeError:
-                continue
-            out += [character, *[""] * (size - 1)]
-            break
-        else:
-            out.append(REPLACEMENT)
+def _characters(parts: list[bytes]) -> list[str]:
+    """Returns the characters that begin in each part."""
+    data, out = b"".join(parts), [""] * len(parts)
+    owners = [number for number, part in enumerate(parts) for _ in part]
+    at = 0
+    while at < len(data):
+        character, size = _character(data[at : at + 4])
+        out[owners[at]] += character
+        at += size
     return out
+
+
+def _character(data: bytes) -> tuple[str, int]:
+    """Returns the character at the beginning of `data`, and its number of bytes."""
+    for size in range(1, len(data) + 1):
+        try:
+            return data[:size].decode(), size
+        except UnicodeDecodeError:
+            continue
+    return REPLACEMENT, 1

@@ -16,8 +16,9 @@ from tasks.inspection import page as html_page
 from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, texts
 from tasks.inspection.trace import SHUFFLED_PARTS, Side, Trace
 from tasks.objectives import Lengths
-from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds
+from tasks.vocabulary import PAIR_BORDER, TokenIds
 
+_EOS = "EOS"  # shown for the token
 _COLOURS = 8  # page.css has as many classes .c0, .c1, …
 # Colour numbers of xterm, light enough for black text.
 _TERMINAL = (217, 157, 153, 222, 183, 123, 215, 219)
@@ -229,11 +230,11 @@ def _tokens(side: Side, ids: TokenIds, window: Side, used_N: np.ndarray) -> tupl
     ):
         name = piece(token, ids)
         mark = not is_text(token, ids)
-        own = place < 0 and token != EOS_ID
+        own = place < 0 and token != ids.special.eos
         note = ""
         if own and span >= 0:
             note = decode(window.tokens_L[window.spans_L == span].tolist(), ids)
-        shown = "EOS" if token == EOS_ID else name if mark or text == REPLACEMENT else text
+        shown = _EOS if token == ids.special.eos else name if mark or text == REPLACEMENT else text
         made.append(
             Token(
                 token, printable(name), printable(shown), mark, own, span, place,
@@ -393,7 +394,7 @@ def _html(made: Sequence[Token]) -> str:
         number = f" data-s={span}" if span >= 0 else ""
         if first.mark:
             # <bdi>, so that the letters of a sentinel do not decide the text's direction.
-            kind = "e" if first.id == EOS_ID else "m"
+            kind = "e" if first.text == _EOS else "m"
             # <wbr>, since a line may end before it although there is no space.
             out.append(
                 f"<wbr><bdi class='{kind}{colour}'{number}>{_token(first, first.text)}</bdi>"

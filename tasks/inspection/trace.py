@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import Lengths, Objective
-from tasks.vocabulary import EOS_ID, PAD_ID, PAIR_BORDER, TokenIds
+from tasks.vocabulary import PAIR_BORDER, TokenIds
 
 # Number of colours for a window whose tokens are all in the inputs, in another order.
 SHUFFLED_PARTS = 8
@@ -100,7 +100,7 @@ def trace(
     spans_L = _spans_of(targets_L, spans_N)
     if "inputs" in made:
         hidden_N = np.where(in_inputs_N, -1, spans_N)
-        replaced_L = _replaced_spans(made["inputs"], inputs_L, targets_L, hidden_N)
+        replaced_L = _replaced_spans(made["inputs"], inputs_L, targets_L, hidden_N, ids)
         inputs_spans_L = np.where(inputs_L >= 0, _spans_of(inputs_L, spans_N), replaced_L)
         inputs = side("inputs", inputs_spans_L)
         spans_L = _with_sentinels(made["targets"], targets_L, spans_L, inputs)
@@ -148,7 +148,7 @@ def _places(
     markers_N[window_N == PAIR_BORDER] = PAIR_BORDER
     # Objectives may ask which tokens begin a word: markers do where the window's tokens do.
     words_N = ids.word_starts[window_N]
-    words_N[1:] |= window_N[:-1] == EOS_ID
+    words_N[1:] |= window_N[:-1] == ids.special.eos
     with_markers = copy.copy(ids)
     vars(with_markers)["word_starts"] = np.concatenate([ids.word_starts, words_N])
     vars(with_markers)["text_ids"] = np.concatenate([ids.text_ids, window_N])
@@ -183,7 +183,11 @@ def _spans_of(places_L: np.ndarray, spans_N: np.ndarray) -> np.ndarray:
 
 
 def _replaced_spans(
-    tokens_L: np.ndarray, places_L: np.ndarray, targets_L: np.ndarray, hidden_N: np.ndarray
+    tokens_L: np.ndarray,
+    places_L: np.ndarray,
+    targets_L: np.ndarray,
+    hidden_N: np.ndarray,
+    ids: TokenIds,
 ) -> np.ndarray:
     """Returns the hidden span that each token added by the objective replaces, int64 [L], or -1.
 
@@ -192,9 +196,11 @@ def _replaced_spans(
       places_L: places of the inputs.
       targets_L: places of the targets.
       hidden_N: spans of the window's tokens that are not in the inputs, -1 for the others.
+      ids: the vocabulary.
     """
+    eos = ids.special.eos
     replaced_L = np.full(len(tokens_L), -1)
-    added_L = np.flatnonzero((places_L < 0) & ~np.isin(tokens_L, (PAD_ID, EOS_ID)))
+    added_L = np.flatnonzero((places_L < 0) & (tokens_L != eos))
     if (
         len(places_L) == len(targets_L)
         and ((places_L == targets_L) | (places_L < 0) | (targets_L < 0)).all()
@@ -206,10 +212,10 @@ def _replaced_spans(
     size = len(hidden_N)
     for at in added_L.tolist():
         left = at - 1
-        while left >= 0 and places_L[left] < 0 and tokens_L[left] != EOS_ID:
+        while left >= 0 and places_L[left] < 0 and tokens_L[left] != eos:
             left -= 1
         right = at + 1
-        while right < len(places_L) and places_L[right] < 0 and tokens_L[right] != EOS_ID:
+        while right < len(places_L) and places_L[right] < 0 and tokens_L[right] != eos:
             right += 1
         after = places_L[left] + 1 if left >= 0 and places_L[left] >= 0 else size
         before = places_L[right] - 1 if right < len(places_L) and places_L[right] >= 0 else -1

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from tasks.inspection.decode import texts
-from tasks.vocabulary import EOS_ID, PAD_ID, UNKNOWN, TokenIds
+from tasks.vocabulary import UNKNOWN, TokenIds
 
 
 class WordCounter:
@@ -33,14 +33,17 @@ class WordCounter:
         )
         self._opens_N = np.array([bool(text) and not text[0].isspace() for text in each])
         self._closes_N = np.array([bool(text) and text[-1].isspace() for text in each])
+        self._eos = ids.special.eos
 
-    def __call__(self, ids_BL: np.ndarray) -> int:
-        """Returns the number of words in rows that are padded with 0."""
-        next_BL = np.pad(ids_BL[:, 1:], ((0, 0), (0, 1)), constant_values=PAD_ID)
-        opens_BL = self._opens_N[next_BL]
+    def __call__(self, ids_BL: np.ndarray, is_token_BL: np.ndarray) -> int:
+        """Returns the number of words in rows whose tokens are those at `is_token_BL`."""
+        inside_BL = self._inside_N[ids_BL] * is_token_BL
+        next_BL = np.pad(ids_BL[:, 1:], ((0, 0), (0, 1)))
+        padding_BL = ~np.pad(is_token_BL[:, 1:], ((0, 0), (0, 1)))
+        opens_BL = self._opens_N[next_BL] & ~padding_BL
         # The word after a row's last space is in another row.
-        ends_BL = (next_BL == EOS_ID) | (next_BL == PAD_ID)
+        ends_BL = (next_BL == self._eos) | padding_BL
         begins_BL = np.where(
-            ids_BL == EOS_ID, opens_BL, self._closes_N[ids_BL] & (opens_BL | ends_BL)
+            ids_BL == self._eos, opens_BL, self._closes_N[ids_BL] & (opens_BL | ends_BL)
         )
-        return int(self._inside_N[ids_BL].sum() + begins_BL.sum())
+        return int(inside_BL.sum() + (begins_BL & is_token_BL).sum())

@@ -69,7 +69,7 @@ class _Side(NamedTuple):
 def _replaced(random_share: float, kept_share: float) -> _Side:
     def make(tokens_WN, mask_WN, lengths_W, keys_W, ids):
         replaced_WN = noise.replace_tokens(
-            tokens_WN, mask_WN, keys_W, ids.size - 1, ids.first_sentinel, random_share, kept_share
+            tokens_WN, mask_WN, keys_W, ids.size - 1, ids.random_ids, random_share, kept_share
         )
         return replaced_WN, lengths_W
 
@@ -243,7 +243,7 @@ class Denoising(Objective):
     def _examples(self, tokens_WN, mask_WN, lengths_W, keys_W, ids):
         keys_W = noise.fold_in(keys_W, 2)
         return {
-            name: with_eos(*SIDES[side].make(tokens_WN, mask_WN, lengths_W, keys_W, ids))
+            name: with_eos(*SIDES[side].make(tokens_WN, mask_WN, lengths_W, keys_W, ids), ids)
             for name, side in (("inputs", self.inputs), ("targets", self.targets))
         }
 

@@ -49,7 +49,7 @@ class AutoregressiveLM(Objective):
 
     def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
         if self.eos == "window":
-            return {"targets": with_eos(tokens_WN, lengths_W)}
+            return {"targets": with_eos(tokens_WN, lengths_W, ids)}
         return {"targets": (tokens_WN, lengths_W)}
 
 

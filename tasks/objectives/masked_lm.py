@@ -13,7 +13,7 @@ from tasks.objectives.objective import Objective
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rule, check, field, require
-from tasks.vocabulary import EOS_ID, sentinel_piece
+from tasks.vocabulary import sentinel_piece
 
 # Streams of a window's key.
 _SPLIT, _SWAP, _ORDER, _GRAM, _TOKEN, _SHORT, _LENGTH, _OTHER = range(21, 29)
@@ -131,7 +131,7 @@ class MaskedLM(Objective):
             chosen_WN,
             noise.fold_in(keys_W, _TOKEN),
             ids.id_of(self.mask),
-            ids.first_sentinel,
+            ids.random_ids,
             random_share=0.1,
             kept_share=0.1,
         )
@@ -160,7 +160,7 @@ class MaskedLM(Objective):
             out_WL[window, to] = values_WN[window, place]
             if special:
                 out_WL[:, 0] = ids.id_of(self.classify)
-                out_WL[every, first_W + 1] = out_WL[every, lengths_W + 2] = EOS_ID
+                out_WL[every, first_W + 1] = out_WL[every, lengths_W + 2] = ids.special.eos
             made[name] = out_WL, lengths_W + 3
         positions = np.arange(width + 3)
         second_WL = positions > first_W[:, None] + 1
@@ -182,7 +182,7 @@ class MaskedLM(Objective):
         if self.split == SENTENCES:
             inner_WN = sentence_starts(tokens_WN, lengths_W, ids)
             sizes_W = self._shortened(inner_WN, sizes_W, longest, keys_W)
-        ends_WN = ids.text_ids[tokens_WN] == EOS_ID
+        ends_WN = ids.text_ids[tokens_WN] == ids.special.eos
         within_WN = noise.within(sizes_W, width)
         usable_WN = inner_WN & within_WN
         usable_WN[:, 1:] &= ~ends_WN[:, :-1]
@@ -222,7 +222,7 @@ class MaskedLM(Objective):
     def _word_starts(self, tokens_WN, lengths_W, ids) -> np.ndarray:
         starts_WN = ids.word_starts[tokens_WN]
         starts_WN[:, 0] = True  # the end of a word that the window cuts counts as a word
-        starts_WN[:, 1:] |= tokens_WN[:, :-1] == EOS_ID
+        starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
         return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
     def _split(self, starts_WN, lengths_W, keys_W) -> np.ndarray:

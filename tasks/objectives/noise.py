@@ -12,8 +12,6 @@ import hashlib
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Lower ids are padding, EOS and unknown, which a random token must not be.
-_FIRST_PIECE = 3
 # Separates the noise of evaluation from that of training under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
 
@@ -346,7 +344,7 @@ def replace_tokens(
     mask_WN: np.ndarray,
     keys_W: np.ndarray,
     mask_token: int,
-    first_sentinel: int,
+    pieces: np.ndarray,
     random_share: float = 0.0,
     kept_share: float = 0.0,
 ) -> np.ndarray:
@@ -358,7 +356,7 @@ def replace_tokens(
       mask_WN: bool [W, N].
       keys_W: uint64 [W].
       mask_token: id that replaces a token.
-      first_sentinel: random pieces have ids from 3 to `first_sentinel` - 1.
+      pieces: ids of the pieces that are drawn, `TokenIds.random_ids`.
       random_share: probability of a random piece instead, in [0, 1].
       kept_share: probability that the token stays, in [0, 1 - random_share].
 
@@ -376,6 +374,5 @@ def replace_tokens(
         kept_WN = mask_WN & (draws_WN >= 1 - kept_share)
         out_WN[kept_WN] = tokens_WN[kept_WN]
         pieces_WN = uniforms(fold_in(keys_W, 0), mask_WN.shape[1])[random_WN]
-        pieces = pieces_WN * (first_sentinel - _FIRST_PIECE)
-        out_WN[random_WN] = _FIRST_PIECE + pieces.astype(np.int32)
+        out_WN[random_WN] = pieces[(pieces_WN * len(pieces)).astype(np.int32)]
     return out_WN

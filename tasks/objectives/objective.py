@@ -12,7 +12,7 @@ import numpy as np
 
 from tasks.objectives.kinds import Kind, Slots
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, TokenIds
+from tasks.vocabulary import TokenIds
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
 Examples = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -165,9 +165,11 @@ def words(value: Any) -> str:
     return f"{name} ({', '.join(fields)})" if fields else name
 
 
-def with_eos(tokens_WN: np.ndarray, lengths_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def with_eos(
+    tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
+) -> tuple[np.ndarray, np.ndarray]:
     """Appends an EOS to each window: (tokens int32 [W, N + 1], lengths + 1)."""
     out_WN = np.zeros((tokens_WN.shape[0], tokens_WN.shape[1] + 1), np.int32)
     out_WN[:, :-1] = tokens_WN
-    out_WN[np.arange(len(out_WN)), lengths_W] = EOS_ID
+    out_WN[np.arange(len(out_WN)), lengths_W] = ids.special.eos
     return out_WN, lengths_W + 1

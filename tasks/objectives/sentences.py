@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.vocabulary import BYTE, EOS_ID, UNK_ID, TokenIds
+from tasks.vocabulary import BYTE, T5_IDS, UNK_ID, UNKNOWN, TokenIds
 
 _TERMINALS = ".!?…"
 _CLOSERS = "\"'”’»)]}"
@@ -69,6 +69,11 @@ def _beginning(text: str, cased: bool) -> int:
     return _SMALL if cased and first.islower() else _CAPITAL
 
 
+def _shown(text: str | bytes) -> str:
+    """Returns what a piece adds to a word; parts of characters are replaced."""
+    return (text if isinstance(text, str) else text.decode(errors="replace")).replace(" ", "")
+
+
 class _Marks:
     """The facts about a vocabulary's pieces, by id.
 
@@ -82,16 +87,18 @@ class _Marks:
     def __init__(self, ids: TokenIds):
         pieces = ids.pieces[: ids.first_sentinel]
         kinds = ids.kinds[: ids.first_sentinel]
+        texts = ids.texts[: ids.first_sentinel]
+        silent = UNK_ID if ids.special == T5_IDS else -1
         self.text = [
-            "" if number <= UNK_ID or kind == BYTE else piece.replace("\u2581", "")
-            for number, (piece, kind) in enumerate(zip(pieces, kinds, strict=True))
+            "" if number <= silent or kind in (BYTE, UNKNOWN) else _shown(text)
+            for number, (text, kind) in enumerate(zip(texts, kinds, strict=True))
         ]
         self.text += [""] * (ids.size - len(self.text))
         cased = any(text != text.lower() for text in self.text)
         self.last = np.array([text[-1:] in (*_TERMINALS, *_CLOSERS) for text in self.text])
         self.begins = np.array([_beginning(text, cased) for text in self.text])
         self.breaks = np.array(["\n" in text for text in self.text])
-        self.breaks[EOS_ID] = True
+        self.breaks[ids.special.eos] = True
         self.breaks[: len(pieces)] |= np.array([piece == "<0x0A>" for piece in pieces])
         self._words: dict[bytes, int] = {}
 
@@ -128,7 +135,7 @@ def sentence_starts(tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds)
     word_WN = ids.word_starts[tokens_WN]
     candidate_WN = np.zeros((windows, width), bool)
     candidate_WN[:, :-1] = marks.last[tokens_WN[:, :-1]] & word_WN[:, 1:]
-    candidate_WN[:, :-1] &= tokens_WN[:, 1:] != EOS_ID
+    candidate_WN[:, :-1] &= tokens_WN[:, 1:] != ids.special.eos
     row_C, place_C = np.nonzero(candidate_WN)
 
     # The first of the next pieces with more than quotes and dashes.

@@ -63,5 +63,5 @@ class Supervised(Objective):
         from_WN = border_W[:, None] + 1 + np.arange(int(targets_W.max(initial=0)))
         targets_WN = np.take_along_axis(tokens_WN, np.minimum(from_WN, width - 1), axis=1)
         targets_WN = np.where(noise.within(targets_W, targets_WN.shape[1]), targets_WN, 0)
-        inputs = with_eos(inputs_WN, border_W) if self.inputs_eos else (inputs_WN, border_W)
-        return {"inputs": inputs, "targets": with_eos(targets_WN, targets_W)}
+        inputs = with_eos(inputs_WN, border_W, ids) if self.inputs_eos else (inputs_WN, border_W)
+        return {"inputs": inputs, "targets": with_eos(targets_WN, targets_W, ids)}

@@ -97,7 +97,7 @@ MISTAKES = [
     # The vocabulary and the folders of a build.
     (
         "pipeline.build",
-        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}", "--cache_dir={new}"],
+        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/none", "--cache_dir={new}"],
         "make one with vocab.train",
     ),
     (
@@ -108,7 +108,7 @@ MISTAKES = [
     (
         "pipeline.build",
         [*BUILD, TEXT, "--vocabulary={folder}/tokenizer.json"],
-        "name the folder's .model file",
+        "or is damaged",
     ),
     ("pipeline.build", [*BUILD, TEXT, "--extra_ids=100"], "leave out --extra_ids=100"),
     ("pipeline.build", [*BUILD, TEXT, "--workers=0"], "0 is not a positive number"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import PAD_ID, Vocabulary
+from tasks.vocabulary import T5_IDS, Vocabulary
 from trainer import description, init_from, trained
 from trainer.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
@@ -123,7 +123,8 @@ def to_transformers(
 ) -> dict[str, Any]:
     """Writes a folder of transformers, except for its card, and returns its config.json."""
     mt5 = opened.model.name.startswith("mt5")
-    written = configs.to_config(model, opened.model.positions, mt5=mt5)
+    special = settings.vocabulary.special if settings.vocabulary else T5_IDS
+    written = configs.to_config(model, opened.model.positions, mt5, special)
     written["dtype"] = settings.dtype
     files.write_json(os.path.join(folder, "config.json"), written)
     generation = card.generation_config(written)
@@ -140,7 +141,7 @@ def to_transformers(
 
 def _roles(model: ModelConfig, vocabulary: Vocabulary) -> tokenizer.Roles:
     if model.architecture == "decoder":
-        return tokenizer.Roles(begins=vocabulary.processor.id_to_piece(PAD_ID), ends=False)
+        return tokenizer.Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
     return tokenizer.Roles()
 
 
@@ -223,7 +224,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
     )
     vocabulary = config.vocabulary
     if settings.vocabulary:
-        vocabulary = VocabularyConfig(extra_ids=settings.vocabulary.record.extra_ids)
+        vocabulary = VocabularyConfig(extra_ids=settings.vocabulary.record.added_sentinels)
     return trained.without_data(dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary))
 
 
@@ -236,7 +237,7 @@ def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
     config, folder = run.config, run.config.model_dir
     files.make_folder(folder)
     if vocabulary:
-        files.write_bytes(os.path.join(folder, trained.VOCABULARY), vocabulary.model)
+        files.write_bytes(os.path.join(folder, vocabulary.record.file_name), vocabulary.model)
     if files.exists(os.path.join(folder, CONFIG_FILE)):
         before, origins = load_config(folder)
         if origins != _ORIGINS or (before.model, before.task) != (config.model, config.task):

@@ -86,7 +86,7 @@ class Data(Protocol):
         """Returns the ids of a text, without EOS.
 
         Raises:
-          UserError: SentencePiece is not installed.
+          UserError: the library of the vocabulary is not installed.
         """
 
     def examples(self, split: str) -> list[ExampleSet]:
@@ -288,7 +288,7 @@ class CachedData:
         )
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
-        converter = features.converter(self._config.model, lengths)
+        converter = features.converter(self._config.model, lengths, each.ids.special)
         return BatchMaker(windows, objective, converter, each.ids)
 
     @functools.cached_property
@@ -405,17 +405,14 @@ class CachedData:
         ]
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS, by SentencePiece."""
+        """Returns the ids of a text, without EOS, by the library of the vocabulary."""
         return self._vocabulary.encode([text])[0].tolist()
 
     @functools.cached_property
     def _vocabulary(self) -> vocabulary.Vocabulary:
-        try:
-            return vocabulary.from_bytes(self.tasks[0].model)
-        except ImportError as error:
-            raise UserError(
-                "text of your own needs SentencePiece: pip install sentencepiece"
-            ) from error
+        first = self.tasks[0]
+        record = first.manifest.plan.vocabulary
+        return vocabulary.Vocabulary(first.model, record, first.cache)
 
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1

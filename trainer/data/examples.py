@@ -17,10 +17,10 @@ from tasks.metrics.metric import Metric
 from tasks.objectives import Examples
 from tasks.supervised.template import Supervised
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, TokenIds
+from tasks.vocabulary import TokenIds
 from trainer.config.evaluation import TASK_METRICS
 from trainer.config.run import Config
-from trainer.data.features import Batch, Converter
+from trainer.data.features import Batch, Converter, token_places
 
 
 class Example(NamedTuple):
@@ -151,10 +151,11 @@ def of_batches(
                 targets = row_L[weighted[0] : weighted[-1] + 1]
                 if "encoder_input_tokens" in batch:
                     inputs_L = batch["encoder_input_tokens"][row]
-                    inputs = inputs_L[: np.flatnonzero(inputs_L)[-1] + 1]
+                    places_L = token_places(batch, "encoder")[row]
+                    inputs = inputs_L[: np.flatnonzero(places_L)[-1] + 1]
                 else:
                     inputs = row_L[: weighted[0]]
-                text = text_of(_before_eos(targets))
+                text = text_of(_before_eos(targets, ids.special.eos))
                 target = _judged(judge, text, text, is_target=True)
                 found.append(Example(inputs, targets, text_of(inputs), text, target))
         return found
@@ -182,8 +183,8 @@ def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) 
         ) from error
 
 
-def _before_eos(tokens: np.ndarray) -> np.ndarray:
-    ends = np.flatnonzero(tokens == EOS_ID)
+def _before_eos(tokens: np.ndarray, eos: int) -> np.ndarray:
+    ends = np.flatnonzero(tokens == eos)
     return tokens[: ends[0]] if len(ends) else tokens
 
 

@@ -4,13 +4,15 @@ Dimensions: W windows (rows of a batch), N positions of an example, L positions 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from tasks.objectives import Examples, Lengths, Objective
+from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.model.config import ModelConfig
 
 Batch = dict[str, np.ndarray]
@@ -25,6 +27,8 @@ class Converter(Protocol):
     @property
     def lengths(self) -> Lengths: ...
     @property
+    def special(self) -> SpecialIds: ...
+    @property
     def encoder_length(self) -> int: ...
     @property
     def decoder_length(self) -> int: ...
@@ -32,11 +36,12 @@ class Converter(Protocol):
     def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch: ...
 
 
-def converter(model: ModelConfig, lengths: Lengths) -> Converter:
-    """Returns the converter for a model."""
+def converter(model: ModelConfig, lengths: Lengths, special: SpecialIds = T5_IDS) -> Converter:
+    """Returns the converter for a model and a vocabulary's special ids."""
     if model.architecture == "encoder":
-        return EncoderConverter(lengths)
-    return FeatureConverter(lengths, encoder_decoder=model.architecture == "encoder_decoder")
+        return EncoderConverter(lengths, special)
+    encoder_decoder = model.architecture == "encoder_decoder"
+    return FeatureConverter(lengths, encoder_decoder, special)
 
 
 def convertible(model: ModelConfig, objective: Objective) -> bool:
@@ -45,17 +50,30 @@ def convertible(model: ModelConfig, objective: Objective) -> bool:
     return model.architecture in objective.architectures and {*objective.features} <= known.features
 
 
-# Metric -> the feature whose share of positions without padding it is.
+# Metric -> (side whose share of positions without padding it is, its tokens).
 FILLING = MappingProxyType(
-    {"inputs_full": "encoder_input_tokens", "targets_full": "decoder_target_tokens"}
+    {
+        "inputs_full": ("encoder", "encoder_input_tokens"),
+        "targets_full": ("decoder", "decoder_target_tokens"),
+    }
 )
+
+
+def token_places(batch: Mapping[str, Any], side: str) -> Any:
+    """Returns an array [W, L] of a batch that is above 0 at tokens and 0 at padding.
+
+    These are the side's segment ids, which a batch has if rows hold several examples or id 0 is a
+    piece; else its tokens.
+    """
+    tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
+    return batch.get(f"{side}_segment_ids", batch[tokens])
 
 
 def filling(batch: Batch) -> dict[str, float]:
     """Returns the share of positions without padding, by the names in FILLING."""
     return {
-        name: float(np.count_nonzero(batch[feature]) / batch[feature].size)
-        for name, feature in FILLING.items()
+        name: float(np.count_nonzero(token_places(batch, side)) / batch[feature].size)
+        for name, (side, feature) in FILLING.items()
         if feature in batch
     }
 
@@ -78,13 +96,18 @@ class FeatureConverter:
     PrefixLMFeatureConverter. For examples without inputs, the objective's own "weights" and
     "prefix" are used.
 
+    Padding is id 0. Where id 0 is a piece, segment ids tell which positions hold tokens: those of
+    packed rows, or 1 on every token.
+
     Attributes:
       lengths: lengths of the examples' features.
       encoder_decoder: True for an encoder-decoder, False for a decoder-only model.
+      special: special ids of the vocabulary; the decoder's first input is `special.start`.
     """
 
     lengths: Lengths
     encoder_decoder: bool
+    special: SpecialIds = T5_IDS
     features = frozenset({"inputs", "targets", "weights", "prefix"})
 
     @property
@@ -102,19 +125,24 @@ class FeatureConverter:
         targets_WN, target_lengths_W = examples["targets"]
         if self.encoder_decoder:
             targets_WL = _fit(targets_WN, self.lengths.targets)
-            batch = _decoder_features(targets_WL, targets_WL > 0)
-            batch["encoder_input_tokens"] = _fit(examples["inputs"][0], self.lengths.inputs)
-            return batch
+            is_target_WL = noise.within(target_lengths_W, self.lengths.targets)
+            batch = self._decoder_features(targets_WL, is_target_WL)
+            inputs_WN, input_lengths_W = examples["inputs"]
+            batch["encoder_input_tokens"] = _fit(inputs_WN, self.lengths.inputs)
+            is_input_WL = noise.within(input_lengths_W, self.lengths.inputs)
+            return self._marked(batch, encoder=is_input_WL, decoder=is_target_WL)
         if not self.lengths.inputs:
             targets_WL = _fit(targets_WN, self.decoder_length)
+            is_target_WL = noise.within(target_lengths_W, self.decoder_length)
             if "prefix" not in examples:
-                return _decoder_features(targets_WL, targets_WL > 0)
+                batch = self._decoder_features(targets_WL, is_target_WL)
+                return self._marked(batch, decoder=is_target_WL)
             weights_WL, prefix_WL = (
                 _fit(examples[name][0], self.decoder_length) for name in ("weights", "prefix")
             )
-            batch = _decoder_features(targets_WL, weights_WL)
+            batch = self._decoder_features(targets_WL, weights_WL)
             batch["decoder_causal_attention"] = prefix_WL
-            return batch
+            return self._marked(batch, decoder=is_target_WL)
         inputs_WN, input_lengths_W = examples["inputs"]
         sequence_WL = _fit(inputs_WN, self.decoder_length)
         columns = np.arange(self.decoder_length)
@@ -122,15 +150,31 @@ class FeatureConverter:
         on_target_WL = (columns >= after_W) & (columns < after_W + target_lengths_W[:, None])
         from_target_WN = np.arange(targets_WN.shape[1]) < target_lengths_W[:, None]
         sequence_WL[on_target_WL] = targets_WN[from_target_WN]
-        batch = _decoder_features(sequence_WL, on_target_WL)
+        batch = self._decoder_features(sequence_WL, on_target_WL)
         batch["decoder_causal_attention"] = (columns <= after_W).astype(np.int32)
+        return self._marked(batch, decoder=columns < after_W + target_lengths_W[:, None])
+
+    def _marked(self, batch: Batch, **is_token_WL: np.ndarray) -> Batch:
+        """Adds segment ids by side to a batch of one example a row, where id 0 is a piece."""
+        if not self.special.zero_pads:
+            for side, is_token in is_token_WL.items():
+                batch[f"{side}_segment_ids"] = is_token.astype(np.int32)
         return batch
+
+    def _decoder_features(self, targets_WL: np.ndarray, weights_WL: np.ndarray) -> Batch:
+        inputs_WL = np.full_like(targets_WL, self.special.start)
+        inputs_WL[:, 1:] = targets_WL[:, :-1]
+        return {
+            "decoder_target_tokens": targets_WL,
+            "decoder_input_tokens": inputs_WL,
+            "decoder_loss_weights": weights_WL.astype(np.int32),
+        }
 
     def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch:
         """Returns int32 [rows, L] arrays, padded with 0, of several examples a row.
 
         Segment ids count the examples of a row from 1, positions begin anew in each, and the first
-        decoder input of each is 0, as in seqio's packing.
+        decoder input of each is `special.start`, for T5 0, as in seqio's packing.
 
         Args:
           examples: inputs and targets of E examples.
@@ -149,8 +193,8 @@ class FeatureConverter:
                 batch[f"{name}_tokens"] = _laid(tokens, place, rows, length)
                 batch[f"{side}_segment_ids"] = _laid(segment, place, rows, length)
                 batch[f"{side}_positions"] = _laid(position, place, rows, length)
-            targets_WL = batch["decoder_target_tokens"]
-            batch.update(_decoder_features(targets_WL, targets_WL > 0))
+            is_target_WL = batch["decoder_segment_ids"] > 0
+            batch.update(self._decoder_features(batch["decoder_target_tokens"], is_target_WL))
         else:
             (inputs, inputs_E), (targets, targets_E) = sides
             sizes_E, length = inputs_E + targets_E, self.decoder_length
@@ -159,14 +203,15 @@ class FeatureConverter:
             tokens = np.empty(len(place), np.int32)
             tokens[~on_target], tokens[on_target] = inputs, targets
             both_ways = position <= np.repeat(inputs_E, sizes_E)
-            batch = _decoder_features(
+            batch = self._decoder_features(
                 _laid(tokens, place, rows, length), _laid(on_target, place, rows, length)
             )
             batch["decoder_causal_attention"] = _laid(both_ways, place, rows, length)
             batch["decoder_segment_ids"] = _laid(segment, place, rows, length)
             batch["decoder_positions"] = _laid(position, place, rows, length)
         # The first input of an example is no token of the example before.
-        batch["decoder_input_tokens"] *= batch["decoder_positions"] > 0
+        first_WL = batch["decoder_positions"] == 0
+        batch["decoder_input_tokens"][first_WL] = self.special.start
         return batch
 
 
@@ -176,10 +221,12 @@ class EncoderConverter:
 
     Tokens, targets and weights have the names of seqio's EncoderFeatureConverter. Besides,
     `encoder_token_types`, int32 [W, L], is 0 on the first segment and the token before it, and 1 on
-    the second; `sentence_order`, int32 [W], is 1 where the two were swapped.
+    the second; `sentence_order`, int32 [W], is 1 where the two were swapped. Padding is as with
+    `FeatureConverter`.
     """
 
     lengths: Lengths
+    special: SpecialIds = T5_IDS
     decoder_length = 0
     features = frozenset({"inputs", "targets", "weights", "segments", "order"})
 
@@ -198,13 +245,17 @@ class EncoderConverter:
             _fit(examples[name][0], self.lengths.inputs)
             for name in ("inputs", "targets", "weights", "segments")
         )
-        return {
+        batch = {
             "encoder_input_tokens": inputs_WL,
             "encoder_token_types": np.maximum(segments_WL - 1, 0),
             "encoder_target_tokens": targets_WL,
             "encoder_loss_weights": weights_WL,
             "sentence_order": examples["order"][0][:, 0].astype(np.int32),
         }
+        if not self.special.zero_pads:
+            is_token_WL = noise.within(examples["inputs"][1], self.lengths.inputs)
+            batch["encoder_segment_ids"] = is_token_WL.astype(np.int32)
+        return batch
 
 
 def _flat(feature: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -240,13 +291,3 @@ def _fit(tokens_WN: np.ndarray, length: int) -> np.ndarray:
     assert not tokens_WN[:, width:].any(), "an example is longer than its feature"
     out[:, :width] = tokens_WN[:, :width]
     return out
-
-
-def _decoder_features(targets_WL: np.ndarray, weights_WL: np.ndarray) -> Batch:
-    inputs_WL = np.zeros_like(targets_WL)
-    inputs_WL[:, 1:] = targets_WL[:, :-1]
-    return {
-        "decoder_target_tokens": targets_WL,
-        "decoder_input_tokens": inputs_WL,
-        "decoder_loss_weights": weights_WL.astype(np.int32),
-    }

@@ -15,7 +15,7 @@ import numpy as np
 
 from tasks.objectives import Lengths, Objective, noise
 from tasks.task import TaskSpec
-from tasks.vocabulary import EOS_ID, PAIR_BORDER, UNK_ID, TokenIds
+from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 
 # Windows of which an objective makes the examples of its digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
@@ -146,7 +146,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     # Windows hold separators and unknown characters, too.
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
-    tokens_WN[rare_WN < 1 / 16] = EOS_ID
+    tokens_WN[rare_WN < 1 / 16] = ids.special.eos
     if objective.reads_pairs:
         most_inputs, most_targets = objective.sides(lengths)
         border_W = np.clip(lengths_W // 2, 1, most_inputs)

@@ -74,7 +74,9 @@ class Decoding:
     )
     seed: int = field(0, "seed of the draws; each prompt has its own key", rule=at_least(0))
     batch_size: int = field(32, "prompts that are decoded together", rule=above(0))
-    eos_id: int = field(EOS_ID, "id of the token that ends a text", rule=at_least(0))
+    eos_id: int = field(
+        EOS_ID, "id of the token that ends a text; 1: the vocabulary's EOS", rule=at_least(0)
+    )
     prefix: bool = field(
         False,
         "tokens of a decoder-only model's prompt see one another in both directions, as its inputs "

@@ -6,6 +6,7 @@ Dimensions: B batch, S encoder length, P prompt length, N new tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.config.mesh import ROWS
 from trainer.decoding import beam, chains
 from trainer.decoding.chains import Found
@@ -71,6 +73,8 @@ class Decoder:
       decoding: the choices.
       mesh: devices that divide rows and parameters; None: the default device.
       rules: name of one of `config.mesh.RULES`, by which `mesh` divides parameters.
+      special: special ids of the vocabulary: what begins a text and, unless `decoding` names
+        another id than T5's, what ends it.
 
     Attributes:
       without_cache: the part of the model for which the whole row is computed again for every
@@ -86,6 +90,7 @@ class Decoder:
         decoding: Decoding,
         mesh: Mesh | None = None,
         rules: str = "standard",
+        special: SpecialIds = T5_IDS,
     ):
         if model_config.architecture == ENCODER:
             raise UserError(
@@ -94,7 +99,10 @@ class Decoder:
             )
         spec = model_spec(model_config)
         assert isinstance(spec, ModelSpec)
+        if decoding.eos_id == T5_IDS.eos:
+            decoding = replace(decoding, eos_id=special.eos)
         self._config, self._decoding, self._mesh, self._rules = model_config, decoding, mesh, rules
+        self._start, self._zero_pads = special.start, special.zero_pads
         self._scanned, self._spec = spec, for_decoding(spec)
         model = build_model(self._spec)
         assert isinstance(model, Transformer)
@@ -128,7 +136,7 @@ class Decoder:
         Args:
           params: the model's parameters, float32, on the mesh or elsewhere.
           prompts: ids, int [tokens]: what the encoder reads, its EOS included, or the beginning of
-            the text in a decoder-only model; the id 0 before it is added here.
+            the text in a decoder-only model; what begins a text is added here.
           example_ids: a number for each prompt, on which its draws depend; None: its place.
 
         Raises:
@@ -185,15 +193,20 @@ class Decoder:
                 places = group[first : first + size]
                 batch = self._rows(len(places))
                 prompt_BP = np.zeros((batch, length), np.int32)
+                segment_BP = np.zeros_like(prompt_BP)
                 length_B = np.zeros(batch, np.int32)
                 for row, place in enumerate(places):
                     prompt_BP[row, : len(prompts[place])] = prompts[place]
+                    segment_BP[row, : len(prompts[place])] = 1
                     length_B[row] = 1 if encodes else 1 + len(prompts[place])
                 if encodes:
-                    made = Prompts(np.zeros((batch, 1), np.int32), length_B, prompt_BP)
+                    start_B1 = np.full((batch, 1), self._start, np.int32)
+                    marks_BP = None if self._zero_pads else segment_BP
+                    made = Prompts(start_B1, length_B, prompt_BP, marks_BP)
                 else:
-                    # Rows begin with id 0, as in training.
-                    made = Prompts(np.pad(prompt_BP, ((0, 0), (1, 0))), length_B)
+                    # Rows begin as in training.
+                    begun_BP = np.pad(prompt_BP, ((0, 0), (1, 0)), constant_values=self._start)
+                    made = Prompts(begun_BP, length_B)
                 id_B2 = np.zeros((batch, 2), np.uint32)
                 for row, place in enumerate(places):
                     id_B2[row] = divmod(example_ids[place], 1 << 32)

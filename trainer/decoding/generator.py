@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.vocabulary import EOS_ID
 from trainer import trained
 from trainer.data.cached import CachedData
 from trainer.decoding import text
@@ -48,7 +47,7 @@ class Generator:
       decoding: the choices; `prefix` is set as in training.
       step: step of the checkpoint; the newest if None.
       cache_dir: folder of caches by task, if they were moved after training.
-      vocabulary: SentencePiece model or its folder; the cache's if None.
+      vocabulary: as `tasks.vocabulary.load` takes it; the cache's if None.
 
     Attributes:
       step: step of the checkpoint.
@@ -75,8 +74,9 @@ class Generator:
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
         config = run.config
         mesh = make_mesh(config.mesh)
-        self.decoder = Decoder(config.model, decoding, mesh, config.mesh.rules)
         self.vocabulary = trained.vocabulary_of(run, vocabulary)
+        special = self.vocabulary.special
+        self.decoder = Decoder(config.model, decoding, mesh, config.mesh.rules, special)
         self.step, self._params = trained.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:
@@ -86,7 +86,7 @@ class Generator:
           UserError: the prompt names a sentinel that there is not.
         """
         ids = text.encode(self.vocabulary, prompt)
-        return np.append(ids, np.int32(EOS_ID)) if self._form.ends else ids
+        return np.append(ids, np.int32(self.vocabulary.special.eos)) if self._form.ends else ids
 
     def __call__(
         self, prompts: Sequence[np.ndarray], example_ids: Sequence[int] | None = None

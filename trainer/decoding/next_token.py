@@ -27,14 +27,16 @@ class Prompts(NamedTuple):
     """A batch of prompts.
 
     Attributes:
-      decoder_BP: inputs of the decoder, which begin with id 0: int32, 0 after the prompt's end.
+      decoder_BP: inputs of the decoder, int32; those after the prompt's end are not read.
       length_B: number of them, int32; 0 in a row that only fills the batch.
       encoder_BS: inputs of the encoder; None in a decoder-only model.
+      segment_BS: 1 at their tokens, 0 after the prompt's end; None where id 0 is padding.
     """
 
     decoder_BP: jax.Array | np.ndarray
     length_B: jax.Array | np.ndarray
     encoder_BS: jax.Array | np.ndarray | None = None
+    segment_BS: jax.Array | np.ndarray | None = None
 
 
 class NextToken(Protocol):
@@ -100,7 +102,10 @@ def for_decoding(spec: ModelSpec) -> ModelSpec:
 def _remembered(model: Transformer, params: Tree, prompts: Prompts) -> Memory | None:
     if prompts.encoder_BS is None:
         return None
-    batch = {"encoder_input_tokens": prompts.encoder_BS}
+    batch = {
+        "encoder_input_tokens": prompts.encoder_BS,
+        "encoder_segment_ids": prompts.segment_BS,
+    }
     return cast(Memory, model.apply({"params": params}, batch, method="remember"))
 
 

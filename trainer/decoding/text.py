@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, PAD_ID, UNK_ID, Vocabulary, sentinel_piece
+from tasks.vocabulary import Vocabulary, sentinel_piece
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 # SentencePiece's mark for a space.
@@ -50,12 +50,11 @@ def _sentinel(vocabulary: Vocabulary, number: int) -> int:
 
 def _without_space(vocabulary: Vocabulary, ids: list[int]) -> list[int]:
     """Returns ids of a text without the space that SentencePiece writes before it."""
-    processor = vocabulary.processor
-    rest = processor.id_to_piece(ids[0]).removeprefix(_SPACE)
-    if not rest:
+    first = vocabulary.piece(ids[0])
+    if first == _SPACE:
         return ids[1:]
-    known = processor.piece_to_id(rest)
-    return ids if known == UNK_ID else [known, *ids[1:]]
+    known = vocabulary.ids.find(first.removeprefix(_SPACE))
+    return ids if known is None else [known, *ids[1:]]
 
 
 def decode(vocabulary: Vocabulary, ids: np.ndarray) -> str:
@@ -73,10 +72,11 @@ def spans(vocabulary: Vocabulary, ids: np.ndarray) -> dict[int, str]:
 
     The first one counts if a sentinel comes twice.
     """
+    special = vocabulary.special
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in map(int, ids):
-        if token in (PAD_ID, EOS_ID) or token >= vocabulary.size:
+        if token in (special.pad, special.eos) or token >= vocabulary.size:
             continue
         if token >= vocabulary.first_sentinel:
             current = []

@@ -191,8 +191,8 @@ class _Sums:
         self.positions += rows * weights.shape[1]
         self.longest = max(self.longest, int(lengths.max()))
         if self.words:
-            ids = np.where(weights > 0, batch[f"{side}_target_tokens"], 0)
-            self.word_count = (self.word_count or 0) + self.words(ids)
+            words = self.words(batch[f"{side}_target_tokens"], weights > 0)
+            self.word_count = (self.word_count or 0) + words
 
     def add_metrics(self, metrics: Metrics) -> None:
         """Adds the metrics of a batch; waits for the device."""

@@ -130,7 +130,8 @@ def encoder_loss(
 
 
 def _has_tokens(batch: Batch) -> jax.Array:
-    return jnp.any(batch["encoder_input_tokens"] > 0, axis=-1).astype(jnp.float32)
+    places_BL = batch.get("encoder_segment_ids", batch["encoder_input_tokens"])
+    return jnp.any(places_BL > 0, axis=-1).astype(jnp.float32)
 
 
 def _side_scale(batch: Batch, side: str, config: LossConfig) -> Scale:

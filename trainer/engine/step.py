@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from trainer.config import Config
-from trainer.data.features import FILLING
+from trainer.data.features import FILLING, token_places
 from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
@@ -78,8 +78,8 @@ def make_update(
             **metrics,
             "gradient_norm": (optax.tree.norm(gradients), jnp.ones((), jnp.float32)),
             **{
-                name: (jnp.count_nonzero(batch[feature]), batch[feature].size)
-                for name, feature in FILLING.items()
+                name: (jnp.count_nonzero(token_places(batch, side)), batch[feature].size)
+                for name, (side, feature) in FILLING.items()
                 if feature in batch
             },
         }

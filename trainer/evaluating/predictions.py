@@ -55,7 +55,8 @@ class Predicting:
         reads_prefix = config.model.architecture == "decoder" and run.lengths.inputs > 0
         decoding = dataclasses.replace(decoding, batch_size=size, prefix=reads_prefix)
         if any(each.generates for each in self.sets):
-            self._decoder = Decoder(config.model, decoding, program.mesh, config.mesh.rules)
+            mesh, special = program.mesh, run.converter.special
+            self._decoder = Decoder(config.model, decoding, mesh, config.mesh.rules, special)
         self._likelihood = Likelihood(program, run.converter, size)
         self._at_once = _BATCHES_AT_ONCE * size
         self._examples: dict[str, list[Example]] = {}

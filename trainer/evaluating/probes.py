@@ -15,7 +15,6 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID
 from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
@@ -103,6 +102,7 @@ class _Spans:
 
     def __init__(self, run: Run):
         self._encode, self._lengths = run.data.encode, run.lengths
+        self._eos = run.converter.special.eos
         self._sentinels = [run.data.vocab_size - 1, run.data.vocab_size - 2]
 
     def text(self, text: str) -> Pair:
@@ -111,9 +111,9 @@ class _Spans:
         return self.choice(" ".join(words[:half]) + " ", " ".join(words[half:]), "")
 
     def choice(self, before: str, choice: str, after: str) -> Pair:
-        first, second = self._sentinels
-        inputs = [*self._encode(before), first, *self._encode(after), EOS_ID]
-        targets = [first, *self._encode(choice), second, EOS_ID]
+        (first, second), eos = self._sentinels, self._eos
+        inputs = [*self._encode(before), first, *self._encode(after), eos]
+        targets = [first, *self._encode(choice), second, eos]
         whole = before + choice + after
         return (
             _fitting(inputs, self._lengths.inputs, whole),

@@ -90,11 +90,14 @@ def model_card(
       step: step of the exported checkpoint.
       folder: name of the model in the example.
       parity: comparison of the logits of transformers and the trainer.
-      match: comparison of the tokenizer and SentencePiece, on text of the validation split.
+      match: comparison of the tokenizer and the library used in training, on text of the
+        validation split.
       custom_code: whether loading the model runs code from its folder.
       named: what only the user knows.
     """
     config = run.config
+    is_model = match.library == Match._field_defaults["library"]
+    of_model = "`spiece.model` is the SentencePiece model used in training." * is_model
     datasets = named.datasets or tuple(_hub_data_sets(run.data))
     lines = [
         *_head(config.model, dataclasses.replace(named, datasets=datasets)),
@@ -116,9 +119,9 @@ def model_card(
         "",
         "- Logits of transformers compared with the trainer's, in float32 on a CPU, on rows of "
         f"the validation split: {parity}.",
-        "- Ids of `tokenizer.json` compared with those of SentencePiece, which was used in "
+        f"- Ids of `tokenizer.json` compared with those of {match.library}, which was used in "
         f"training: equal for {match.texts - len(match.different)} of {match.texts} texts. "
-        "`spiece.model` is the SentencePiece model used in training.",
+        + of_model,
     ]
     return "\n".join(lines) + "\n"
 

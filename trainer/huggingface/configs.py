@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, PAD_ID
+from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.huggingface.config_readers import from_config
 from trainer.huggingface.config_writers import CUSTOM, WRITERS
 from trainer.huggingface.folding import folded
@@ -183,28 +183,38 @@ def _plain(config: ModelConfig) -> ModelConfig:
     )
 
 
-def to_config(config: ModelConfig, positions: int, mt5: bool = False) -> dict[str, Any]:
+def to_config(
+    config: ModelConfig, positions: int, mt5: bool = False, special: SpecialIds = T5_IDS
+) -> dict[str, Any]:
     """Returns the contents of config.json for a model that `refusal` accepts.
 
     Args:
       positions: the longest row of training, for models that record it.
       mt5: call an untied T5 mT5, from which it differs only in its vocabulary.
+      special: special ids of the vocabulary.
     """
     config, kind = exportable(config)
     assert kind is not None, config.family
-    written = _written(config, kind, positions)
+    written = _written(config, kind, positions, special)
     if mt5 and kind == "t5" and not logits_are_tied(config):
         written |= {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
     return written
 
 
-def _written(config: ModelConfig, kind: str, positions: int) -> dict[str, Any]:
+def _written(
+    config: ModelConfig, kind: str, positions: int, special: SpecialIds = T5_IDS
+) -> dict[str, Any]:
+    written = WRITERS[kind](config, positions)
+    # What a decoder reads first in training.
+    for name in ("bos_token_id", "decoder_start_token_id"):
+        if name in written:
+            written[name] = special.start
     return {
         "model_type": kind,
-        **WRITERS[kind](config, positions),
+        **written,
         "vocab_size": config.vocab_size,
-        "pad_token_id": PAD_ID if config.num_encoder_layers else EOS_ID,
-        "eos_token_id": EOS_ID,
+        "pad_token_id": special.pads(begins_texts=not config.num_encoder_layers),
+        "eos_token_id": special.eos,
         "tie_word_embeddings": logits_are_tied(config),
         "dtype": "float32",
     }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from trainer.data.features import Batch
+from trainer.data.features import Batch, target_side, token_places
 from trainer.huggingface.configs import CUSTOM
 from trainer.model.config import ModelConfig
 
@@ -54,8 +54,7 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
     rows = positions = equal = 0
     difference = 0.0
     for batch in map(_first_segments, batches):
-        side = "encoder_input_tokens" if "decoder_target_tokens" not in batch else None
-        is_token = batch[side or "decoder_target_tokens"] > 0
+        is_token = token_places(batch, target_side(batch)) > 0
         rows += int(is_token.any(axis=1).sum())
         positions += int(is_token.sum())
         pairs = list(zip(ours(batch), theirs(batch), strict=True))
@@ -143,7 +142,8 @@ def their_logits(model: Any) -> Compute:
         inputs = {}
         if "encoder_input_tokens" in batch:
             tokens = tensor(batch["encoder_input_tokens"])
-            inputs = {"input_ids": tokens, "attention_mask": (tokens > 0).long()}
+            places = tensor(token_places(batch, "encoder"))
+            inputs = {"input_ids": tokens, "attention_mask": (places > 0).long()}
         if "encoder_token_types" in batch:
             inputs["token_type_ids"] = tensor(batch["encoder_token_types"])
         if "decoder_input_tokens" in batch:
@@ -170,6 +170,6 @@ def _first_segments(batch: Batch) -> Batch:
     kept = {}
     for name, array in batch.items():
         segments = batch.get(f"{name.split('_')[0]}_segment_ids")
-        if not name.endswith(("_segment_ids", "_positions")):
+        if not name.endswith("_positions"):
             kept[name] = array if segments is None else np.where(segments == 1, array, 0)
     return kept

@@ -1,5 +1,6 @@
-"""Converts a SentencePiece vocabulary to the tokenizer.json of Hugging Face's `tokenizers`.
+"""Writes a vocabulary as the tokenizer.json of Hugging Face's `tokenizers`.
 
+A tokenizer.json is kept, with the added EOS and sentinels. A SentencePiece model is converted;
 `tokenizers` differs from SentencePiece in these ways:
 
 - It adds unigram scores in float64, without rounding to float32 after every piece. Where two
@@ -54,11 +55,13 @@ class Match(NamedTuple):
       texts: number of texts.
       different: the texts whose ids differ.
       ties: number of these in which both segmentations have the same score, so that both are right.
+      library: what encoded the texts in training.
     """
 
     texts: int
     different: list[str]
     ties: int = 0
+    library: str = "SentencePiece"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,41 +88,61 @@ def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     Raises:
       UserError: `tokenizers` does not support the vocabulary's kind of model or of normalisation.
     """
-    from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Tokenizer, processors
+
+    if vocabulary.is_sentencepiece:
+        tokenizer, symbols = _converted(vocabulary)
+    else:
+        tokenizer, symbols = Tokenizer.from_buffer(vocabulary.model), []
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    special = vocabulary.special_pieces()
+    sentinels = [sentinel_piece(number) for number in range(vocabulary.record.sentinels)]
+    known = [] if vocabulary.is_sentencepiece else [*tokenizer.get_added_tokens_decoder().values()]
+    # Tokens keep their own rules, such as the spaces that BERT's [MASK] absorbs.
+    new = dict.fromkeys(special.values(), None).keys() - {token.content for token in known}
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=False) for name in special.values() if name in new]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(name, lstrip=True, normalized=False) for name in reversed(sentinels)]
+    )
+    tokenizer.add_tokens([AddedToken(symbol, normalized=True) for symbol in symbols])
+    eos = special["eos"]
+    first = f"{roles.begins} " if roles.begins else ""
+    last = f" {eos}" if roles.ends else ""
+    # In an encoder-only model the segments of a pair have types of their own.
+    second = f"$B:1{last}:1" if roles.mask else f"$B{last}"
+    around = {eos, *filter(None, [roles.begins])}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first}$A{last}",
+        pair=f"{first}$A{last} {second}",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in sorted(around)],
+    )
+    return tokenizer.to_str(pretty=True)
+
+
+def _converted(vocabulary: Vocabulary) -> tuple[Any, list[str]]:
+    """Returns a SentencePiece model as a Tokenizer, and its user-defined pieces."""
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import Tokenizer
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     tokenizer = Tokenizer(_model(proto, pieces, vocabulary))
     _set_text_rules(tokenizer, proto, vocabulary.processor)
-    sentinels = [sentinel_piece(number) for number in range(vocabulary.record.sentinels)]
-    names = [piece for piece, _, kind in pieces[:3]]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
-    tokenizer.add_special_tokens(
-        [AddedToken(name, lstrip=True, normalized=False) for name in reversed(sentinels)]
-    )
+    sentinels = {sentinel_piece(number) for number in range(vocabulary.record.sentinels)}
     symbols = [
         piece for piece, _, kind in pieces if kind == _USER_DEFINED and piece not in sentinels
     ]
-    tokenizer.add_tokens([AddedToken(symbol, normalized=True) for symbol in symbols])
-    first = f"{roles.begins} " if roles.begins else ""
-    last = f" {names[1]}" if roles.ends else ""
-    # In an encoder-only model the segments of a pair have types of their own.
-    second = f"$B:1{last}:1" if roles.mask else f"$B{last}"
-    special = {names[1], *filter(None, [roles.begins])}
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first}$A{last}",
-        pair=f"{first}$A{last} {second}",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in sorted(special)],
-    )
-    return tokenizer.to_str(pretty=True)
+    return tokenizer, symbols
 
 
 def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabulary) -> Any:
     from tokenizers import models
 
     byte_fallback = any(kind == BYTE for _, _, kind in pieces)
-    added = range(vocabulary.record.extra_ids - 1, -1, -1)
+    added = [vocabulary.piece(token) for token in range(len(pieces), vocabulary.size)]
     kind = proto.trainer_spec.model_type
     if kind == _UNIGRAM:
         # The cost of an unknown character derives from the least score: of all pieces in
@@ -129,11 +152,11 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
         scores = [
             (piece, score if piece_kind == NORMAL else least) for piece, score, piece_kind in pieces
         ]
-        scores += [(sentinel_piece(number), least) for number in added]
+        scores += [(piece, least) for piece in added]
         return models.Unigram(scores, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
     if kind == _BPE:
         ids = {piece: place for place, (piece, _, _) in enumerate(pieces)}
-        ids |= {sentinel_piece(number): len(pieces) + i for i, number in enumerate(added)}
+        ids |= {piece: len(pieces) + place for place, piece in enumerate(added)}
         return models.BPE(
             ids,
             _merges(pieces),
@@ -172,11 +195,12 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec
-    # T5 and vocab.train use no other combinations of SentencePiece's settings.
-    if rules.add_dummy_prefix != rules.remove_extra_whitespaces or not rules.escape_whitespaces:
+    # T5, Llama, Gemma and vocab.train use no other combinations of SentencePiece's settings.
+    keeps_spaces = not rules.remove_extra_whitespaces
+    if not (rules.add_dummy_prefix or keeps_spaces) or not rules.escape_whitespaces:
         raise UserError(
-            "the vocabulary has SentencePiece's add_dummy_prefix without remove_extra_whitespaces, "
-            "or the reverse, or no escape_whitespaces: tokenizer.json does not support these"
+            "the vocabulary has SentencePiece's remove_extra_whitespaces without add_dummy_prefix, "
+            "or no escape_whitespaces: tokenizer.json does not support these"
         )
     steps: list[Any] = []
     if rules.precompiled_charsmap:
@@ -203,14 +227,18 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
             normalizers.Replace(Regex(" {2,}"), " "),
             normalizers.Replace(Regex(rf"[ {_SPACE}]+\z"), ""),
         ]
-    if rules.add_dummy_prefix:
+    if rules.add_dummy_prefix and keeps_spaces:
+        # As Llama: a space symbol is added also before a space.
+        steps += [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
+    elif rules.add_dummy_prefix:
         # `Metaspace` mistakes a space symbol at the start of the text for its own.
         steps.append(normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    # "first": text after a special token begins a word only if there is a space.
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        _SPACE, prepend_scheme="first" if rules.add_dummy_prefix else "never", split=False
-    )
+    if not (rules.add_dummy_prefix and keeps_spaces):
+        # "first": text after a special token begins a word only if there is a space.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+            _SPACE, prepend_scheme="first" if rules.add_dummy_prefix else "never", split=False
+        )
     back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if rules.add_dummy_prefix:
         back.append(decoders.Strip(" ", 1, 0))
@@ -225,8 +253,11 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
     texts have no end is decoder-only: its padding token is EOS, since id 0 begins every text and
     must not be masked, and it is padded on the left, so that a text goes on where it ends.
     """
-    pad, eos, unk = (vocabulary.processor.id_to_piece(number) for number in range(3))
-    named = {"pad_token": pad if roles.ends else eos, "eos_token": eos, "unk_token": unk}
+    pieces = vocabulary.special_pieces()
+    eos, pad = pieces["eos"], vocabulary.piece(vocabulary.special.pads(not roles.ends))
+    named = {"pad_token": pad, "eos_token": eos}
+    if "unk" in pieces:
+        named["unk_token"] = pieces["unk"]
     if not roles.ends:
         named["bos_token"] = roles.begins
     if roles.mask:
@@ -245,20 +276,19 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
 
 
 def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and spiece.model into a local folder."""
+    """Writes tokenizer.json, tokenizer_config.json and, if it is one, the SentencePiece model."""
     config = json.dumps(tokenizer_config(vocabulary, roles), indent=2)
     text = tokenizer_json(vocabulary, roles)
-    for name, data in (
-        (TOKENIZER, text.encode()),
-        (TOKENIZER_CONFIG, config.encode()),
-        (SPIECE, vocabulary.model),
-    ):
+    written = {TOKENIZER: text.encode(), TOKENIZER_CONFIG: config.encode()}
+    if vocabulary.is_sentencepiece:
+        written[SPIECE] = vocabulary.model
+    for name, data in written.items():
         with open(f"{folder}/{name}", "wb") as file:
             file.write(data)
 
 
 def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Match:
-    """Compares a tokenizer of transformers with SentencePiece on texts.
+    """Compares a tokenizer of transformers with the vocabulary's library on texts.
 
     Raises:
       UserError: a sentinel has another id than in training.
@@ -275,10 +305,13 @@ def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Mat
         for text, ids, expected in zip(texts, theirs, vocabulary.encode(texts), strict=True)
     ]
     different = [pair for pair in pairs if pair[1] != pair[2]]
-    score = vocabulary.processor.get_score
 
     def tied(ids: list[int], expected: list[int]) -> bool:
+        if not vocabulary.is_sentencepiece:
+            return False
+        score = vocabulary.processor.get_score
         return abs(sum(map(score, ids)) - sum(map(score, expected))) < _TIE
 
     ties = sum(tied(ids, expected) for _, ids, expected in different)
-    return Match(len(texts), [text for text, _, _ in different], ties)
+    library = vocabulary.codec.library
+    return Match(len(texts), [text for text, _, _ in different], ties, library)

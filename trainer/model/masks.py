@@ -53,9 +53,10 @@ def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
 
 
 def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
-    """Returns the decoder side of a batch: positions with a *target* id above 0 hold tokens.
+    """Returns the decoder side of a batch.
 
-    Targets and not inputs, since the first input of every example is 0 by construction.
+    Without segment ids, positions with a *target* id above 0 hold tokens: targets and not inputs,
+    since the first input of every example is then 0 by construction.
     """
     segment_ids_BL = batch.get("decoder_segment_ids")
     return Rows(
@@ -76,10 +77,8 @@ def _positions(position_BL: jax.Array | None, segment_ids_BL: jax.Array | None) 
 
 
 def _segments(tokens_BL: jax.Array, segment_ids_BL: jax.Array | None) -> jax.Array:
-    is_token_BL = tokens_BL > 0
-    if segment_ids_BL is None:
-        return is_token_BL.astype(jnp.int32)
-    return jnp.where(is_token_BL, segment_ids_BL, 0)
+    """Returns the segment ids given, or 1 where an id is above 0; both are 0 at padding."""
+    return (tokens_BL > 0).astype(jnp.int32) if segment_ids_BL is None else segment_ids_BL
 
 
 @dataclass(frozen=True)

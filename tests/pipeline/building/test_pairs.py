@@ -21,7 +21,7 @@ from tasks.objectives import Lengths, Supervised, span_corruption
 from tasks.objectives.supervised import CUT
 from tasks.storage import files, protobuf
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, PAIR_BORDER, load
+from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
 
 TASK = "qa_supervised"
 
@@ -215,7 +215,7 @@ def test_stock_seqio_reads_the_cache_and_the_corpus_alike(make, tmp_path, vocabu
         str(cache), manifest, "train", Supervised(CUT), Lengths(20, 6), across_shards=False
     )
     tokens_WN, lengths_W = ours.read(np.arange(len(ours)))
-    made = Supervised().examples(tokens_WN, lengths_W, None, Lengths(20, 6), None)
+    made = Supervised().examples(tokens_WN, lengths_W, None, Lengths(20, 6), TokenIds(1000, 0))
     assert len(ours) == len(uncached)
     for index, row in enumerate(uncached):
         for name in lengths:

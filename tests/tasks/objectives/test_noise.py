@@ -194,7 +194,9 @@ def test_replaced_tokens_have_their_shares():
     tokens = np.full((400, 500), 7, np.int32)
     mask = np.broadcast_to(np.arange(500) % 2 == 1, tokens.shape)
     keys = noise.fold_in(6, np.arange(400))
-    out = noise.replace_tokens(tokens, mask, keys, 999, 900, random_share=0.1, kept_share=0.1)
+    out = noise.replace_tokens(
+        tokens, mask, keys, 999, np.arange(3, 900), random_share=0.1, kept_share=0.1
+    )
     assert (out[~mask] == 7).all()
     inside = out[mask]
     shares = [(inside == 999).mean(), (inside == 7).mean(), ((inside < 900) & (inside != 7)).mean()]

@@ -14,6 +14,7 @@ from tasks.objectives.masked_lm import MaskedLM
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected
+from tasks.vocabularies import pieces
 from tasks.vocabulary import NORMAL, TokenIds
 
 SPACE = "\u2581"
@@ -26,12 +27,9 @@ class Pieces(TokenIds):
     given: tuple[str, ...] = ()
 
     @functools.cached_property
-    def pieces(self):
-        return list(self.given)
-
-    @functools.cached_property
-    def kinds(self):
-        return [NORMAL] * len(self.given)
+    def _of_file(self):
+        texts = [piece.replace(SPACE, " ") for piece in self.given]
+        return pieces.Pieces(list(self.given), [NORMAL] * len(self.given), texts)
 
 
 def tokenised(text, longest=3):
@@ -48,7 +46,7 @@ def tokenised(text, longest=3):
         else:
             joined.append(piece)
     known = ("<pad>", "</s>", "<unk>", *dict.fromkeys(joined))
-    ids = Pieces(len(known) + 4, 4, b"", known)
+    ids = Pieces(len(known) + 4, 4, given=known)
     return ids, np.array([known.index(piece) for piece in joined], np.int32)
 
 
@@ -82,7 +80,7 @@ def test_rules(name, longest):
 
 def test_documents_line_feeds_and_padding():
     known = ("<pad>", "</s>", "<unk>", f"{SPACE}ab", ".", "\n", f"{SPACE}B")
-    ids = Pieces(len(known), 0, b"", known)
+    ids = Pieces(len(known), 0, given=known)
     tokens = np.array([[3, 1, 3, 5, 3, 4, 3, 4, 6, 4, 0, 0]], np.int32)
     starts = sentence_starts(tokens, np.array([10]), ids)[0]
     assert np.flatnonzero(starts).tolist() == [0, 2, 4, 8]
@@ -91,14 +89,14 @@ def test_documents_line_feeds_and_padding():
     starts = sentence_starts(ended, np.array([4]), ids)[0]
     assert starts.tolist() == [True, False, False, True]
     # Without capitals in the vocabulary every word may begin a sentence.
-    small = Pieces(6, 0, b"", known[:6])
+    small = Pieces(6, 0, given=known[:6])
     starts = sentence_starts(tokens.clip(max=5), np.array([10]), small)[0]
     assert 6 in np.flatnonzero(starts)
 
 
 # Sentences of 1 to 20 words of one token, ended by a full stop of its own; documents of some.
 PIECES = ("<pad>", "</s>", "<unk>", ".", *(f"{SPACE}W{n}" for n in range(500)))
-IDS = Pieces(len(PIECES) + 10, 10, b"", PIECES)
+IDS = Pieces(len(PIECES) + 10, 10, given=PIECES)
 LENGTHS = Lengths(128, 128)
 
 

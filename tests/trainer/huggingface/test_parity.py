@@ -163,7 +163,8 @@ def test_only_the_first_example_of_packed_rows_is_compared():
     }
     assert parity.compare(model, model, [batch]).positions == 2
     assert seen[0]["decoder_target_tokens"].tolist() == [[5, 6, 0, 0]]
-    assert seen[0].keys() == {"decoder_target_tokens", "decoder_input_tokens"}
+    assert seen[0]["decoder_segment_ids"].tolist() == [[1, 1, 0, 0]]
+    assert seen[0].keys() == batch.keys() - {"decoder_positions"}
 
 
 @pytest.mark.parametrize(

@@ -254,5 +254,5 @@ def add_sentinels_of(words, count):
 def test_models_unknown_to_tokenizers_are_rejected():
     with pytest.raises(UserError, match="neither a unigram nor a BPE model"):
         tokenizer.tokenizer_json(train(model_type="char"))
-    with pytest.raises(UserError, match="add_dummy_prefix without"):
+    with pytest.raises(UserError, match="remove_extra_whitespaces without add_dummy_prefix"):
         tokenizer.tokenizer_json(train(add_dummy_prefix=False))

@@ -1,0 +1,79 @@
+"""Facts about the pieces of a vocabulary that do not depend on its kind."""
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+# Kinds of pieces; 4 is user-defined. Source: sentencepiece_model.proto, Type.
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
+
+
+class Pieces(NamedTuple):
+    """The pieces of a vocabulary, in the order of their ids.
+
+    Attributes:
+      names: the pieces as the vocabulary's file spells them.
+      kinds: NORMAL, UNKNOWN, CONTROL, 4, UNUSED or BYTE.
+      texts: what each adds to a text, with its spaces: str, or bytes where a piece may hold a part
+        of a character; "" for control pieces.
+    """
+
+    names: list[str]
+    kinds: list[int]
+    texts: list[str | bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """Ids with a role; None where the vocabulary has no such piece. The defaults are T5's.
+
+    Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
+    """
+
+    pad: int | None = 0
+    eos: int = 1
+    unk: int | None = 2
+    bos: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The id that a decoder reads first: BOS, else padding, as in T5, else EOS, as in GPT-2."""
+        return next(found for found in (self.bos, self.pad, self.eos) if found is not None)
+
+    def pads(self, begins_texts: bool) -> int:
+        """Returns the id that pads rows for transformers.
+
+        It is EOS where there is no other. Nor may it be `start` if that `begins_texts`, which must
+        not be masked.
+        """
+        if self.pad is None or (begins_texts and self.pad == self.start):
+            return self.eos
+        return self.pad
+
+    @property
+    def zero_pads(self) -> bool:
+        """True if id 0 is padding, so that no token of a row has it."""
+        return self.pad == 0
+
+
+T5_IDS = SpecialIds()
+
+
+class Codec(Protocol):
+    """The library of a vocabulary's kind, which encodes and decodes text.
+
+    Attributes:
+      library: its name.
+    """
+
+    library: str
+
+    def normalize(self, text: str) -> str:
+        """Returns a text as it is before it is cut into pieces."""
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of ids."""

@@ -1,0 +1,89 @@
+"""SentencePiece models, read without SentencePiece; it is imported to encode and decode."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tasks.storage import protobuf
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, SpecialIds
+
+FILE = "sentencepiece.model"
+# SentencePiece's mark for a space; the first piece of a word begins with it.
+SPACE = "\u2581"
+# SentencePiece's text for an unknown piece.
+_UNKNOWN_TEXT = " \u2047 "
+
+
+def pieces(model: bytes) -> Pieces:
+    """Returns the pieces of a serialized ModelProto."""
+    messages = list(_fields(model, 1))
+    names = [next(_fields(message, 1)).decode() for message in messages]
+    # Kinds take one byte.
+    kinds = [next((value[0] for value in _fields(each, 3)), NORMAL) for each in messages]
+    return Pieces(names, kinds, [_text(*each) for each in zip(names, kinds, strict=True)])
+
+
+def _text(name: str, kind: int) -> str | bytes:
+    if kind == CONTROL:
+        return ""
+    if kind == UNKNOWN:
+        return _UNKNOWN_TEXT
+    if kind == BYTE:  # its name is <0x41>
+        return bytes([int(name[3:5], 16)])
+    return name.replace(SPACE, " ")
+
+
+def _fields(message: bytes, number: int) -> Iterator[bytes]:
+    """Yields the payloads of the fields `number` of a protocol buffer."""
+    for each, _, payload in protobuf.fields(memoryview(message)):
+        if each == number:
+            yield bytes(payload)
+
+
+class SentencePieceCodec:
+    """SentencePiece with a model.
+
+    Raises:
+      UserError: at construction, if `model` is not a SentencePiece model; `name` is for messages.
+    """
+
+    library = "SentencePiece"
+
+    def __init__(self, model: bytes, name: str):
+        try:
+            import sentencepiece
+        except ImportError as error:
+            raise UserError(
+                f"{name} needs the package sentencepiece: pip install sentencepiece"
+            ) from error
+        self.processor: Any = sentencepiece.SentencePieceProcessor()
+        try:
+            self.processor.LoadFromSerializedProto(model)
+            count = self.processor.get_piece_size()
+        except RuntimeError as error:
+            raise UserError(f"{name} is not a SentencePiece model") from error
+        if not count:
+            raise UserError(f"{name} is not a SentencePiece model")
+
+    def special(self) -> tuple[SpecialIds, bool]:
+        """Returns (the model's special ids, whether it has an EOS; if not, EOS's id is -1)."""
+        pad, eos, unk, bos = (
+            getattr(self.processor, f"{role}_id")() for role in ("pad", "eos", "unk", "bos")
+        )
+        optional = [None if number < 0 else number for number in (pad, unk, bos)]
+        return SpecialIds(optional[0], eos, optional[1], optional[2]), eos >= 0
+
+    def normalize(self, text: str) -> str:
+        """Returns a text as it is before it is cut into pieces."""
+        return self.processor.normalize(text)
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
+        found = self.processor.encode(texts, out_type=int, num_threads=1)
+        return [np.asarray(ids, np.int32) for ids in found]
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of ids."""
+        return self.processor.decode(ids)

@@ -1,0 +1,249 @@
+"""Hugging Face's tokenizer.json, read without `tokenizers`; it is imported to encode and decode.
+
+Byte-level BPE (GPT-2, Llama 3), BPE and Unigram with SentencePiece's mark for a space, WordPiece
+and words. What a piece adds to a text follows from the file's decoder.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies import byte_level
+from tasks.vocabularies.pieces import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    Pieces,
+    SpecialIds,
+)
+
+FILE = "tokenizer.json"
+# The name of the vocabulary of bytes, which is built in.
+BYTES = "bytes"
+# Files of transformers that name special tokens; the first that names one counts.
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+# SentencePiece's mark for a space, and its name of a byte.
+_SPACE = "\u2581"
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_USER_DEFINED = 4
+# Names of special tokens where no file of transformers tells them, the likeliest first.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]", "[EOS]"),
+    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]", "[BOS]"),
+}
+# Their names in files of transformers: BERT's sequences begin with CLS and end with SEP.
+_KEYS = {
+    "pad": ("pad_token",),
+    "eos": ("eos_token", "sep_token"),
+    "bos": ("bos_token", "cls_token"),
+    "unk": ("unk_token",),
+}
+
+
+def is_tokenizer_json(model: bytes) -> bool:
+    """Returns whether the bytes of a vocabulary are a tokenizer.json; SentencePiece's never are."""
+    return model.lstrip()[:1] == b"{"
+
+
+def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
+    """Returns the contents of a tokenizer.json; `name` is for messages.
+
+    Raises:
+      UserError: it is damaged, or something else.
+    """
+    try:
+        value = json.loads(model)
+        kind = value["model"].get("type", "BPE")
+        vocab = value["model"]["vocab"]
+        value["model"]["vocab"] = _by_piece(vocab) if kind == "Unigram" else dict(vocab)
+        ids = [*value["model"]["vocab"].values(), *(each["id"] for each in _added(value))]
+        if not ids or not all(type(number) is int and number >= 0 for number in ids):
+            raise ValueError("its ids are not whole numbers")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{name} is not a tokenizer.json of Hugging Face's tokenizers, or is damaged"
+        ) from error
+    return value
+
+
+def _by_piece(vocab: list) -> dict[str, int]:
+    # A piece may come twice; ids count.
+    found: dict[str, int] = {}
+    for number, (piece, _) in enumerate(vocab):
+        found[piece if piece not in found else f"{piece}\0{number}"] = number
+    return found
+
+
+def _added(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return value.get("added_tokens") or []
+
+
+def pieces(model: bytes) -> Pieces:
+    """Returns the pieces of a tokenizer.json; ids that no piece has are UNUSED and nameless."""
+    value = parsed(model)
+    vocab, added = value["model"]["vocab"], _added(value)
+    count = 1 + max([*vocab.values(), *(each["id"] for each in added)])
+    names, kinds = [""] * count, [UNUSED] * count
+    for piece, number in vocab.items():
+        names[number], kinds[number] = piece.partition("\0")[0] or piece, NORMAL
+    text = _text_rule(value)
+    if _falls_back(value):
+        kinds = [
+            BYTE if _BYTE.fullmatch(each) else kind for each, kind in zip(names, kinds, strict=True)
+        ]
+    texts = [text(name) if kind != UNUSED else "" for name, kind in zip(names, kinds, strict=True)]
+    for each in added:
+        number, special = each["id"], each.get("special", False)
+        names[number], kinds[number] = each["content"], CONTROL if special else _USER_DEFINED
+        texts[number] = "" if special else each["content"]
+    unknown = _unknown(value)
+    if unknown is not None:
+        kinds[unknown], texts[unknown] = UNKNOWN, names[unknown]
+    return Pieces(names, kinds, texts)
+
+
+def _text_rule(value: Mapping[str, Any]) -> Callable[[str], str | bytes]:
+    """Returns a function piece -> what it adds to a text."""
+    if is_byte_level(value):
+        return byte_level.raw
+    if value["model"].get("type") == "WordPiece":
+        mark = value["model"].get("continuing_subword_prefix", "##")
+        return lambda piece: (
+            piece.removeprefix(mark) if mark and piece.startswith(mark) else f" {piece}"
+        )
+    falls_back = _falls_back(value)
+
+    def text(piece: str) -> str | bytes:
+        byte = falls_back and _BYTE.fullmatch(piece)
+        return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ")
+
+    return text
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the steps of a normalizer, pre-tokenizer or decoder, those of sequences one by one."""
+    if isinstance(part, Mapping):
+        inner = [part.get(key) for key in ("decoders", "pretokenizers", "normalizers")]
+        for steps in filter(None, inner):
+            for step in steps:
+                yield from _steps(step)
+        yield part
+
+
+def is_byte_level(value: Mapping[str, Any]) -> bool:
+    """Returns whether pieces are written in GPT-2's alphabet of bytes."""
+    return any(step.get("type") == "ByteLevel" for step in _steps(value.get("decoder"))) or any(
+        step.get("type") == "ByteLevel" for step in _steps(value.get("pre_tokenizer"))
+    )
+
+
+def _falls_back(value: Mapping[str, Any]) -> bool:
+    return bool(value["model"].get("byte_fallback"))
+
+
+def _unknown(value: Mapping[str, Any]) -> int | None:
+    """Returns the id of the model's unknown token, or None."""
+    model = value["model"]
+    if model.get("type") == "Unigram":
+        return model.get("unk_id")
+    return _ids(value).get(model.get("unk_token"))
+
+
+def _ids(value: Mapping[str, Any]) -> dict[str | None, int]:
+    return {**value["model"]["vocab"], **{each["content"]: each["id"] for each in _added(value)}}
+
+
+def special(
+    model: bytes, configs: Sequence[Mapping[str, Any]], name: str
+) -> tuple[SpecialIds, bool]:
+    """Returns (special ids, whether there is an EOS; if not, EOS's id is -1).
+
+    Args:
+      model: the tokenizer.json.
+      configs: contents of the files CONFIGS beside it; without them, the usual names are looked up.
+      name: for messages.
+
+    Raises:
+      UserError: the tokenizer has no unknown token but needs one, or a file names a token that it
+        does not have.
+    """
+    value = parsed(model, name)
+    ids, unknown = _ids(value), _unknown(value)
+    complete = is_byte_level(value) and all(char in ids for char in byte_level.alphabet())
+    complete |= _falls_back(value) and all(f"<0x{byte:02X}>" in ids for byte in range(256))
+    if unknown is None and not complete:
+        raise UserError(
+            f"{name} has neither an unknown token nor all 256 bytes, so it cannot encode every "
+            "text: train it again with an unknown token (as [UNK]) or with the byte alphabet"
+        )
+    found: dict[str, int | None] = {"pad": None, "eos": None, "bos": None, "unk": unknown}
+    for role, keys in _KEYS.items():
+        named = [_content(config[key]) for key in keys for config in configs if config.get(key)]
+        for token in named[:1]:
+            if token not in ids and role != "pad":
+                raise UserError(
+                    f"{name} has no token {token}, which {' or '.join(CONFIGS)} beside it names as "
+                    f"{keys[0]}: restore the folder from a copy"
+                )
+            found[role] = ids.get(token)
+        if not configs and role in _NAMES:
+            found[role] = next((ids[each] for each in _NAMES[role] if each in ids), None)
+    eos = found.pop("eos")
+    return SpecialIds(eos=-1 if eos is None else eos, **found), eos is not None
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, Mapping) else str(token)
+
+
+class TokenizersCodec:
+    """Hugging Face's `tokenizers` with a tokenizer.json.
+
+    Raises:
+      UserError: at construction, if the package is missing or `tokenizers` refuses the file; `name`
+        is for messages.
+    """
+
+    library = "Hugging Face's tokenizers"
+
+    def __init__(self, model: bytes, name: str):
+        # Processes and threads divide the work already, and its own threads do not survive a fork.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise UserError(
+                f"{name} needs the package tokenizers: pip install tokenizers"
+            ) from error
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        except Exception as error:  # `tokenizers` raises no narrower class
+            raise UserError(f"{name}: tokenizers cannot read it: {error}") from error
+        # Files of transformers may say how to cut and pad the rows of a model.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self._of_bytes = model == byte_level.byte_vocabulary()
+
+    def normalize(self, text: str) -> str:
+        """Returns a text as it is before it is cut into pieces."""
+        rules = self.tokenizer.normalizer
+        return rules.normalize_str(text) if rules else text
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
+        if self._of_bytes:
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]
+        found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(each.ids, np.int32) for each in found]
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of ids."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)

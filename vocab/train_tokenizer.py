@@ -1,0 +1,171 @@
+"""Trains a byte-level BPE or WordPiece vocabulary as a tokenizer.json.
+
+python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=FOLDER
+
+The folder is one of transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. Words are
+counted in memory, by one process; `python -m vocab.train` makes SentencePiece models of any corpus.
+Byte-level BPE has the same bytes every time. Of WordPieces that are as frequent as each other,
+`tokenizers` takes others in another run.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tasks import vocabulary
+from tasks.cache.manifest import as_json
+from tasks.reading import pairs, sources
+from tasks.storage import files
+from tasks.terminal import command_line, progress
+from tasks.terminal.command_line import UserError, positive
+from tasks.vocabularies import tokenizer_json
+from vocab import report
+
+BYTE_BPE, WORDPIECE = "byte_bpe", "wordpiece"
+# Special tokens by role, in the order of their ids: T5's ids, and BERT's.
+SPECIAL = {
+    BYTE_BPE: {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    WORDPIECE: {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+}
+_CONFIG, MANIFEST = tokenizer_json.CONFIGS[0], "manifest.json"
+_REPORT = "report.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a vocabulary.
+
+    Attributes:
+      kind: BYTE_BPE or WORDPIECE.
+      vocab_size: number of pieces, special tokens included and sentinels not.
+      extra_ids: number of sentinels, which get the last ids.
+      cased: whether WordPiece keeps case and accents.
+    """
+
+    kind: str
+    vocab_size: int = 32000
+    extra_ids: int = 100
+    cased: bool = False
+
+
+def train(options: Options, corpus: sources.Corpus, output: str) -> vocabulary.Vocabulary:
+    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
+
+    Raises:
+      UserError: `output` holds something else, or the corpus has too few words for `vocab_size`.
+    """
+    manifest = {"options": dataclasses.asdict(options), "corpus": corpus.record}
+    if files.exists(files.join(output, MANIFEST)):
+        before = files.read_json(files.join(output, MANIFEST))
+        if {key: before.get(key) for key in manifest} != json.loads(json.dumps(manifest)):
+            raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+        return vocabulary.load(output)
+    if files.exists(output) and files.list_names(output):
+        raise UserError(f"--output={output} holds other files: choose another folder")
+    tokenizer = _trained(options, corpus)
+    model = tokenizer.to_str(pretty=True).encode()
+    named = {f"{role}_token": piece for role, piece in SPECIAL[options.kind].items()}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    files.make_folder(output)
+    files.write_bytes(files.join(output, tokenizer_json.FILE), model)
+    files.write_json(files.join(output, _CONFIG), config)
+    loaded = vocabulary.load(output)
+    files.write_json(files.join(output, _REPORT), report.measure(loaded, corpus).as_dict())
+    software = {"tokenizers": importlib.metadata.version("tokenizers")}
+    written = {"model": as_json(loaded.record), **manifest, "software": software}
+    files.write_json(files.join(output, MANIFEST), written)
+    return loaded
+
+
+def _trained(options: Options, corpus: sources.Corpus) -> Any:
+    """Returns a tokenizers.Tokenizer trained on the corpus."""
+    from tokenizers import (
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        trainers,
+    )
+
+    special = SPECIAL[options.kind]
+    given: dict[str, Any] = {
+        "vocab_size": options.vocab_size,
+        "special_tokens": [*special.values()],
+        "show_progress": False,
+    }
+    trainer: Any
+    if options.kind == BYTE_BPE:
+        # GPT-2's words; without a space before the first, so that decoding restores the text.
+        tokenizer = Tokenizer(models.BPE(unk_token=special["unk"]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **given)
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not options.cased)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(**given)
+    with progress.shown(f"training {options.vocab_size:,} pieces", None):
+        tokenizer.train_from_iterator(_texts(corpus), trainer)
+    size = tokenizer.get_vocab_size()
+    if size != options.vocab_size:
+        raise UserError(
+            f"--vocab_size={options.vocab_size}: the corpus makes {size:,} pieces; "
+            + ("use more text" if size < options.vocab_size else f"give {size:,} or more")
+        )
+    sentinels = map(vocabulary.sentinel_piece, reversed(range(options.extra_ids)))
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in sentinels])
+    return tokenizer
+
+
+def _texts(corpus: sources.Corpus) -> Iterator[str]:
+    """Yields the texts of the training split."""
+    columns = pairs.texts(corpus.spec)
+    for piece in corpus.pieces:
+        for split, batch in sources.read(corpus, piece):
+            if split == sources.TRAIN:
+                for name in columns:
+                    yield from filter(None, batch.column(name).to_pylist())
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command."""
+    parser = command_line.Parser(
+        prog="python -m vocab.train_tokenizer", description=__doc__.splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--kind", required=True, choices=[*SPECIAL], help="GPT-2's kind, or BERT's")
+    add("--corpus", required=True, metavar="SPEC", help=sources.FORMS)
+    add("--output", required=True, help="folder to write, local or remote")
+    add("--vocab_size", type=positive, default=32000, help="number of pieces without sentinels")
+    add("--extra_ids", type=int, default=100, help="number of sentinels, which get the last ids")
+    add(
+        "--cased",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="with --kind=wordpiece, keep case and accents",
+    )
+    flags = parser.parse_args(argv)
+    if flags.extra_ids < 0:
+        raise UserError(f"--extra_ids={flags.extra_ids} must be 0 or more")
+    if flags.kind == BYTE_BPE and flags.cased is not None:
+        raise UserError("--cased has no effect with --kind=byte_bpe, which keeps all bytes")
+    options = Options(flags.kind, flags.vocab_size, flags.extra_ids, bool(flags.cased))
+    corpus = sources.resolve(sources.parse(flags.corpus))
+    for note in corpus.notes:
+        print(note)
+    loaded = train(options, corpus, flags.output)
+    print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
+    measured = files.read_json(files.join(flags.output, _REPORT))
+    print(report.Report.from_dict(measured))
+
+
+if __name__ == "__main__":
+    command_line.run(main)
