@@ -231,6 +231,8 @@ class TokenizersCodec:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self._of_bytes = model == byte_level.byte_vocabulary()
+        if self._of_bytes:
+            self.library = "NumPy"
 
     def normalize(self, text: str) -> str:
         """Returns a text as it is before it is cut into pieces."""

@@ -10,6 +10,7 @@ import pytest
 from pipeline import build, verify
 from tasks import vocabulary
 from tasks.adapters import CacheSource
+from tasks.cache.manifest import CacheManifest, as_json, plan_from_dict
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
@@ -170,6 +171,31 @@ def test_a_cache_needs_its_own_vocabulary(documents, corpus, tmp_path):
     model.write_bytes(model.read_bytes() + b" ")
     with pytest.raises(UserError, match="is damaged: its sha256 is"):
         _ = CacheSource(cache, task="byte_full_lm")[0]
+
+
+def test_the_manifest_records_what_the_file_does_not_say(documents, corpus, tmp_path):
+    cache, _, loaded = built(tmp_path, "bert", "full_lm", documents, corpus)
+    plan = CacheManifest.load(cache).plan
+    assert plan.vocabulary == loaded.record
+    written = as_json(plan)["vocabulary"]
+    assert written["special"] == {"pad": 0, "eos": 3, "unk": 1, "bos": 2}
+    assert written["file"] == "tokenizer.json"
+    # Plans of SentencePiece with T5's ids, old and new, have neither.
+    old = {key: value for key, value in written.items() if key not in ("special", "file")}
+    read = plan_from_dict({**as_json(plan), "vocabulary": old})
+    assert as_json(read)["vocabulary"] == old
+    assert (read.vocabulary.special_ids, read.vocabulary.file_name) == (
+        T5_IDS, "sentencepiece.model",
+    )  # fmt: skip
+    for change, words in (
+        ({"file": "../model"}, r"vocabulary\.file is"),
+        ({"special": {"eos": -1}}, r"vocabulary\.special\.eos is"),
+        ({"special": {"pad": 0}}, r"vocabulary\.special has no eos"),
+        ({"special": {"eos": 1, "sep": 2}}, r'vocabulary\.special has "sep"'),
+        ({"size": 3}, r'vocabulary has "size"'),
+    ):
+        with pytest.raises(UserError, match=words):
+            plan_from_dict({**as_json(plan), "vocabulary": {**written, **change}})
 
 
 PIECE = 5  # the piece that has id 0 in the other numbering
