@@ -35,12 +35,14 @@ def main(argv: list[str]) -> None:
             for pair in task.examples(_rows(arguments.input), arguments.evaluating):
                 file.write(json.dumps(pair, ensure_ascii=False).encode() + b"\n")
                 count += 1
-    except (KeyError, TypeError) as error:
+            if not count:
+                raise UserError(f"--input={arguments.input} has no rows that make pairs")
+    except (LookupError, TypeError) as error:
         raise UserError(
             f"--input={arguments.input}: {task.name} needs the columns of {task.source} on the Hub "
-            f"({error!r} is missing or of another type)"
+            f"and its labels ({error!r} is missing or of another type)"
         ) from error
-    print(f"{arguments.output}: {count:,} pairs of {task.name}; metrics {task.metrics}")
+    print(f"{arguments.output}: {count:,} pairs of {task.name}; metrics {', '.join(task.metrics)}")
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:

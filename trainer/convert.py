@@ -84,7 +84,7 @@ def convert(
     wanted = chosen_steps(steps, [each.step for each in found], source)
     found = [each for each in found if each.step in wanted]
     for each in found:
-        targets.refuse(sources.opened(each, given).model.config, settings, each.path)
+        targets.refuse(sources.opened(each, given), settings)
     made = []
     for each in found:
         made.append(_convert_one(each, target, several, settings, given))

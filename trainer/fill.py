@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     for found in generator([generator.ids(flags.text)]):
         spans = text.spans(generator.vocabulary, found.ids)
         print(text.filled(flags.text, spans))
-        missing = [sentinel_piece(gap) for gap in gaps if gap not in spans]
+        missing = [sentinel_piece(gap) for gap in dict.fromkeys(gaps) if gap not in spans]
         if missing := [piece for piece in missing if piece not in generator.modes]:
             print(f"the model left out {', '.join(missing)}", file=sys.stderr)
 

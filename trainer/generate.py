@@ -65,7 +65,8 @@ def read_prompts(path: str, column: str) -> list[str]:
     """Returns the prompts in a file.
 
     Raises:
-      UserError: a line is no JSON object with a text in `column`, or there are no lines.
+      UserError: a line is no JSON object with a text in `column`, there are no lines, or the file
+        cannot be read.
     """
     try:
         lines = list(files.read_lines(path))
@@ -86,6 +87,13 @@ def read_prompts(path: str, column: str) -> list[str]:
             ) from error
         if not isinstance(prompts[-1], str):
             raise UserError(f"--input={path}, line {number}: {column!r} is not a text")
+        try:
+            prompts[-1].encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"--input={path}, line {number}: {column!r} has half a character, "
+                f"{error.object[error.start]!r}"
+            ) from error
     return prompts
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from tasks.metrics.metric import load_library
+from tasks.terminal.command_line import UserError
 
 
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -28,6 +30,11 @@ def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     Source: T5, `metrics.f1_score_with_invalid`.
     """
     metrics = load_library("sklearn.metrics", "scikit-learn")
+    if all(_positive(each) is None for each in targets):
+        raise UserError(
+            f"f1 needs labels 1 and 0 or true and false, and a target is {targets[0]!r}: use "
+            "macro_f1, or name the task that makes labels of texts by --evaluation.supervised"
+        )
     right = [_positive(each) or False for each in targets]
     given = [_positive(each) for each in predictions]
     given = [
@@ -83,11 +90,12 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
 
 
 def _number(value: Any) -> float:
-    """Returns a number, or that which a text spells; -1 for other text, as T5 does for STS-B."""
+    """Returns a finite number, or the one that a text spells; -1 for all else, as T5 for STS-B."""
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         return -1.0
+    return number if math.isfinite(number) else -1.0
 
 
 def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -96,6 +104,11 @@ def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> d
     Targets and predictions are dicts with "group" and "value"; a prediction belongs to its
     target's group.
     """
+    if not all(isinstance(each, dict) for each in targets):
+        raise UserError(
+            "grouped_exact_match needs targets with a group and a value: name the task that makes "
+            "them by --evaluation.supervised"
+        )
     right: dict[Any, bool] = defaultdict(lambda: True)
     for target, prediction in zip(targets, predictions, strict=True):
         given = prediction["value"] if isinstance(prediction, dict) else prediction

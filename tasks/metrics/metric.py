@@ -34,7 +34,8 @@ class Metric:
         """Returns values by name; of percentages and correlations, times 100.
 
         Raises:
-          UserError: the library that the metric needs is not installed.
+          UserError: the library that the metric needs is not installed, targets are not of its
+            kind, or its function returns no numbers by name.
           ValueError: there are no predictions, or not as many as targets.
         """
         if not targets or len(targets) != len(predictions):
@@ -43,8 +44,17 @@ class Metric:
         if isinstance(compute, str):
             module, _, function = compute.partition(":")
             compute = getattr(importlib.import_module(module), function)
-        values = compute(targets, predictions)
-        return {name: float(value) for name, value in values.items()}
+        try:
+            values = compute(targets, predictions)
+        except Exception as error:
+            error.add_note(f"This is from the metric {self.name}.")
+            raise
+        try:
+            return {name: float(value) for name, value in values.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the metric {self.name} returns {values!r}, which is no dict of numbers by name"
+            ) from error
 
 
 # Each metric's own name is the first of its values, except where several are listed.

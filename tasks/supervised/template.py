@@ -64,6 +64,8 @@ def joined(name: str, row: Row, keys: Sequence[str]) -> str:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        raise TypeError("null")
     return value if isinstance(value, str) else str(value)
 
 

@@ -107,6 +107,7 @@ def above(bound: float) -> Rule:
 
 
 # A share that leaves something: dropout rates, decay rates of moments.
+SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 
 

@@ -53,6 +53,18 @@ def test_correlations():
     assert value("spearman", [1, 2, 3], ["1", "10", "11"]) == pytest.approx(100)
     assert value("pearson", [1.0, 2.0, 3.0], [2, 4, 6]) == pytest.approx(100)
     assert value("pearson", [1.0, 2.0], ["no", "number"]) == 0
+    for odd in ("nan", "inf", "1e400"):
+        assert value("pearson", [1, 2, 3], ["1", "2", odd]) == value(
+            "pearson", [1, 2, 3], [1, 2, -1]
+        )
+
+
+def test_targets_of_another_kind_are_one_line():
+    texts = ["equivalent", "not_equivalent"]
+    with pytest.raises(UserError, match="a target is 'equivalent': use macro_f1"):
+        METRICS["f1"](texts, texts)
+    with pytest.raises(UserError, match="targets with a group and a value"):
+        METRICS["grouped_exact_match"](texts, texts)
 
 
 def test_overlap_is_that_of_the_libraries():
@@ -84,6 +96,12 @@ def test_a_users_metric_and_an_unknown_one(monkeypatch):
         metric.chosen(["exact_mach"])
     with pytest.raises(ValueError, match="2 targets and 1 predictions"):
         own(["a", "b"], ["b"])
+    for returned in (1.0, {"same": "text"}, None):
+        with pytest.raises(UserError, match=r"metric odd returns .*, which is no dict"):
+            Metric("odd", lambda _t, _p, returned=returned: returned)(["a"], ["b"])
+    with pytest.raises(ZeroDivisionError) as raised:
+        Metric("odd", lambda _t, _p: 1 / 0)(["a"], ["b"])
+    assert raised.value.__notes__ == ["This is from the metric odd."]
 
 
 def test_a_missing_library_is_one_line():

@@ -217,6 +217,16 @@ def test_pairs_are_written(tmp_path):
     assert made.returncode != 0
     assert made.stderr.count("\n") == 1
     assert "glue/cola" in made.stderr
+    flags[0] = "--task=glue_rte"
+    for row, says in (({**RTE, "label": 7}, "labels"), ({**RTE, "sentence2": None}, "null")):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        made = subprocess.run([*command, *flags], capture_output=True, text=True)
+        assert made.returncode == 2
+        assert made.stderr.count("\n") == 1
+        assert says in made.stderr
+    (tmp_path / "rows.jsonl").write_text("")
+    made = subprocess.run([*command, *flags], capture_output=True, text=True)
+    assert "has no rows" in made.stderr
     assert (tmp_path / "pairs.jsonl").read_bytes() == written
     with pytest.raises(UserError, match="did you mean"):
         table.get("glue_colla")

@@ -243,6 +243,9 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
     other.write_bytes(other_vocabulary(model.read_bytes()))
     with pytest.raises(UserError, match="trained with another vocabulary than this one"):
         generate.main([ours, "--prompt=a", f"--vocabulary={other}"])
+    for form in ("huggingface", "palimpsest"):
+        with pytest.raises(UserError, match=r"trained with another vocabulary than .*other\.model"):
+            run(tmp_path / "ours", tmp_path / "x", form, f"--vocabulary={other}")
     flags = (PRESET, f"--vocabulary={other}", "--extra_ids=100")
     assert run(folder, tmp_path / "sentinels", "palimpsest", *flags) == 0
     ours = f"--model_dir={tmp_path / 'sentinels'}"

@@ -16,6 +16,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
     BELOW_ONE,
     REQUIRED,
+    SEED,
     Rule,
     above,
     at_least,
@@ -312,7 +313,7 @@ class Config:
     seed: int = field(
         0,
         "seed of initial parameters, dropout, the order of windows and their noise",
-        rule=Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63),
+        rule=SEED,
     )
     engine: str = field(
         "palimpsest",

@@ -65,13 +65,13 @@ class Settings:
     cache_dir: str = ""
 
 
-def refuse(model: ModelConfig, settings: Settings, source: str) -> None:
-    """Rejects a model that the format does not have, and a vocabulary that the model has not.
+def refuse(opened: Opened, settings: Settings) -> None:
+    """Rejects a model that the format does not have, and a vocabulary that is not the model's.
 
     Raises:
       UserError: says why.
     """
-    problems = []
+    model, source, problems = opened.model.config, opened.source.path, []
     if settings.format == HUGGING_FACE:
         problems = [configs.refusal(model, settings.custom_code) or ""]
     if settings.format == T5X:
@@ -83,6 +83,13 @@ def refuse(model: ModelConfig, settings: Settings, source: str) -> None:
         raise UserError(
             f"--vocabulary has {vocabulary.size} ids, but {source} has {model.vocab_size} "
             "embeddings"
+        )
+    run = opened.checkpoint.run if opened.checkpoint else None
+    trained_on = run.get("vocabulary_sha256") if run else None
+    if vocabulary and trained_on not in (None, vocabulary.record.sha256):
+        raise UserError(
+            f"{source} was trained with another vocabulary than {vocabulary.name}: name the one in "
+            "the folder of its cache"
         )
     if vocabulary and model.architecture == "encoder" and settings.format == HUGGING_FACE:
         raise UserError(

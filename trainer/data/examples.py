@@ -138,6 +138,13 @@ def of_batches(
     def text_of(tokens: Iterable[int]) -> str:
         return decode.decode([int(token) for token in tokens], ids)
 
+    def target_of(tokens: np.ndarray) -> str:
+        # An unknown piece of a prediction must not equal whatever the target has there.
+        parts = zip(tokens.tolist(), decode.texts(tokens.tolist(), ids), strict=True)
+        unknown = ids.special.unk
+        found = [decode.REPLACEMENT if token == unknown else text for token, text in parts]
+        return "".join(found).removeprefix(" ")
+
     def read(limit: int | None) -> list[Example]:
         found: list[Example] = []
         for batch in batches():
@@ -155,7 +162,7 @@ def of_batches(
                     inputs = inputs_L[: np.flatnonzero(places_L)[-1] + 1]
                 else:
                     inputs = row_L[: weighted[0]]
-                text = text_of(_before_eos(targets, ids.special.eos))
+                text = target_of(_before_eos(targets, ids.special.eos))
                 target = _judged(judge, text, text, is_target=True)
                 found.append(Example(inputs, targets, text_of(inputs), text, target))
         return found

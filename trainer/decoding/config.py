@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tasks.terminal.fields import Rule, above, at_least, check, field, require
+from tasks.terminal.fields import SEED, Rule, above, at_least, check, field, require
 from tasks.vocabulary import EOS_ID
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
@@ -72,7 +72,7 @@ class Decoding:
     num_return_sequences: int = field(
         1, "results for each prompt: draws, or the best beams", rule=above(0)
     )
-    seed: int = field(0, "seed of the draws; each prompt has its own key", rule=at_least(0))
+    seed: int = field(0, "seed of the draws; each prompt has its own key", rule=SEED)
     batch_size: int = field(32, "prompts that are decoded together", rule=above(0))
     eos_id: int = field(
         EOS_ID, "id of the token that ends a text; 1: the vocabulary's EOS", rule=at_least(0)

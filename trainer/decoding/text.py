@@ -10,7 +10,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, sentinel_piece
 
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_SENTINEL = re.compile(r"<extra_id_(\d{1,9})>")
 # SentencePiece's mark for a space.
 _SPACE = "\u2581"
 

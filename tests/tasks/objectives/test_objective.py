@@ -5,6 +5,7 @@ import pytest
 
 from tasks import registry
 from tasks.objectives import AutoregressiveLM
+from tasks.vocabulary import TokenIds
 
 # Task -> (architectures, codes text, appends EOS, description).
 FACTS = {
@@ -38,6 +39,8 @@ def test_targets_end_in_the_eos_that_the_objective_says():
     tokens_WN, lengths_W = np.array([[7, 8, 9], [7, 8, 0]], np.int32), np.array([3, 2])
     for eos, last in (("window", [1, 1]), ("document", [9, 8])):
         objective = AutoregressiveLM(eos)
-        made_WN, made_W = objective.examples(tokens_WN, lengths_W, None, None, None)["targets"]
+        made_WN, made_W = objective.examples(tokens_WN, lengths_W, None, None, TokenIds(20, 0))[
+            "targets"
+        ]
         assert made_WN[[0, 1], made_W - 1].tolist() == last
         assert objective.appends_eos == (last == [1, 1])

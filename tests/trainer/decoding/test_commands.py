@@ -144,6 +144,10 @@ def test_lines_end_at_newlines_alone(tmp_path):
     assert generate.read_prompts(str(path), "text") == texts
     with pytest.raises(UserError, match="is a folder: name a file"):
         generate.read_prompts(str(tmp_path), "text")
+    path = tmp_path / "half.jsonl"
+    path.write_text('{"text": "a\\ud800b"}\n')
+    with pytest.raises(UserError, match="line 1: 'text' has half a character"):
+        generate.read_prompts(str(path), "text")
 
 
 def test_json_lines_are_read(run, tmp_path, capsys):
@@ -163,6 +167,7 @@ def test_json_lines_are_read(run, tmp_path, capsys):
     [
         ([], "either --prompt or --input"),
         (["--prompt=a", "--input=b"], "either --prompt or --input"),
+        (["--prompt=a", "--method=sample", f"--seed={10**20}"], "a 64-bit integer"),
         (["--input=b"], "belong together"),
         (["--prompt=a", "--top_k=3"], "--top_k=3: it must be unset with method 'greedy'"),
         (["--prompt=a", "--step=7"], "no checkpoint of step 7; it has 2"),
@@ -223,6 +228,8 @@ def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
     begin, end = starts[1], starts[2]
     expected = [*ids[:begin], spm.size - 1, *ids[end:]]
     assert text.encode(spm, "the <extra_id_0> of the functions").tolist() == expected
+    # No number of a sentinel has so many digits.
+    assert spm.size - 1 not in text.encode(spm, f"the <extra_id_{'0' * 5000}>").tolist()
     # Punctuation after a gap has no space before it.
     stop = spm.encode(["end."])[0].tolist()[-1]
     assert text.encode(spm, "the <extra_id_0>.").tolist()[-1] == stop

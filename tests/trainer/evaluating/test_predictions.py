@@ -165,6 +165,12 @@ def test_prompts_of_a_decoders_rows_end_where_the_loss_begins(alone, folder):
         assert example.inputs.tolist() == inputs.tolist()
         assert example.targets.tolist() == targets.tolist()
         assert example.target == vocabulary.decode(targets[:-1])
+    # What the vocabulary cannot spell is no right answer.
+    batch = rows_of([(np.array([5]), np.array([vocabulary.special.unk, 1]))], run.converter)
+    examples = of_batches("rows", lambda: [batch], vocabulary.ids, ())
+    (example,) = examples.read(None)
+    assert example.target == "\ufffd"
+    assert example.target != examples.decode(example.targets.tolist())
 
 
 @pytest.mark.slow
