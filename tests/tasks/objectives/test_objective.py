@@ -37,9 +37,10 @@ def test_an_objective_states_its_facts(name):
 
 def test_targets_end_in_the_eos_that_the_objective_says():
     tokens_WN, lengths_W = np.array([[7, 8, 9], [7, 8, 0]], np.int32), np.array([3, 2])
+    ids = TokenIds(20, 0)
     for eos, last in (("window", [1, 1]), ("document", [9, 8])):
         objective = AutoregressiveLM(eos)
-        made_WN, made_W = objective.examples(tokens_WN, lengths_W, None, None, TokenIds(20, 0))[
+        made_WN, made_W = objective.examples(tokens_WN, lengths_W, None, None, ids)[
             "targets"
         ]
         assert made_WN[[0, 1], made_W - 1].tolist() == last
