@@ -25,9 +25,10 @@ import numpy as np
 
 from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_from_dict
 from tasks.cache.checked_json import RESTORE, check_count, check_form, check_keys, short, wrong
+from tasks.cache.plan_parts import check_corpus, vocabulary_from_dict
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import VOCABULARY_FILES, SpecialIds, VocabularyRecord
+from tasks.vocabulary import VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -389,11 +390,8 @@ def plan_from_dict(value: Any) -> Plan:
         )
     check_keys(value, "the plan", _PLAN_KEYS - _OPTIONAL, _OPTIONAL)
     check_form(value["task"], str, "task", "a name")
-    _corpus(check_form(value["corpus"], dict, "corpus", "an object"))
-    record = _vocabulary(value["vocabulary"])
-    check_form(record.sha256, str, "vocabulary.sha256", "a checksum")
-    for name in ("pieces", "extra_ids", "sentinels"):
-        check_count(getattr(record, name), f"vocabulary.{name}")
+    check_corpus(check_form(value["corpus"], dict, "corpus", "an object"))
+    record = vocabulary_from_dict(value["vocabulary"])
     for name, known in (("packing", PACKINGS), ("separator", SEPARATORS)):
         if value[name] not in known:
             raise wrong(name, value[name], "one of " + ", ".join(known))
@@ -406,21 +404,6 @@ def plan_from_dict(value: Any) -> Plan:
         check_count(count, f"shards.{split}", least=1)
     adopted = adoption_from_dict(value["adopted"]) if "adopted" in value else None
     return Plan(**{**value, "vocabulary": record, "pairs": limits, "adopted": adopted})
-
-
-def _vocabulary(value: Any) -> VocabularyRecord:
-    more = frozenset({"file", "special"})
-    check_keys(value, "vocabulary", _VOCABULARY_KEYS - more, more)
-    if value.get("file") not in (None, *VOCABULARY_FILES):
-        raise wrong("vocabulary.file", value["file"], "one of " + ", ".join(VOCABULARY_FILES))
-    special = value.get("special")
-    if special is not None:
-        roles = {each.name for each in dataclasses.fields(SpecialIds)}
-        check_keys(special, "vocabulary.special", {"eos"}, roles)
-        for role, number in special.items():
-            check_count(number, f"vocabulary.special.{role}")
-        special = SpecialIds(**{**dict.fromkeys(roles), **special})
-    return VocabularyRecord(**{**value, "special": special})
 
 
 def _limits(value: Any) -> PairLimits:
@@ -464,7 +447,6 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
 
 
 _PLAN_KEYS = frozenset(each.name for each in dataclasses.fields(Plan))
-_VOCABULARY_KEYS = frozenset(each.name for each in dataclasses.fields(VocabularyRecord))
 _LIMIT_KEYS = frozenset(each.name for each in dataclasses.fields(PairLimits))
 # Keys of plans and shards that may be left out.
 _OPTIONAL = frozenset({"pairs", "adopted"})
@@ -472,20 +454,6 @@ _FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
 # Keys of a shard that must be there, and all of its counts.
 _SHARD_KEYS = frozenset({"files", "dropped", "rows", "tokens", "documents", "text_bytes"})
 _SHARD_COUNTS = tuple(each.name for each in dataclasses.fields(Shard) if each.type is int)
-
-
-def _corpus(corpus: dict[str, Any]) -> None:
-    """Checks what is read of a corpus's record; raises a UserError."""
-    names = corpus.get("files", [])
-    check_form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
-    for file in check_form(names, list, "corpus.files", "a list of files"):
-        if not (isinstance(file, dict) and isinstance(file.get("name"), str)):
-            raise wrong("corpus.files", file, "files with a name each")
-    ends = corpus.get("generations", [len(names)])
-    for count in check_form(ends, list, "corpus.generations", "a list of counts"):
-        check_count(count, "corpus.generations")
-    if sum(ends) != len(names):
-        raise wrong("corpus.generations", ends, f"counts of {len(names):,} files in all")
 
 
 # The files of a shard, in the order in which they are finished; quarantine is optional.

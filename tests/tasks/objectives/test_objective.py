@@ -40,8 +40,6 @@ def test_targets_end_in_the_eos_that_the_objective_says():
     ids = TokenIds(20, 0)
     for eos, last in (("window", [1, 1]), ("document", [9, 8])):
         objective = AutoregressiveLM(eos)
-        made_WN, made_W = objective.examples(tokens_WN, lengths_W, None, None, ids)[
-            "targets"
-        ]
+        made_WN, made_W = objective.examples(tokens_WN, lengths_W, None, None, ids)["targets"]
         assert made_WN[[0, 1], made_W - 1].tolist() == last
         assert objective.appends_eos == (last == [1, 1])
