@@ -28,7 +28,7 @@ RUNNER = "DataflowRunner"
 _OURS = ("pipeline", "tasks", "vocab")
 _PACKAGES = (
     "datasets", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
-    "sentencepiece", "zstandard",
+    "sentencepiece", "tokenizers", "zstandard",
 )  # fmt: skip
 _RESUME = "finished shards are kept; run the same command again to resume"
 _LONGEST_JOB_NAME = 63

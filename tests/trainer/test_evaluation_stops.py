@@ -60,7 +60,8 @@ def undisturbed(text_cache, tmp_path_factory):
     return model_dir
 
 
-@pytest.mark.parametrize("step", [EVERY, pytest.param(STEPS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [EVERY, STEPS])
 def test_the_evaluation_is_made_after_the_resume(text_cache, undisturbed, tmp_path, step):
     model_dir = tmp_path / "model"
     process = start(pretrain(text_cache, model_dir))

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.parameters import slow_unless
 from tests.trainer.conftest import command
 
 HERE = pathlib.Path(__file__).parent
@@ -80,7 +81,10 @@ utils.create_learning_rate_scheduler.base_learning_rate = 0.01
 """
 
 
-@pytest.mark.parametrize("model", ["t5/t5_1_1/small", "scalable_t5/t5_1_1/small"])
+@pytest.mark.parametrize(
+    "model",
+    slow_unless({"scalable_t5/t5_1_1/small"}, ["t5/t5_1_1/small", "scalable_t5/t5_1_1/small"]),
+)
 def test_a_recipe_of_t5x_goes_on_from_its_checkpoint(model, text_cache, tmp_path, monkeypatch):
     monkeypatch.setattr(t5x_files, "V", 768)
     arrays = t5x_files.parameters()

@@ -257,6 +257,7 @@ def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, t
         run_of(tmp_path / "cache", "own_span_corruption").data.evaluation("validation", 8)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
     def pretrain(steps, *flags):
         return subprocess.run(

@@ -117,6 +117,7 @@ def test_a_run_that_the_compiler_refuses_gets_a_remedy(monkeypatch):
     assert search.flags(remedy, run).startswith("--model.remat=")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
     whole = tiny("--batch_size=2", "--evaluation.batch_size=256", "--evaluation.every_steps=1")
     training = compile_plan(whole, local_target(), evaluation=False)

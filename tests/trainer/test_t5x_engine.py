@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS
 from trainer import export_t5x, t5x_engine
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
@@ -194,7 +195,8 @@ def test_settings_without_effect_are_rejected():
 
 @pytest.mark.skipif(T5X, reason="T5X is importable")
 def test_missing_t5x_is_an_error_that_says_where_to_get_it():
-    run = types.SimpleNamespace(config=config_of())
+    converter = types.SimpleNamespace(special=T5_IDS)
+    run = types.SimpleNamespace(config=config_of(), converter=converter)
     with pytest.raises(UserError) as error:
         t5x_engine.train(run, {})
     for word in ("no package registry", "google-research/t5x", t5x_engine.TESTED_COMMIT, "airio"):

@@ -24,7 +24,7 @@ for name, corpus in {corpora!r}.items():
 
 def lines(documents) -> str:
     odd = [
-        {"id": "long", "text": "abc" * (10_000_000 // 3)},
+        {"id": "long", "text": "abc" * (1_000_000 // 3)},
         {"id": "surrogate", "text": "a \ud800 b"},  # written as \ud800, half a character
         {"id": "null", "text": None},
         {"id": "number", "text": 5},

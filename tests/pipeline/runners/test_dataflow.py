@@ -221,7 +221,7 @@ def test_how_jobs_end(submit, gcs):
         assert "a work item has failed 4 times" in line
         assert "run the same command again" in line
     with DataflowServer(lambda job: {}, refuses=(403, "dataflow.jobs.create denied")) as server:
-        assert "Google Cloud refuses" in refused(submit(server))
+        assert "Google Cloud refused" in refused(submit(server))
 
 
 @pytest.mark.slow

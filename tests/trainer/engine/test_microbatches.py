@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
 from trainer.config.idle import refuse_idle
 from trainer.engine.loss import model_loss
@@ -77,7 +78,7 @@ def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=()):
 CASES = [("lm_tiny", name) for name in LOSSES] + [("bert_tiny", "sum"), ("bert_tiny", "sequences")]
 CASES += [("tiny_primer", "sum")]
 CASES += [
-    pytest.param(f"tiny_{name}", "total", marks=pytest.mark.slow)
+    (f"tiny_{name}", "total")
     for name in (
         "evolved_transformer",
         "primer_ez",
@@ -86,9 +87,15 @@ CASES += [
         "transformer_plusplus",
     )
 ]
+QUICK = {
+    ("lm_tiny", "sum"),
+    ("lm_tiny", "real"),
+    ("bert_tiny", "sequences"),
+    ("tiny_primer", "sum"),
+}
 
 
-@pytest.mark.parametrize(("preset", "name"), CASES)
+@pytest.mark.parametrize(("preset", "name"), slow_unless(QUICK, CASES))
 def test_microbatches_equal_one(preset, name):
     one, metrics = gradients_of(preset, LOSSES[name], 1)
     three, sums = gradients_of(preset, LOSSES[name], 3)
@@ -110,7 +117,7 @@ def test_one_microbatch_is_the_plain_gradient():
 
 
 @pytest.mark.usefixtures("compiled_as_users_do")
-@pytest.mark.parametrize("scanned", ["false", "true"])
+@pytest.mark.parametrize("scanned", slow_unless({"true"}, ["false", "true"]))
 def test_kernels_rounded_in_advance_give_the_gradient_of_the_plain_model(scanned):
     flags = [f"--model.scan_layers={scanned}", "--model.dtype=bfloat16"]
     gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, flags=flags)
@@ -134,7 +141,9 @@ def of_parts(loss, slices):
     return jax.tree.map(lambda *leaves: sum(leaves), *parts)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("sum", "constant")])
+@pytest.mark.parametrize(
+    "name", slow_unless({"real"}, [name for name in LOSSES if name not in ("sum", "constant")])
+)
 def test_t5x_normalizes_adjacent_rows_by_themselves(name):
     loss = dataclasses.replace(LOSSES[name], normalize_over="microbatch")
     found, _ = gradients_of("lm_tiny", loss, 3)

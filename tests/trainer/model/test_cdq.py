@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.parameters import slow_unless
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.model.attention import DotProductAttention
@@ -181,7 +182,7 @@ def test_gradients_reach_every_tensor(make_tiny, batch, variant):
         assert float(jnp.abs(gradient).max()) > 1e-6, path
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_unless({"cdq", "memory"}, VARIANTS))
 def test_a_scan_computes_what_a_loop_does(make_tiny, make_config, batch, variant):
     from trainer.model.layers import stack_layers
     from trainer.model.transformer import build_model

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from tests.parameters import slow_unless
 from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.layers import stack_layers, unstack_layers
@@ -84,7 +85,7 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + 1e-9)
 
 
-@pytest.mark.parametrize(("family", "scanned", "remat"), WAYS)
+@pytest.mark.parametrize(("family", "scanned", "remat"), slow_unless(WAYS[1:5], WAYS))
 def test_losses_and_gradients_are_those_of_the_plain_model(result, family, scanned, remat):
     expected = result(family, False, "none")
     actual = result(family, scanned, remat)
@@ -109,7 +110,7 @@ def test_attention_of_jax_gives_the_same_results(result, family, changes):
     ("family", "remat", "dropout_rate"),
     [
         ("lm", "dots", 0.3),
-        ("bert", "none", 0.0),
+        pytest.param("bert", "none", 0.0, marks=pytest.mark.slow),
         pytest.param("t5_1_1", "none", 0.0, marks=pytest.mark.slow),
         pytest.param("t5_1_1", "dots", 0.0, marks=pytest.mark.slow),
     ],
@@ -125,7 +126,7 @@ def test_fused_attention_gives_the_same_results_and_drops_the_same_weights(
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + floor)
 
 
-@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("scanned", slow_unless({True}, [False, True]))
 def test_remat_repeats_dropout(result, scanned):
     expected = result("lm", scanned, "none", 0.3)
     assert abs(expected[0] - result("lm", False, "none")[0]) > 1e-3

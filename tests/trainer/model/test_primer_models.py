@@ -25,7 +25,7 @@ PRESETS = [
     for name in MODEL_PRESETS
     if name.startswith("tiny_")
 ]
-QUICK = ("tiny_primer", "tiny_synthesizer_dense")
+QUICK = ("tiny_primer",)
 SEGMENTS = [1, 1, 1, 2, 2, 0]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests import eight_devices
+from tests.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
@@ -171,13 +172,10 @@ def packed_batch(prefix: bool) -> dict[str, np.ndarray]:
     return batch | ({"decoder_causal_attention": marks} if prefix else {})
 
 
-QUICK = ("T5, dropout", "LM, ALiBi, prefix", "Llama, grouped heads, norms of queries, remat")
+QUICK = ("T5, dropout", "LM, ALiBi, prefix")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in MODELS],
-)
+@pytest.mark.parametrize("name", slow_unless(QUICK, MODELS))
 def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     family, changes, prefix = MODELS[name]
     pattern = layouts.BigBird(2, 1, random_blocks=1)
@@ -223,7 +221,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("mask", KERNELS)
+@pytest.mark.parametrize("mask", slow_unless({"unidirectional", "prefix"}, KERNELS))
 def test_kernels_visit_the_tiles_of_a_layout(mask):
     pattern, head_dim, heads, bias, tile = KERNELS[mask]
     length, random = 104, np.random.default_rng(0)
