@@ -79,6 +79,7 @@ def test_batches_of_every_architecture_can_be_traced(preset, flags):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_gets_a_remedy(capsys):
     whole = tiny("--evaluation.every_steps=0", "--batch_size=64")
     unlimited = compile_plan(whole, local_target())
