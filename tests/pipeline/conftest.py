@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tasks.reading import stdlib_docs
+from tests.child import beginning
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"
@@ -99,14 +100,13 @@ def start(flags):
         cache_dir, *more: str, sigint=signal.SIG_DFL, **environment: str
     ) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)],
+            beginning([sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)], sigint),
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),
         )
 
     return process

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from tests.child import beginning
 from tests.trainer.test_commands import ROOT, command
 from trainer.engine import hardware
 
@@ -23,18 +24,12 @@ def pretrain(cache, model_dir, *flags):
 
 
 def start(arguments, bytes_of_address_space=resource.RLIM_INFINITY):
-    def prepare():
-        # pytest may have been started in the background, where a shell ignores Ctrl-C.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_AS, (bytes_of_address_space,) * 2)
-
     return subprocess.Popen(
-        arguments,
+        beginning(arguments, address_space=bytes_of_address_space),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=prepare,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tasks.storage import whole_folder
 from tasks.terminal.command_line import UserError
+from tests.child import beginning
 
 WRITER = """
 import sys, time
@@ -28,12 +29,10 @@ with whole_folder.written(sys.argv[1]) as folder:
 def writer(tmp_path):
     """Starts a process that writes tmp_path/model until it is ended."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "model")],
+        beginning([sys.executable, "-c", WRITER, str(tmp_path / "model")]),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # pytest may have been started in the background, where a shell ignores Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline() == "writing\n"
     yield process

@@ -2,13 +2,13 @@
 
 import argparse
 import pathlib
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from tasks.terminal.command_line import Parser, RawHelp
+from tests.child import beginning
 
 
 def help_of(*flags, **kwargs):
@@ -91,13 +91,11 @@ SECOND = {
 @pytest.mark.parametrize("block", SECOND.values(), ids=SECOND)
 def test_two_interrupts_are_one_line(block):
     ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED.format(block=block.strip("\n"))],
+        beginning([sys.executable, "-c", INTERRUPTED.format(block=block.strip("\n"))]),
         capture_output=True,
         text=True,
         cwd=pathlib.Path(__file__).parents[3],
         timeout=30,
-        # pytest may have been started in the background, where a shell ignores Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert ended.returncode == 130
     (line,) = ended.stderr.splitlines()
