@@ -98,7 +98,7 @@ class TokenIds:
 
     @property
     def texts(self) -> list[str | bytes]:
-        """What each of `pieces` adds to a text; bytes where it may be a part of a character."""
+        """The text that each of `pieces` adds; bytes where it may be a part of a character."""
         return self._of_file.texts
 
     @functools.cached_property

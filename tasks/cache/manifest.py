@@ -134,7 +134,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """What to do about a damaged cache, in words.
+    """Advice on a damaged cache, in words.
 
     Attributes:
       again: if a file is missing.
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def remedy(self) -> Remedy:
-        """What to do about damage."""
+        """Advice on damage."""
         return _ADOPTED if self.adopted else _BUILT
 
     @property
