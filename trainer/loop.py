@@ -100,6 +100,7 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
     ):
         step = begun = beginning.step
         stopping = False
+        not_there: UserError | None = None
         if evaluator and not evaluated:
             # SIGTERM ended the run when it had saved this step and not evaluated it.
             results = evaluator(state.params, step, stop.asked)
@@ -133,10 +134,9 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     reports.evaluations(step, results)
                     try:
                         saving |= watch.see(step, flattened(results)) or watch.exhausted
-                    except UserError:
-                        # Of a metric that these tasks do not have: the updates are not to be lost.
-                        checkpoints.save(step, state, run, evaluated)
-                        raise
+                    except UserError as error:
+                        # No task has the metric: saved before the run ends, to lose no updates.
+                        not_there, saving = error, True
                     state = program.with_rate_scale(state, watch.rate_scale)
                 reports.speed.restart(step)
             if saving:
@@ -145,6 +145,10 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     writer.flush()
                     check_lock()
                     checkpoints.save(step, state, run, evaluated)
+            if not_there:
+                checkpoints.close()
+                writer.close()
+                raise not_there
             bar.update(step, reports.note)
             if stopping or watch.exhausted:
                 break

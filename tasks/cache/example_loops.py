@@ -14,29 +14,31 @@ MISSING, NOT_IDS, MALFORMED = -1, -2, -3
 
 
 @compiled(nogil=True)
+def _varint(raw, place, end, most):
+    """Returns (value, place after it) of the varint at `place`; the place is -1 if it is not within
+    `end`, or longer than `most` bytes."""
+    value = np.int64(0)
+    for number in range(most):
+        if place >= end:
+            break
+        byte = np.int64(raw[place])
+        place += 1
+        value |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            return value, place
+    return value, -1
+
+
+@compiled(nogil=True)
 def _field(raw, place, end):
     """Returns (number, begin, end) of the payload of the field of bytes at `place`; the end is -1
     if there is none, or if it is not within `end`."""
-    key = size = shift = 0
-    while True:
-        if place >= end or shift > 28:
-            return 0, 0, -1
-        byte = np.int64(raw[place])
-        place += 1
-        key |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    shift = 0
-    while True:
-        if place >= end or shift > 35:
-            return 0, 0, -1
-        byte = np.int64(raw[place])
-        place += 1
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
+    key, place = _varint(raw, place, end, 5)
+    if place < 0:
+        return 0, 0, -1
+    size, place = _varint(raw, place, end, 6)
+    if place < 0:
+        return 0, 0, -1
     if key & 7 != 2 or place + size > end:
         return 0, 0, -1
     return key >> 3, place, place + size

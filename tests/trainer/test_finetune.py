@@ -1,6 +1,7 @@
 """Fine-tuning by the command: settings, metrics in the loop, processes, LoRA and its export."""
 
 import json
+import os
 import random
 import shutil
 import sys
@@ -157,6 +158,26 @@ def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_pa
     assert {"loss", "exact_match", "accuracy", "text_accuracy"} <= line["metrics"].keys()
     name = "python_docs_span_corruption_validation_6.jsonl"
     assert len((tuned / "predictions" / name).read_text().splitlines()) == 4
+
+
+@pytest.mark.slow
+def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, pairs, tmp_path):
+    """What a user's metric returns is known once it was computed."""
+    (tmp_path / "own_metrics.py").write_text(
+        "from tasks.metrics.metric import Metric\n"
+        "METRICS = (Metric('shorter', lambda targets, predictions: {'share': 1.0}),)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    flags = ["--task_module=own_metrics", "--evaluation.metrics=shorter"]
+    model = tmp_path / "model"
+    mistaken = "--checkpoint.best_metric=shorter"
+    made = run(finetune(pretrained, pairs, model, *flags, mistaken), env=env)
+    assert_one_line(made, "these tasks do not have this metric", "share")
+    assert (model / "checkpoint_3").exists()
+    right = "--checkpoint.best_metric=share"
+    made = run(finetune(pretrained, pairs, model, *flags, right), env=env)
+    assert made.returncode == 0, made.stderr
+    assert "resumes from checkpoint 3" in made.stdout
 
 
 def command_of(*arguments):
