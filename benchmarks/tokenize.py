@@ -1,19 +1,23 @@
-"""Compares the fast tokenizer with SentencePiece: its speed, and the ids of every document.
+"""Compares the fast tokenizer with the libraries: its speed, and the ids of every document.
 
     python -m benchmarks.text --output=text.parquet
     python -m benchmarks.tokenize --text=text.parquet --train=unigram:8000 --train=unigram:32000 \\
-        --train=unigram:250000 --train=bpe:32000 [--vocabulary=FILE.model ...]
+        --train=unigram:250000 --train=bpe:32000 [--vocabulary=VOCABULARY ...]
 
-Both run in one thread on batches of 256 documents; time is processor time. `--train` trains a
-vocabulary on a sample of the text. "first" is the speed on new text, "again" that of a second pass
-over 1 % of it. "differ" counts documents with different ids, "left" the texts that the fast
-tokenizer left to SentencePiece.
+`--vocabulary` is one of any kind, as `pipeline.build` reads it; `--train` trains a SentencePiece
+model on a sample of the text. Both sides run in one thread on batches of 256 documents; time is
+processor time. The library is SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of
+`encode_batch_fast`, which encodes all, and `encode_batch` and `encode`, which encode one batch in
+ten. "first" is the speed on new text, "again" that of a second pass over 1 % of it. "differ" counts
+documents with different ids, "left" the texts that the fast tokenizer left to the library.
 """
 
 import io
 import itertools
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +25,14 @@ import pyarrow.parquet as pq
 import sentencepiece
 
 from benchmarks.machine import machine
-from pipeline.tokenizer import fast_tokenizer
-from tasks.storage import files
+from pipeline.tokenizer import tokenize
+from tasks import vocabulary
 from tasks.terminal import progress
-from tasks.terminal.command_line import Parser
+from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
+from tasks.vocabularies import byte_level
+from tasks.vocabularies.tokenizer_json import TokenizersCodec
+from tasks.vocabulary import Vocabulary
 
 _SAMPLE_BYTES = 20e6
 
@@ -53,45 +60,79 @@ def train(kind: str, text: pa.ChunkedArray) -> bytes:
     return model.getvalue()
 
 
-def compare(name: str, model: bytes, text: pa.ChunkedArray) -> tuple[str, ...]:
-    """Returns a row of the table: the comparison for one vocabulary."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    fast_tokenizer.from_model(model, processor).encode(pa.array(["compiles"]))
+def _library(loaded: Vocabulary) -> dict[str, Callable[[list[str]], list[list[int]]]]:
+    """Returns the ways in which the library encodes texts; the first encodes all of them."""
+    codec = loaded.codec
+    if loaded.is_sentencepiece:
+        return {"encode": lambda texts: loaded.processor.encode(texts, num_threads=1)}
+    if loaded.model == byte_level.byte_vocabulary():
+        return {"codec": lambda texts: [ids.tolist() for ids in codec.encode(texts)]}
+    assert isinstance(codec, TokenizersCodec)
+    tokenizer, plain = codec.tokenizer, {"add_special_tokens": False}
+    return {
+        "encode_batch_fast": lambda texts: tokenizer.encode_batch_fast(texts, **plain),
+        "encode_batch": lambda texts: tokenizer.encode_batch(texts, **plain),
+        "encode": lambda texts: [tokenizer.encode(text, **plain) for text in texts],
+    }
+
+
+def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, ...]:
+    """Returns a row of the table: the comparison for one vocabulary on batches of documents."""
+    tokenize.fast(loaded).encode(pa.array(["compiles"]))
     begin = time.process_time()
-    fast = fast_tokenizer.from_model(model, processor)
+    fast = tokenize.fast(loaded)
     load = time.process_time() - begin
-    seconds = dict.fromkeys(("first", "sentencepiece", "again"), 0.0)
-    size = again_size = different = 0
-    for number, chunk in enumerate(text.chunks):
-        for start in range(0, len(chunk), 256):
-            batch = chunk[start : start + 256]
-            begin = time.process_time()
-            tokens, lengths = fast.encode(batch)
-            seconds["first"] += time.process_time() - begin
-            tokens, texts = tokens.copy(), batch.to_pylist()
-            begin = time.process_time()
-            expected = processor.encode(texts, num_threads=1)
-            seconds["sentencepiece"] += time.process_time() - begin
-            ends = np.cumsum(lengths)
-            different += sum(
-                tokens[end - length : end].tolist() != ids
-                for end, length, ids in zip(ends, lengths, expected, strict=True)
-            )
-            bytes_here = sum(len(each.encode()) for each in texts)
-            size += bytes_here
-            if (start // 256) % 100 == number % 100:
-                begin = time.process_time()
-                fast.encode(batch)
-                seconds["again"] += time.process_time() - begin
-                again_size += bytes_here
-    speed = {key: size / 1e6 / value for key, value in seconds.items()}
-    speed["again"] = again_size / 1e6 / seconds["again"]
-    ratio = speed["first"] / speed["sentencepiece"]
+    library = _library(loaded)
+    seconds, sizes = Counter[str](), Counter[str]()
+    documents = different = 0
+
+    def timed(way: str, size: int, work: Callable[[], Any]) -> Any:
+        begin = time.process_time()
+        result = work()
+        seconds[way] += time.process_time() - begin
+        sizes[way] += size
+        return result
+
+    for number, batch in enumerate(text):
+        size = int(tokenize.text_bytes(batch).sum())
+        tokens, lengths = timed("first", size, lambda batch=batch: fast.encode(batch))
+        tokens, texts = tokens.copy(), batch.to_pylist()
+        expected = []
+        for place, (way, encode) in enumerate(library.items()):
+            if place == 0 or number % 10 == 0:
+                found = timed(way, size, lambda encode=encode, texts=texts: encode(texts))
+                expected = expected or [getattr(each, "ids", each) for each in found]
+        ends = np.cumsum(lengths)
+        different += sum(
+            tokens[end - length : end].tolist() != ids
+            for end, length, ids in zip(ends, lengths, expected, strict=True)
+        )
+        documents += len(batch)
+        if number % 100 == 0:
+            timed("again", size, lambda batch=batch: fast.encode(batch))
+    speed = {way: sizes[way] / 1e6 / seconds[way] for way in sizes}
+    best = max(library, key=lambda way: speed[way])
     return (
-        *(name, f"{len(processor):,}", f"{speed['sentencepiece']:.1f}", f"{speed['first']:.1f}"),
-        *(f"{ratio:.1f}", f"{speed['again']:.0f}", f"{different:,} of {len(text):,}"),
-        *(str(fast.refused), f"{load * 1e3:.0f}"),
+        *(name, f"{loaded.record.pieces:,}", f"{speed[best]:.1f} {best}", f"{speed['first']:.1f}"),
+        *(f"{speed['first'] / speed[best]:.1f}", f"{speed['again']:.0f}"),
+        *(f"{different:,} of {documents:,}", str(fast.refused), f"{load * 1e3:.0f}"),
     )
+
+
+def batches(path: str, megabytes: int | None) -> list[pa.Array]:
+    """Returns the texts of a Parquet file in batches of 256.
+
+    With `megabytes`, so many: the first ones, or all repeatedly, each time in another order.
+    """
+    whole = pq.read_table(path)["text"].combine_chunks()
+    whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+    found = [whole.slice(start, 256) for start in range(0, len(whole), 256)]
+    size, room = int(tokenize.text_bytes(whole).sum()), (megabytes or 0) * 1e6
+    for turn in range(1, int(np.ceil(room / size)) if size else 0):
+        again = whole.take(np.random.default_rng(turn).permutation(len(whole)))
+        found += [again.slice(start, 256) for start in range(0, len(again), 256)]
+    sizes = np.cumsum([tokenize.text_bytes(batch).sum() for batch in found])
+    return found[: np.searchsorted(sizes, room) + 1] if megabytes else found
 
 
 def main() -> None:
@@ -102,18 +143,21 @@ def main() -> None:
     add("--train", action="append", metavar="TYPE:SIZE",
         help="vocabulary to train on the text, TYPE unigram or bpe; may be repeated")  # fmt: skip
     add("--vocabulary", action="append",
-        help="SentencePiece model to compare with, a file; may be repeated")  # fmt: skip
+        help="vocabulary to compare with, of any kind; may be repeated")  # fmt: skip
+    add("--megabytes", type=positive,
+        help="size of the text, which is repeated if it is shorter; all if not set")  # fmt: skip
     flags = parser.parse_args()
-    text = pq.read_table(flags.text)["text"]
-    models = {path: files.read_bytes(path) for path in flags.vocabulary or ()}
-    kinds = flags.train or ()
-    trained = ((kind, train(kind, text)) for kind in kinds)
+    text = batches(flags.text, flags.megabytes)
+    given, kinds = flags.vocabulary or (), flags.train or ()
+    loaded = ((path, vocabulary.load(path)) for path in given)
+    whole = pq.read_table(flags.text)["text"] if kinds else None
+    trained = ((kind, vocabulary.from_bytes(train(kind, whole), name=kind)) for kind in kinds)
     rows = []
-    with progress.shown("comparing", len(models) + len(kinds)) as bar:
-        for name, model in itertools.chain(models.items(), trained):
-            rows.append(compare(name, model, text))
+    with progress.shown("comparing", len(given) + len(kinds)) as bar:
+        for name, each in itertools.chain(loaded, trained):
+            rows.append(compare(name, each, text))
             bar.update(len(rows))
-    header = ("vocabulary", "ids", "SentencePiece (MB/s)", "first (MB/s)", "ratio", "again (MB/s)",
+    header = ("vocabulary", "ids", "library (MB/s)", "first (MB/s)", "ratio", "again (MB/s)",
               "differ", "left", "load (ms)")  # fmt: skip
     print(machine())
     print(table(header, rows, markdown=True))

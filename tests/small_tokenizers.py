@@ -39,14 +39,14 @@ def _saved(folder: pathlib.Path, tokenizer: Tokenizer, **special: str) -> str:
     return str(folder)
 
 
-def gpt2(folder: pathlib.Path, lines: Iterable[str]) -> str:
+def gpt2(folder: pathlib.Path, lines: Iterable[str], size: int = SIZE) -> str:
     """Byte-level BPE whose only special token is the last id: id 0 is a piece."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_special_tokens(["<|endoftext|>"])
@@ -72,7 +72,9 @@ def llama3(folder: pathlib.Path, lines: Iterable[str]) -> str:
     return _saved(folder, tokenizer)
 
 
-def bert(folder: pathlib.Path, lines: Iterable[str], lowercase: bool = True) -> str:
+def bert(
+    folder: pathlib.Path, lines: Iterable[str], lowercase: bool = True, size: int = SIZE
+) -> str:
     """WordPiece, without case or with it."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -80,7 +82,7 @@ def bert(folder: pathlib.Path, lines: Iterable[str], lowercase: bool = True) -> 
     tokenizer.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=SIZE, special_tokens=special, show_progress=False
+        vocab_size=size, special_tokens=special, show_progress=False
     )
     tokenizer.train_from_iterator(lines, trainer)
     names = dict(zip(("pad", "unk", "cls", "sep", "mask"), special, strict=True))
@@ -103,12 +105,14 @@ def unigram(folder: pathlib.Path, lines: Iterable[str]) -> str:
     return _saved(folder, tokenizer)
 
 
-def _model(folder: pathlib.Path, lines: Iterable[str], name: str, **options) -> str:
+def _model(
+    folder: pathlib.Path, lines: Iterable[str], name: str, size: int = SIZE, **options
+) -> str:
     folder.mkdir(parents=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_prefix=str(folder / name),
-        vocab_size=SIZE,
+        vocab_size=size,
         model_type="bpe",
         byte_fallback=True,
         minloglevel=2,
@@ -120,9 +124,9 @@ def _model(folder: pathlib.Path, lines: Iterable[str], name: str, **options) -> 
     return str(folder)
 
 
-def llama(folder: pathlib.Path, lines: Iterable[str]) -> str:
+def llama(folder: pathlib.Path, lines: Iterable[str], size: int = SIZE) -> str:
     """SentencePiece with Llama's ids, of which 0 is the unknown piece, and no padding."""
-    return _model(folder, lines, "tokenizer")
+    return _model(folder, lines, "tokenizer", size)
 
 
 def gemma(folder: pathlib.Path, lines: Iterable[str]) -> str:

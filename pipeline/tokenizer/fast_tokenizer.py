@@ -14,20 +14,14 @@ Three observations make it fast and keep it exact.
 BPE merges within segments only and does not add scores, so there the memo is always valid.
 """
 
-import contextlib
 import dataclasses
-import hashlib
-import os
-import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import kernels, trie
+from pipeline.tokenizer import kernels, table_cache, trie
 from pipeline.tokenizer.kernels import Normaliser, Pieces, Work
-from tasks.storage import files
 
 _SPACE = "\u2581"
 # SentencePiece's penalty, below the lowest score, for a character that is not a piece. Source:
@@ -146,42 +140,16 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
     Raises:
       Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.
     """
-    path = os.path.join(_cache_folder(), f"tokenizer-{_fingerprint(model)}.npz")
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            return FastTokenizer(
-                _from_arrays(Normaliser, kept), _from_arrays(Pieces, kept), processor
-            )
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
-        pass  # missing or damaged: make the tables
-    from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    made = FastTokenizer(_normaliser(proto), _pieces(proto), processor)
-    with contextlib.suppress(OSError):  # no writable home: continue without a cache
-        os.makedirs(_cache_folder(), exist_ok=True)
-        with files.atomic_write(path) as file:
-            np.savez(file, **made.normaliser._asdict(), **made.pieces._asdict())
-    return made
+    def make() -> tuple[Normaliser, Pieces]:
+        from sentencepiece import sentencepiece_model_pb2
 
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+        return _normaliser(proto), _pieces(proto)
 
-def _cache_folder() -> str:
-    """Returns the user's cache folder. Source: the XDG Base Directory Specification."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(home, "palimpsest")
-
-
-def _fingerprint(model: bytes) -> str:
-    digest = hashlib.sha256(model)
-    for module in (kernels.__file__, trie.__file__, __file__):
-        with open(module, "rb") as file:
-            digest.update(file.read())
-    return digest.hexdigest()[:32]
-
-
-def _from_arrays(kind: Any, arrays: Any) -> Any:
-    values = {name: arrays[name] for name in kind._fields}
-    return kind(**{name: value if value.ndim else value.item() for name, value in values.items()})
+    modules = (kernels.__file__, trie.__file__, __file__)
+    normaliser, pieces = table_cache.load_or_make(model, modules, (Normaliser, Pieces), make)
+    return FastTokenizer(normaliser, pieces, processor)
 
 
 def _normaliser(proto: Any) -> Normaliser:

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import fast_tokenizer
+from pipeline.tokenizer import fast_tokenizer, tokenizer_file, word_tokenizer
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies import tokenizer_json
+from tasks.vocabularies.registered import RegisteredCodec
 from tasks.vocabulary import Vocabulary
 
 FAST = "fast"
@@ -17,11 +19,15 @@ ENGINES = (FAST, LIBRARY, SENTENCEPIECE)
 # Bytes of text per call of a library. They return Python objects, SentencePiece about 36 bytes per
 # token, whose memory this bounds; larger chunks are not faster.
 _CHUNK_BYTES = 1 << 16
-# One byte in 256 is also encoded by SentencePiece and compared. As SentencePiece has a sixth of the
-# fast tokenizer's speed, this costs 2 % of the time.
+# One byte in 256 is also encoded by the library and compared. As SentencePiece has a sixth of the
+# fast tokenizer's speed, this costs 2 % of the time; with `tokenizers`, 5 %.
 _AUDIT_INTERVAL = 256
-# Of a longer text only the beginning is compared, to limit SentencePiece's memory.
+# Of a longer text only the beginning is compared, to limit the library's memory.
 _AUDITED_BYTES = 64 << 10
+# Why FAST leaves a class of --task_module to that.
+_CLASS = "only its own code knows its ids"
+
+Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | word_tokenizer.ByteTokenizer
 
 
 class Tokenizer:
@@ -29,6 +35,8 @@ class Tokenizer:
 
     Attributes:
       refusal: why FAST does not support the vocabulary, which is left to its library; "" otherwise.
+      failures: of the last call of `encode`, number of a text -> why a user's class cannot encode
+        it; such a text has no ids.
       documents: numbers of texts "encoded", and of these "left to the library" and "audited".
 
     Raises:
@@ -37,20 +45,21 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
         self._vocabulary = vocabulary
-        self._fast: fast_tokenizer.FastTokenizer | None = None
+        self._fast: Fast | None = None
         self.refusal = ""
+        self.failures: dict[int, str] = {}
         self.documents = {"encoded": 0, "left to the library": 0, "audited": 0}
         self._seen = self._audited = 0
         if engine == SENTENCEPIECE and not vocabulary.is_sentencepiece:
             raise UserError(
-                f"--tokenizer={engine}: {vocabulary.name} is a tokenizer.json; use "
+                f"--tokenizer={engine}: {vocabulary.name} is no SentencePiece model; use "
                 f"--tokenizer={LIBRARY}"
             )
-        if engine == FAST and not vocabulary.is_sentencepiece:
-            self.refusal = "the fast tokenizer is for SentencePiece models"
-        elif engine == FAST:
+        codec = vocabulary.codec
+        self._again = _Again(codec) if isinstance(codec, RegisteredCodec) else None
+        if engine == FAST:
             try:
-                self._fast = fast_tokenizer.from_model(vocabulary.model, vocabulary.processor)
+                self._fast = fast(vocabulary)
             except fast_tokenizer.Unsupported as error:
                 self.refusal = str(error)
 
@@ -61,9 +70,12 @@ class Tokenizer:
         normalises to nothing has no ids. EOS is not added.
 
         Raises:
-          UserError: the audit found a text that SentencePiece encodes differently.
+          UserError: the audit found a text that the library encodes differently, or a user's
+            class returned something else than its ids.
         """
         self.documents["encoded"] += len(texts)
+        if self._again:
+            return self._by_class(texts, self._again)
         if not self._fast:
             self.documents["left to the library"] += len(texts)
             return self._by_library(texts)
@@ -80,9 +92,18 @@ class Tokenizer:
         lengths = np.fromiter(map(len, tokens[1:]), np.int64, len(texts))
         return np.concatenate(tokens), lengths
 
-    def _audit(self, texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Compares ids with SentencePiece's, for one in _AUDIT_INTERVAL of all bytes so far."""
-        ends = np.cumsum(lengths)
+    def _by_class(self, texts: pa.Array, again: "_Again") -> tuple[np.ndarray, np.ndarray]:
+        self.documents["left to the library"] += len(texts)
+        found = [self._vocabulary.try_encode(text.as_py()) for text in texts]
+        self.failures = {number: why for number, why in enumerate(found) if isinstance(why, str)}
+        tokens = [np.zeros(0, np.int32) if isinstance(ids, str) else ids for ids in found]
+        for number, _ in self._due(texts):
+            again.check(texts[number].as_py(), found[number])
+        lengths = np.fromiter(map(len, tokens), np.int64, len(texts))
+        return np.concatenate([np.zeros(0, np.int32), *tokens]), lengths
+
+    def _due(self, texts: pa.Array) -> Iterator[tuple[int, int]]:
+        """Yields (number, bytes) of the texts to audit, by one in _AUDIT_INTERVAL of all bytes."""
         sizes = text_bytes(texts)
         before = self._seen + np.cumsum(sizes) - sizes
         self._seen += int(sizes.sum())
@@ -92,20 +113,34 @@ class Tokenizer:
             if due >= len(texts):
                 return
             at = int(due)
-            text = texts[at].as_py()
-            found = tokens[ends[at] - lengths[at] : ends[at]]
-            if sizes[at] > _AUDITED_BYTES:
-                text = text[: _AUDITED_BYTES // 4]
-                found = self._encode_another(text, tokens)
-            if not np.array_equal(found, self._vocabulary.processor.encode(text)):
-                start = text[:60].replace("\n", " ")
-                raise UserError(
-                    f"the fast tokenizer differs from SentencePiece on the text {start!r}: use "
-                    "--tokenizer=sentencepiece, and please report this text and the vocabulary"
-                )
+            yield at, int(sizes[at])
             self.documents["audited"] += 1
             self._audited += min(max(int(sizes[at]), 1), _AUDITED_BYTES)
             at += 1
+
+    def _audit(self, texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Compares ids with the library's."""
+        ends = np.cumsum(lengths)
+        for at, size in self._due(texts):
+            text = texts[at].as_py()
+            found = tokens[ends[at] - lengths[at] : ends[at]]
+            if size > _AUDITED_BYTES:
+                text = text[: _AUDITED_BYTES // 4]
+                found = self._encode_another(text, tokens)
+            if not np.array_equal(found, self._expected(text)):
+                start = text[:60].replace("\n", " ")
+                engine = SENTENCEPIECE if self._vocabulary.is_sentencepiece else LIBRARY
+                raise UserError(
+                    f"the fast tokenizer differs from {self._vocabulary.codec.library} on the text "
+                    f"{start!r}: use --tokenizer={engine}, and please report this text and the "
+                    "vocabulary"
+                )
+
+    def _expected(self, text: str) -> np.ndarray | list[int]:
+        """Returns the library's ids of a text."""
+        if self._vocabulary.is_sentencepiece:
+            return self._vocabulary.processor.encode(text)
+        return self._vocabulary.encode([text])[0]
 
     def _encode_another(self, text: str, tokens: np.ndarray) -> np.ndarray:
         """Returns the ids of another text, and restores `tokens` in the shared buffer."""
@@ -114,6 +149,60 @@ class Tokenizer:
         found = self._fast.encode(pa.array([text]))[0].copy()
         tokens[:] = kept
         return found
+
+
+class _Again:
+    """Encodes texts of a build once more by another instance of a user's class.
+
+    A cache that is resumed or verified is the same only if ids depend on nothing but the text.
+    """
+
+    def __init__(self, codec: RegisteredCodec):
+        self._codec, self._other = codec, codec.another()
+
+    def check(self, text: str, found: np.ndarray | str) -> None:
+        """Compares the ids of a text, or why there are none.
+
+        Raises:
+          UserError: they are others now.
+        """
+        now = self._codec.try_encode(text, self._other)
+        if type(now) is not type(found) or not np.array_equal(now, found):
+            start = text[:60].replace("\n", " ")
+            raise UserError(
+                f"{self._codec.library} encodes the text {start!r} differently the second time: "
+                "its ids must depend on nothing but the text"
+            )
+
+
+def fast(vocabulary: Vocabulary) -> Fast:
+    """Returns the fast tokenizer of a vocabulary.
+
+    Raises:
+      fast_tokenizer.Unsupported: there is none.
+    """
+    if vocabulary.is_registered:
+        raise fast_tokenizer.Unsupported(_CLASS)
+    if vocabulary.is_sentencepiece:
+        return fast_tokenizer.from_model(vocabulary.model, vocabulary.processor)
+    assert isinstance(vocabulary.codec, tokenizer_json.TokenizersCodec)
+    return word_tokenizer.from_file(vocabulary.model, vocabulary.codec)
+
+
+def refusal(vocabulary: Vocabulary) -> str:
+    """Returns why FAST leaves a vocabulary to its library, without making tables; "" if not.
+
+    A SentencePiece model's tables must be made to say so, so the answer is "" for all of them.
+    """
+    if vocabulary.is_registered:
+        return _CLASS
+    if isinstance(vocabulary.codec, tokenizer_json.TokenizersCodec):
+        contents = tokenizer_json.parsed(vocabulary.model, vocabulary.name)
+        try:
+            tokenizer_file.rules(contents, vocabulary.codec.tokenizer.normalizer)
+        except fast_tokenizer.Unsupported as error:
+            return str(error)
+    return ""
 
 
 def without_sentinels(

@@ -1,0 +1,139 @@
+"""Unicode tables as Hugging Face's `tokenizers` has them, read off the library itself.
+
+The library and Python follow different versions of Unicode, and so do the library's parts. Each
+table is therefore made by giving the library every character: a second each.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from pipeline.tokenizer.cut_kernels import LETTER, NEWLINE, NUMBER, SPACE
+
+POINTS = 0x110000
+# Stands between characters that are normalised together. It neither changes nor combines.
+_BORDER = "|"
+_PER_CALL = 1 << 16
+# Marks of the lowest and of the highest combining class, 1 and 240. Source: Unicode's
+# DerivedCombiningClass.txt.
+_OVERLAY, _IOTA = "\u0334", "\u0345"
+
+
+def _all() -> list[str]:
+    """Returns every character that a text can hold, _BORDER excepted."""
+    surrogates = range(0xD800, 0xE000)
+    return [
+        chr(point) for point in range(POINTS) if point not in surrogates and chr(point) != _BORDER
+    ]
+
+
+def kinds() -> np.ndarray:
+    r"""Returns uint8[POINTS]: kinds of characters by the library's regular expressions.
+
+    Letters are \p{L}, numbers \p{N}, and spaces \s; of these, NEWLINE is \r and \n.
+    """
+
+    text = "".join(_all())
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    found = np.zeros(POINTS, np.uint8)
+    kinds = {r"\p{L}+": LETTER, r"\p{N}+": NUMBER, r"\s+": SPACE}
+    runs = _matches("|".join(kinds), text)
+    firsts = "".join(text[begin] for begin, _ in runs)
+    for pattern, kind in kinds.items():
+        for first, last in _matches(pattern, firsts):
+            for begin, end in runs[first:last]:
+                found[points[begin:end]] = kind
+    found[[ord("\r"), ord("\n")]] = NEWLINE
+    return found
+
+
+def _matches(pattern: str, text: str) -> list[tuple[int, int]]:
+    """Returns where the matches of a regular expression begin and end."""
+    from tokenizers import Regex, pre_tokenizers
+
+    rule = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    return [place for _, place in rule.pre_tokenize_str(text)]
+
+
+def normalised(rule: Callable[[str], str], texts: Iterable[str]) -> list[str]:
+    """Returns rule(text) of each of many short texts without _BORDER, in few calls."""
+    texts, found = list(texts), []
+    for begin in range(0, len(texts), _PER_CALL):
+        part = texts[begin : begin + _PER_CALL]
+        results = rule(_BORDER.join(part)).split(_BORDER)
+        # A character whose result holds the border itself.
+        found += results if len(results) == len(part) else [rule(text) for text in part]
+    return found
+
+
+def _marks() -> np.ndarray:
+    """Returns bool[POINTS]: characters that a normalisation may reorder, by the library's NFD."""
+    from tokenizers import normalizers
+
+    decompose = normalizers.NFD().normalize_str
+    characters = _all()
+    alone = normalised(decompose, characters)
+    after = normalised(decompose, (_IOTA + each for each in characters))
+    found = np.zeros(POINTS, bool)
+    for character, one, two in zip(characters, alone, after, strict=True):
+        found[ord(character)] = two != _IOTA + one
+    found[ord(_IOTA)] = True
+    assert found[ord(_OVERLAY)]
+    return found
+
+
+def changed_by(normaliser: Any) -> np.ndarray:
+    """Returns bool[POINTS]: characters of texts that NFC or NFKC may change.
+
+    A text of others remains as it is: none of them decomposes for good, is reordered, or combines
+    with a character before it. Source: Unicode Standard Annex 15, section 9.
+    """
+    from tokenizers import normalizers
+
+    found = _marks()
+    characters = _all()
+    for character, result in zip(
+        characters, normalised(normaliser.normalize_str, characters), strict=True
+    ):
+        if result != character:
+            found[ord(character)] = True
+    for result in normalised(normalizers.NFD().normalize_str, characters):
+        for part in result[1:]:
+            found[ord(part)] = True
+    return found
+
+
+def rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
+    """Returns each character as BERT's words see it, where that is not the character itself.
+
+    A value is the text that the character becomes, with a space at each border of words that it
+    makes; None if the result depends on the characters beside it.
+
+    Args:
+      normaliser: one that treats each character alone, except for the order of combining marks.
+      decomposes: whether it applies NFD or NFKD, which reorder marks.
+    """
+    from tokenizers import pre_tokenizers
+
+    characters = _all()
+    results = [
+        *normalised(normaliser.normalize_str if normaliser else str, characters),
+        normaliser.normalize_str(_BORDER) if normaliser else _BORDER,
+    ]
+    characters.append(_BORDER)
+    parts = [*dict.fromkeys("".join(results))]
+    words = pre_tokenizers.BertPreTokenizer()
+    # Between two letters, white space is removed and punctuation is a word of its own.
+    begins = [begin for _, (begin, _) in words.pre_tokenize_str("".join(f"a{x}a" for x in parts))]
+    borders = {begin // 3 for begin in begins if begin % 3 == 2}
+    words_of_one = {begin // 3 for begin in begins if begin % 3 == 1}
+    shown = {parts[n]: f" {parts[n]} " if n in words_of_one else " " for n in borders}
+    marks = set(map(chr, np.flatnonzero(_marks()))) if decomposes else set()
+    found: dict[str, str | None] = {}
+    for character, result in zip(characters, results, strict=True):
+        if result == character and character not in shown and character not in marks:
+            continue
+        apart = marks.isdisjoint(result)
+        found[character] = "".join(shown.get(part, part) for part in result) if apart else None
+    return found

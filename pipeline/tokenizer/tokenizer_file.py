@@ -1,0 +1,279 @@
+"""Tables of the fast tokenizer from a tokenizer.json, or what keeps it from them.
+
+Supported are byte-level BPE, of which the words follow one of `byte_level.PATTERNS`, and WordPiece
+with BERT's words.
+"""
+
+import importlib.metadata
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.tokenizer import (
+    added_tokens,
+    byte_level,
+    characters,
+    cut_kernels,
+    table_cache,
+    trie,
+    word_kernels,
+    word_piece,
+)
+from pipeline.tokenizer.fast_tokenizer import Unsupported
+from tasks.vocabularies.byte_level import alphabet
+
+_COMPOSES = ("NFC", "NFKC")
+_DECOMPOSES = ("NFD", "NFKD")
+_BY_CHARACTER = ("BertNormalizer", "Lowercase", "StripAccents", *_DECOMPOSES)
+_LARGEST_ID = 2**24 - 2  # of a trie
+
+
+class Kinds(NamedTuple):
+    """The part of `byte_level.Words` that depends on the library alone."""
+
+    kinds: np.ndarray
+
+
+class Actions(NamedTuple):
+    """The part of `word_piece.Words` that depends on the normaliser alone."""
+
+    actions: np.ndarray
+    right_sides: np.ndarray
+    longest: int
+
+
+class Rules(NamedTuple):
+    """A tokenizer.json that the fast tokenizer supports.
+
+    Attributes:
+      value: its contents, as `tokenizer_json.parsed` returns them.
+      normaliser: its tokenizers.normalizers.Normalizer; None if it has none.
+      steps: those of the normaliser, sequences one by one.
+      places: how byte-level BPE finds words, fields of `byte_level.Words`; None for WordPiece.
+    """
+
+    value: Mapping[str, Any]
+    normaliser: Any
+    steps: Sequence[Mapping[str, Any]]
+    places: Mapping[str, Any] | None
+
+    @property
+    def is_bytes(self) -> bool:
+        """True if each byte is an id, however words are cut."""
+        model = self.value["model"]
+        plain = self.places is not None and not self.places["prefix"]
+        apart = self.steps or self.value.get("added_tokens") or model.get("ignore_merges")
+        return plain and not model["merges"] and not apart
+
+
+def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
+    """Returns the rules of a tokenizer.json, given the first two of them.
+
+    Raises:
+      Unsupported: its text names what is not supported.
+    """
+    model = value["model"]
+    kind = model.get("type", "BPE")
+    steps = [*_steps(value.get("normalizer"), "normalizers")]
+    cutters = [*_steps(value.get("pre_tokenizer"), "pretokenizers")]
+    for token in value.get("added_tokens") or ():
+        if "\0" in token["content"]:
+            raise Unsupported("an added token has a zero byte")
+        if token["id"] > _LARGEST_ID:
+            raise Unsupported(f"it has an id above {_LARGEST_ID:,}")
+    if kind == "WordPiece":
+        _check_word_piece(value, steps, cutters)
+        return Rules(value, normaliser, steps, None)
+    if kind != "BPE":
+        raise Unsupported(f"its model {kind} is neither BPE nor WordPiece")
+    found = Rules(value, normaliser, steps, _places(cutters))
+    _check_bpe(model, steps)
+    for token in value.get("added_tokens") or ():
+        if normaliser and normaliser.normalize_str(token["content"]) != token["content"]:
+            raise Unsupported(f"its normalizer changes the added token {token['content']}")
+    if "pattern" not in found.places and not found.is_bytes:  # type: ignore[operator]
+        raise Unsupported("its pre-tokenizer ByteLevel without use_regex does not cut words")
+    return found
+
+
+def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the steps of a normalizer or a pre-tokenizer, those of sequences one by one."""
+    if part and part["type"] == "Sequence":
+        for each in part[key]:
+            yield from _steps(each, key)
+    elif part:
+        yield part
+
+
+def _places(cutters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns "prefix" and, if words are cut, the fields of Words that say how."""
+    *before, last = cutters or [{"type": "none"}]
+    if last["type"] != "ByteLevel":
+        raise Unsupported(f"its model is BPE, and its last pre-tokenizer {last['type']}")
+    prefix = bool(last.get("add_prefix_space", True))
+    cuts = last.get("use_regex", True)
+    if not before:
+        return {"prefix": prefix, **(_pattern(byte_level.GPT2) if cuts else {})}
+    first = before[0]
+    if len(before) > 1 or cuts or prefix or first["type"] != "Split":
+        raise Unsupported(
+            f"its pre-tokenizer is {', '.join(each['type'] for each in cutters)}; supported are "
+            "ByteLevel, and Split before ByteLevel without a regex and prefix"
+        )
+    isolates = first["behavior"] == "Isolated" and not first.get("invert", False)
+    keeps = first["behavior"] == "Removed" and first.get("invert", False)
+    # As every text consists of matches alone, there is nothing between them to remove.
+    if "Regex" not in first["pattern"] or not (isolates or keeps):
+        raise Unsupported("its pre-tokenizer Split does not isolate the matches of a regex")
+    return {"prefix": False, **_pattern(first["pattern"]["Regex"])}
+
+
+def _pattern(regex: str) -> dict[str, Any]:
+    found = byte_level.places(regex)
+    if found is None:
+        raise Unsupported(f"its pre-tokenizer's regex is none of GPT-2's relatives: {regex}")
+    return {"pattern": True, **found}
+
+
+def _check_bpe(model: Mapping[str, Any], normalisers: Sequence[Mapping[str, Any]]) -> None:
+    names = [each["type"] for each in normalisers]
+    if len(names) > 1 or any(name not in _COMPOSES for name in names):
+        raise Unsupported(f"its model is BPE, and its normalizer {', '.join(names)}")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise Unsupported(f"its model has {key}")
+    missing = sum(character not in model["vocab"] for character in alphabet())
+    if missing:
+        raise Unsupported(f"its vocabulary lacks {missing} of the 256 bytes")
+    _check_ids(model["vocab"])
+
+
+def _check_word_piece(
+    value: Mapping[str, Any],
+    normalisers: Sequence[Mapping[str, Any]],
+    cutters: Sequence[Mapping[str, Any]],
+) -> None:
+    model = value["model"]
+    for each in normalisers:
+        if each["type"] not in _BY_CHARACTER:
+            raise Unsupported(f"its model is WordPiece, and its normalizer {each['type']}")
+    names = [each["type"] for each in cutters]
+    if names != ["BertPreTokenizer"]:
+        raise Unsupported(
+            f"its model is WordPiece, and its pre-tokenizer {', '.join(names) or 'none'}"
+        )
+    for token in value.get("added_tokens") or ():
+        if normalisers and token.get("normalized", True):
+            raise Unsupported(f"its added token {token['content']} is found in normalised text")
+    if model["unk_token"] not in model["vocab"]:
+        raise Unsupported("its vocabulary lacks the unknown token")
+    if any("\0" in piece for piece in model["vocab"]):
+        raise Unsupported("a piece has a zero byte")
+    _check_ids(model["vocab"])
+
+
+def _check_ids(vocab: Mapping[str, int]) -> None:
+    if len({*vocab.values()}) < len(vocab):
+        raise Unsupported("two pieces have the same id")
+    if max(vocab.values()) > _LARGEST_ID:
+        raise Unsupported(f"it has an id above {_LARGEST_ID:,}")
+
+
+def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | word_piece.Words:
+    """Returns the rules by which texts become words; texts with one of `tokens` are refused."""
+    tables = added_tokens.table((token, 0) for token in tokens)
+    found: dict[str, Any] = dict(zip(("tokens", "begins_token"), tables, strict=True))
+    if of.places is None:
+        return word_piece.Words(**_actions(of)._asdict(), **found)
+    places: dict[str, Any] = {key: value for key, value in of.places.items() if key != "pattern"}
+    return byte_level.Words(**_kinds(of)._asdict(), **found, **places)
+
+
+def _kinds(of: Rules) -> Kinds:
+    def make() -> tuple[Kinds]:
+        kinds = characters.kinds()
+        if of.normaliser:
+            kinds[characters.changed_by(of.normaliser)] |= cut_kernels.CHANGES
+        return (Kinds(kinds),)
+
+    return table_cache.load_or_make(
+        _key(of), (characters.__file__, cut_kernels.__file__), (Kinds,), make
+    )[0]
+
+
+def _actions(of: Rules) -> Actions:
+    def make() -> tuple[Actions]:
+        return (Actions(**word_piece.actions(of.normaliser, any(map(_decomposes, of.steps)))),)
+
+    modules = (characters.__file__, cut_kernels.__file__, word_piece.__file__)
+    return table_cache.load_or_make(_key(of), modules, (Actions,), make)[0]
+
+
+def _decomposes(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "BertNormalizer":
+        strips = step.get("strip_accents")
+        return step.get("lowercase", True) if strips is None else strips
+    return step["type"] in _DECOMPOSES
+
+
+def _key(of: Rules) -> bytes:
+    version = importlib.metadata.version("tokenizers")
+    kind = "WordPiece" if of.places is None else "BPE"
+    return json.dumps([version, kind, *of.steps], sort_keys=True).encode()
+
+
+def model(of: Rules) -> word_kernels.Model:
+    """Returns the tables of the model."""
+    of_model = of.value["model"]
+    vocab = of_model["vocab"]
+    if of.places is None:
+        prefix = of_model["continuing_subword_prefix"]
+        following = [
+            (piece.removeprefix(prefix).encode(), number)
+            for piece, number in vocab.items()
+            if piece.startswith(prefix) and len(piece) > len(prefix)
+        ]
+        return word_kernels.Model(
+            word_kernels.WORD_PIECE,
+            pairs=np.zeros((16, 2), np.int64),
+            byte_ids=np.zeros(256, np.int32),
+            whole=False,
+            initial=trie.build((piece.encode(), id_) for piece, id_ in vocab.items() if piece),
+            continuing=trie.build(following),
+            unknown=vocab[of_model["unk_token"]],
+            longest=of_model["max_input_chars_per_word"],
+        )
+    byte_ids = np.zeros(256, np.int32)
+    for character, byte in alphabet().items():
+        byte_ids[byte] = vocab[character]
+    whole = bool(of_model.get("ignore_merges"))
+    return word_kernels.Model(
+        word_kernels.BPE,
+        _pairs(of_model["merges"], vocab),
+        byte_ids,
+        whole=whole,
+        initial=trie.build(_spelt(vocab) if whole else ()),
+        continuing=trie.build(()),
+        unknown=0,
+        longest=0,
+    )
+
+
+def _pairs(merges: Sequence[Any], vocab: Mapping[str, int]) -> np.ndarray:
+    both = [each.split(" ") if isinstance(each, str) else each for each in merges]
+    ids = [(vocab[left], vocab[right], vocab[left + right]) for left, right in both]
+    columns = np.array(ids, np.int32).reshape(-1, 3)
+    return word_kernels.pair_table(*(columns[:, place].copy() for place in range(3)))
+
+
+def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
+    """Yields the pieces that consist of bytes, as `word_kernels.Model.initial` has them."""
+    known = alphabet()
+    halves = str.maketrans(
+        {char: chr((byte >> 4) + 1) + chr((byte & 15) + 1) for char, byte in known.items()}
+    )
+    for piece, number in vocab.items():
+        if piece and known.keys() >= {*piece}:
+            yield piece.translate(halves).encode(), number

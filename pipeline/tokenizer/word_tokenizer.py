@@ -1,0 +1,198 @@
+"""Byte-level BPE and WordPiece in compiled code, with the ids of Hugging Face's `tokenizers`.
+
+A text is cut at added tokens, then into words by tables of characters that were read off the
+library itself, and the ids of a word are memoised: natural text repeats its words. What the tables
+do not tell, as the order of combining marks, the library does, for that part of a document alone.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.tokenizer import (
+    added_tokens,
+    byte_level,
+    cut_kernels,
+    tokenizer_file,
+    word_kernels,
+    word_piece,
+)
+from pipeline.tokenizer.fast_tokenizer import buffers
+from tasks.vocabularies import tokenizer_json
+from tasks.vocabularies.tokenizer_json import TokenizersCodec
+
+# Size of the memo: 24 bytes per entry, half of which are used, and 8 bytes per word of the store.
+_MEMO_ENTRIES = 1 << 19
+_MEMO_WORDS = 1 << 20
+# Initial sizes of the buffers. Texts are cut and encoded in portions that stay in the processor's
+# cache; a longer document is a portion of its own.
+_TEXT_BYTES = 1 << 18
+_WORD_BYTES = 1 << 10
+_OUT_TOKENS = 1 << 20
+# Ids that `word_kernels.encode` writes beyond the last.
+_EXCESS = 4
+
+
+def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteTokenizer":
+    """Makes a tokenizer from the bytes of a tokenizer.json; `codec` is of the same file.
+
+    Raises:
+      fast_tokenizer.Unsupported: its text names what is not supported.
+    """
+    rules = tokenizer_file.rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
+    tables = tokenizer_file.model(rules)
+    if rules.is_bytes:
+        return ByteTokenizer(tables.byte_ids)
+    added = added_tokens.passes(codec.tokenizer)
+    return WordTokenizer(tokenizer_file.words(rules, added.refused), added.passes, tables, codec)
+
+
+class ByteTokenizer:
+    """Tokenizer whose ids are those of single bytes.
+
+    Attributes:
+      refused: number of documents left to the library, which is none.
+    """
+
+    refused = 0
+
+    def __init__(self, byte_ids: np.ndarray):
+        self._byte_ids = byte_ids
+
+    def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Does the same as `WordTokenizer.encode`."""
+        data, offsets = buffers(texts)
+        return self._byte_ids[data[offsets[0] : offsets[-1]]], np.diff(offsets)
+
+
+class WordTokenizer:
+    """Tokenizer that returns the same ids as the tokenizer.json that it was made from.
+
+    Attributes:
+      refused: number of documents of which a part at least was left to the library so far.
+    """
+
+    def __init__(
+        self,
+        words: byte_level.Words | word_piece.Words,
+        added: list[added_tokens.Added],
+        model: word_kernels.Model,
+        codec: TokenizersCodec,
+    ):
+        self.refused = 0
+        self._words, self._added, self._model, self._codec = words, added, model, codec
+        self._refused: set[int] = set()  # documents of the current call
+        self._reserve_text(_TEXT_BYTES)
+        self._out = np.empty(_OUT_TOKENS, np.int32)
+        self._work = word_kernels.Work(
+            **_word_arrays(_WORD_BYTES),
+            table=np.zeros((_MEMO_ENTRIES, 3), np.int64),
+            store=np.empty(_MEMO_WORDS, np.int64),
+            fill=np.zeros(2, np.int64),
+        )
+
+    def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
+
+        The ids are in a buffer that the next call overwrites. `texts`: an array of string or
+        large_string without nulls.
+        """
+        data, offsets = buffers(texts)
+        parts = added_tokens.cut(self._added, data, offsets)
+        lengths = np.zeros(len(parts.given), np.int64)
+        normalised = self._codec.tokenizer.normalizer is None
+        self._refused.clear()
+        used = self._encode(data, parts, lengths, 0, normalised)
+        self.refused += len(self._refused)
+        if len(lengths) > len(texts):
+            firsts = np.searchsorted(parts.owners, np.arange(len(texts)))
+            lengths = np.add.reduceat(lengths, firsts)
+        return self._out[:used], lengths
+
+    def _encode(
+        self,
+        data: np.ndarray,
+        parts: added_tokens.Parts,
+        lengths: np.ndarray,
+        used: int,
+        normal: bool,
+    ) -> int:
+        """Appends the ids of parts of documents to the first `used` ones; returns the new number.
+
+        `normal`: whether the parts need no normalisation. Receives `lengths` of them.
+        """
+        offsets, given, owners = parts
+        counts = np.empty(len(lengths), np.int64)
+        cut = self._cutter(normal)
+        first = 0
+        while True:
+            why, stop, size, words, need = cut(
+                data, offsets, given, first, self._text, self._ends, counts
+            )
+            self._reserve(used + size + stop - first + _EXCESS, used)
+            if words:
+                longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
+                if longest > len(self._work.ids):
+                    self._work = self._work._replace(**_word_arrays(2 * longest))
+            used = word_kernels.encode(
+                self._model, self._work, self._text, self._ends, counts, first, stop, self._out,
+                used, lengths,
+            )  # fmt: skip
+            first = stop
+            if why == cut_kernels.DONE:
+                return used
+            if why == cut_kernels.GROW:
+                self._reserve_text(need)
+            elif why != cut_kernels.FULL:
+                text = data[offsets[first] : offsets[first + 1]].tobytes().decode()
+                one = lengths[first : first + 1]
+                used = self._other(why, text, one, used, int(owners[first]))
+                first += 1
+
+    def _cutter(self, normal: bool) -> Any:
+        if isinstance(self._words, word_piece.Words):
+            return functools.partial(cut_kernels.word_piece, self._words)
+        return functools.partial(cut_kernels.byte_level, self._words, normal)
+
+    def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
+        """Appends the ids of a text of document `owner` that needs the library; as `_encode`."""
+        if why == cut_kernels.NORMALISE:
+            again = _readable(self._codec.normalize(text).encode())
+            size, words = len(again) - 1, self._words
+            # The library looks for these tokens after normalisation, and for others before it.
+            if not cut_kernels.holds_token(words.tokens, words.begins_token, again, 0, size):
+                place, given = np.array([0, size]), np.full(1, cut_kernels.TEXT, np.int32)
+                part = added_tokens.Parts(place, given, np.array([owner]))
+                return self._encode(again, part, length, used, True)
+        self._refused.add(owner)
+        return self._by_library(text, length, used)
+
+    def _by_library(self, text: str, length: np.ndarray, used: int) -> int:
+        (ids,) = self._codec.encode([text])
+        self._reserve(used + len(ids) + _EXCESS, used)
+        self._out[used : used + len(ids)] = ids
+        length[0] = len(ids)
+        return used + len(ids)
+
+    def _reserve_text(self, size: int) -> None:
+        self._text = np.empty(size, np.uint8)
+        self._ends = np.empty(size, np.int32)
+
+    def _reserve(self, count: int, used: int) -> None:
+        if count > len(self._out):
+            out = np.empty(count + count // 4, np.int32)
+            out[:used] = self._out[:used]
+            self._out = out
+
+
+def _readable(text: bytes) -> np.ndarray:
+    """Returns the bytes as an array like those of Arrow, which may not be written."""
+    return np.frombuffer(text + b"\0", np.uint8)
+
+
+def _word_arrays(size: int) -> dict[str, Any]:
+    """Returns the fields of `word_kernels.Work` that are as long as a word, for `size` bytes."""
+    arrays: dict[str, Any] = {name: np.empty(size, np.int32) for name in ("ids", "ends", "before")}
+    return {**arrays, "heap": np.empty(3 * size, np.int64)}

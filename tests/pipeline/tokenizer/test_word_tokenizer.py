@@ -1,0 +1,471 @@
+"""The fast tokenizer returns the ids of Hugging Face's tokenizers for any text, or says why not."""
+
+import itertools
+import json
+import pathlib
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from pipeline.tokenizer import byte_level, cut_kernels, tokenize, word_kernels, word_tokenizer
+from pipeline.tokenizer.fast_tokenizer import Unsupported
+from tasks import vocabulary
+from tasks.reading import stdlib_docs
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies.tokenizer_json import TokenizersCodec
+from tests import small_tokenizers
+from tests.parameters import slow_unless
+
+TEXTS = pathlib.Path(__file__).with_name("texts.txt").read_text().splitlines()
+END = "<|endoftext|>"
+# Source: meta-llama/llama3 and QwenLM/Qwen, as in their tokenizer.json; openai/tiktoken.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA3.replace("{1,3}", "")
+CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+
+def corpus() -> list[str]:
+    return TEXTS + list(stdlib_docs.documents().values())[::20]
+
+
+def gpt2_words(prefix: bool = False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+
+
+def split(pattern: str, behavior: str = "isolated", invert: bool = False):
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior, invert),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def bpe(words, normaliser=None, **options) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(**options))
+    tokenizer.pre_tokenizer = words
+    if normaliser:
+        tokenizer.normalizer = normaliser
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def word_piece(normaliser, **options) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", **options))
+    tokenizer.normalizer = normaliser
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=1500, special_tokens=["[UNK]", "[CLS]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
+
+
+MAKERS = {
+    "gpt2": lambda: bpe(gpt2_words()),
+    "prefix": lambda: bpe(gpt2_words(True)),
+    "llama3": lambda: bpe(split(LLAMA3), ignore_merges=True),
+    "qwen": lambda: bpe(split(QWEN), normalizers.NFC()),
+    "cl100k": lambda: bpe(split(CL100K, "removed", invert=True)),
+    "nfkc": lambda: bpe(gpt2_words(), normalizers.Sequence([normalizers.NFKC()])),
+    "uncased": lambda: word_piece(normalizers.BertNormalizer()),
+    "cased": lambda: word_piece(normalizers.BertNormalizer(lowercase=False)),
+    "unclean": lambda: word_piece(
+        normalizers.BertNormalizer(False, False, strip_accents=True, lowercase=False)
+    ),
+    "short": lambda: word_piece(
+        normalizers.Sequence(
+            [normalizers.NFKD(), normalizers.Lowercase(), normalizers.StripAccents()]
+        ),
+        max_input_chars_per_word=7,
+    ),
+}
+QUICK = {"gpt2", "qwen", "uncased"}
+_made: dict[str, tuple[word_tokenizer.WordTokenizer, TokenizersCodec]] = {}
+
+
+def of(tokenizer: Tokenizer):
+    model = tokenizer.to_str().encode()
+    codec = TokenizersCodec(model, "tokenizer.json")
+    return word_tokenizer.from_file(model, codec), codec
+
+
+def both(name: str):
+    if name not in _made:
+        _made[name] = of(MAKERS[name]())
+    return _made[name]
+
+
+def assert_equal(pair, texts: list[str]) -> None:
+    fast, codec = pair
+    tokens, lengths = fast.encode(pa.array(texts, pa.large_string()))
+    ends = np.cumsum(lengths)
+    assert len(ends) == len(texts)
+    for text, begin, end, ids in zip(texts, ends - lengths, ends, codec.encode(texts), strict=True):
+        assert tokens[begin:end].tolist() == ids.tolist(), text[:200]
+
+
+KINDS = slow_unless(QUICK, MAKERS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_real_text(name):
+    texts = corpus()
+    fast = both(name)[0]
+    before = fast.refused
+    assert_equal(both(name), texts)
+    assert_equal(both(name), ["\n".join(texts), "", " ".join(texts[::-1])])
+    # Only the text that names special tokens, and marks of rare scripts, if at all.
+    assert fast.refused - before <= 0.01 * len(texts)
+
+
+def assert_every_character(name: str, points: list[int]) -> None:
+    """Each character between letters, numbers, spaces and lines, and after an apostrophe."""
+    around = ("a{0}a1{0}2 {0} !{0}!\n{0}\t", "{0} {0}  {0}\n {0}", "'{0}x 'l{0}", "{0}b{0}")
+    found = [around[point % 4].format(chr(point)) for point in points]
+    found += [around[(point + 1) % 4].format(chr(point)) for point in points if point < 0x3100]
+    assert_equal(both(name), ["~".join(found[at : at + 50]) for at in range(0, len(found), 50)])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_characters_of_every_block(name):
+    points = [*range(0x3100), *range(0x3100, 0xD800, 13), *range(0xE000, 0x110000, 101)]
+    assert_every_character(name, [*points, *range(0xF900, 0x10000), *range(0x1D160, 0x1D1B0)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_character(name):
+    assert_every_character(name, [*range(0xD800), *range(0xE000, 0x110000)])
+
+
+ODDITIES = (
+    *("'", "'s", "'S", "'ſ", "'re", "'Ll", "'vE", "'x", "’s", "the", "and", " of", "self.", "zz"),
+    *(" ", "  ", "   ", "\n", "\r\n", "\r", "\n\n", "\t", "\u00a0", "\u3000", "\x85", "\x1c"),
+    *("a", "B", "é", "e\u0301", "ș", "Ţ", "İ", "ß", "ﬁ", "ǅ", "한", "각", "\u1100\u1161\u11a8"),
+    *("中", "文字", "ｱ", "ก็", "นี้", "क्षि", "\u1b44", "\u302e", "\u0300", "\u0345", "\u0301\u0323"),
+    *("١", "１２", "Ⅷ", "²", "12", "3456", "7", "!", "...", "—", "“", "_", "#", "##", "/\n"),
+    *("👩‍👩‍👧‍👦", "🇷🇴", "😀", "\u202b", "\ufffd", "\u200b", "\x00", "\x01", "\x7f", "\U0010ffff"),
+    *("x" * 15, "x" * 16, "y" * 65, "ab" * 60, "-" * 101, "ș" * 50, END, "[CLS]", "[UNK]", "[cls]"),
+)
+pieces_of_text = st.one_of(st.text(max_size=6), st.sampled_from(ODDITIES))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=60)
+@given(st.lists(st.lists(pieces_of_text, max_size=25).map("".join), max_size=5))
+def test_any_text(name, texts):
+    assert_equal(both(name), texts)
+
+
+def test_every_pattern_of_the_family():
+    """The words of each pattern are those of the regular expression."""
+    generator = random.Random(0)
+    texts = ["".join(generator.choices(ODDITIES, k=40)) for _ in range(12)]
+    data = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, data)])
+    size = int(offsets[-1]) + len(data) + cut_kernels.SLACK
+    text, ends = np.empty(size, np.uint8), np.empty(size, np.int32)
+    counts = np.empty(len(data), np.int64)
+    words = both("gpt2")[0]._words
+    nothing = np.zeros(256, bool)
+    # A possessive one keeps the last space.
+    last = r"\s+(?!\S)|\s+"
+    possessive = [each.replace(last, r"\s++(?!\S)|\s+") for each in byte_level.PATTERNS]
+    for pattern in dict.fromkeys([*byte_level.PATTERNS, *possessive]):
+        rule = pre_tokenizers.Split(Regex(pattern), "isolated")
+        places = byte_level.places(pattern)
+        assert places
+        answer = cut_kernels.byte_level(
+            words._replace(begins_token=nothing, **places), True,
+            np.frombuffer(b"".join(data), np.uint8), offsets,
+            np.full(len(data), cut_kernels.TEXT, np.int32), 0, text, ends, counts,
+        )  # fmt: skip
+        assert answer[:2] == (cut_kernels.DONE, len(data))
+        bounds = np.split(ends[: answer[3]], np.cumsum(counts)[:-1])
+        for number, (whole, found) in enumerate(zip(texts, bounds, strict=True)):
+            starts = [int(offsets[number]), *found.tolist()]
+            pairs = itertools.pairwise(starts)
+            cut = [data[number][a - starts[0] : b - starts[0]].decode() for a, b in pairs]
+            assert cut == [word for word, _ in rule.pre_tokenize_str(whole)], pattern
+
+
+def test_the_library_knows_only_these_contractions():
+    """The pattern without case matches one character beyond ASCII, the long s."""
+    rule = pre_tokenizers.Split(Regex("(?i:'s|'t|'re|'ve|'m|'ll|'d)"), "removed", invert=True)
+    characters_ = [chr(point) for point in range(0x80, 0x110000) if not 0xD800 <= point < 0xE000]
+    for form in ("'{}", "'r{}", "'v{}", "'l{}", "'{}e", "'{}l"):
+        text = "\n".join(form.replace("{}", each) for each in characters_)
+        found = {match for match, _ in rule.pre_tokenize_str(text)}
+        assert {each for each in found if not each.isascii()} == (
+            {"'ſ"} if form[1] == "{" else set()
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "uncased"])
+def test_long_words(name):
+    generator = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyzșțăâî"
+    texts = [
+        "a" * 100_000,
+        "".join(generator.choices(letters, k=50_000)),
+        " " * 70_000,
+        "ab" * 9000,
+    ]
+    fast, _ = both(name)
+    before = fast.refused
+    assert_equal(both(name), [*texts, "șț " * 60_000])
+    assert fast.refused == before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cased"])
+def test_the_memo_is_emptied_when_full(name):
+    fast, codec = of(MAKERS[name]())
+    fast._work = fast._work._replace(
+        table=np.zeros((64, 3), np.int64), store=np.empty(300, np.int64)
+    )
+    assert_equal((fast, codec), corpus()[:150])
+
+
+def test_ids_above_those_that_the_memo_holds_itself(tmp_path):
+    value = json.loads(MAKERS["gpt2"]().to_str())
+    value["model"]["vocab"] = {key: id_ + (1 << 20) for key, id_ in value["model"]["vocab"].items()}
+    value["added_tokens"] = []
+    fast, codec = of(Tokenizer.from_str(json.dumps(value)))
+    assert_equal((fast, codec), corpus()[:100])
+
+
+def test_equal_merges_and_words_that_merges_do_not_reach():
+    """A repeated merge has the later rank; with ignore_merges a piece is taken whole."""
+    vocab = {each: id_ for id_, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    for piece in ("ab", "bc", "abc", "xyz", "Ġxyz", "Āa"):
+        vocab[piece] = len(vocab)
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "b")]
+    texts = ["abc", "abcab", "xyz xyz", "abcxyz", "bcab\0a", "\0a"]
+    for whole in (False, True):
+        tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
+        tokenizer.pre_tokenizer = gpt2_words()
+        fast, codec = of(tokenizer)
+        assert_equal((fast, codec), texts)
+        (ids,) = codec.encode(["xyz"])
+        assert len(ids) == (1 if whole else 3)
+        assert codec.encode(["abc"])[0].tolist() != [vocab["abc"]] or whole
+
+
+def test_texts_are_cut_at_added_tokens():
+    fast, codec = both("gpt2")
+    before = fast.refused
+    texts = ["a", f"b {END} c", "", "d", END, f"{END[:-1]}x", "e", f"{END}{END}  \n{END}f  "]
+    assert_equal((fast, codec), texts)
+    assert fast.refused == before
+    assert_equal((fast, codec), [f"{END}x" * 1000, END])  # more parts than there is room for
+
+
+# Tokens that overlap, that begin others, that are pieces, and some with rules of their own.
+PLAIN = ("<unk>", "<unk><s>", "<s>", "<", "nk><", "ab", "abc", "bcd", "é", " the", "\n")
+ADDED = {
+    "raw": lambda: [AddedToken(each, normalized=False) for each in PLAIN],
+    "normalised": lambda: [AddedToken(each, normalized=True) for each in PLAIN],
+    "both": lambda: [
+        AddedToken(each, normalized=bool(number % 2)) for number, each in enumerate(PLAIN)
+    ],
+    "special": lambda: [AddedToken(each, special=True, normalized=False) for each in PLAIN],
+    "odd": lambda: [
+        AddedToken("<unk>", normalized=False),
+        AddedToken("ab", normalized=True),
+        AddedToken("<mask>", lstrip=True, normalized=False),
+        AddedToken("<r>", rstrip=True, normalized=True),
+        AddedToken("the", single_word=True, normalized=True),
+        AddedToken("of", single_word=True, normalized=False),
+    ],
+}
+WITH_ADDED = {
+    "gpt2": lambda: bpe(gpt2_words()),
+    "prefix": lambda: bpe(gpt2_words(prefix=True)),
+    "NFC": lambda: bpe(gpt2_words(), normalizers.NFC()),
+    "NFKC": lambda: bpe(gpt2_words(), normalizers.NFKC()),
+    "llama3": lambda: bpe(split(LLAMA3)),
+    "uncased": lambda: word_piece(normalizers.BertNormalizer()),
+    "WordPiece": lambda: word_piece(None),
+}
+# ＜ is < in NFKC, and e with an accent of its own é.
+BITS = [
+    "<unk>",
+    "<s>",
+    "<mask>",
+    "<r>",
+    "＜unk＞",
+    "é",
+    "the",
+    "of",
+    "ab",
+    "cd",
+    "'s",
+    "12",
+    "É",
+    "<",
+    ">",
+    "x",
+    "日本",
+    ".",
+]
+BITS += [" ", "  ", "\n"]
+
+
+@pytest.mark.parametrize("tokens", ADDED)
+@pytest.mark.parametrize("name", WITH_ADDED)
+def test_any_added_tokens(name, tokens, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.corpus", lambda: TEXTS)
+    if name == "uncased" and tokens not in ("raw", "special"):
+        return  # not supported: it looks for them in normalised text
+    tokenizer = WITH_ADDED[name]()
+    tokenizer.add_tokens(ADDED[tokens]())
+    fast, codec = of(tokenizer)
+    generator = random.Random(tokens + name)
+    texts = ["".join(generator.choices(BITS, k=generator.randrange(30))) for _ in range(2000)]
+    assert_equal((fast, codec), texts)
+    if name != "NFC" and name != "NFKC" and tokens != "odd":
+        assert fast.refused <= 0.3 * len(texts) * (name == "uncased")
+    else:
+        assert fast.refused < len(texts)
+
+
+def test_bytes():
+    loaded = vocabulary.load("bytes")
+    tokenizer = tokenize.Tokenizer(loaded)
+    texts = ["", "abc", "ș中\0", *TEXTS]
+    tokens, lengths = tokenizer.encode(pa.array(["before", *texts])[1:])
+    expected = [np.frombuffer(text.encode(), np.uint8) + 3 for text in texts]
+    assert tokens.tolist() == np.concatenate(expected).tolist()
+    assert lengths.tolist() == [len(ids) for ids in expected]
+    assert tokenizer.documents["left to the library"] == 0 < tokenizer.documents["audited"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("small")
+    lines = small_tokenizers.documents(30)
+    return {
+        kind: small_tokenizers.KINDS[kind](root / kind, lines)
+        for kind in ("gpt2", "llama3", "bert", "unigram")
+    }
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "bert"])
+@pytest.mark.parametrize("engine", [tokenize.FAST, tokenize.LIBRARY])
+def test_both_engines_count_and_agree(folders, kind, engine):
+    loaded = vocabulary.load(folders[kind])
+    tokenizer = tokenize.Tokenizer(loaded, engine)
+    texts = corpus()
+    tokens, lengths = tokenizer.encode(pa.array(texts))
+    assert tokens.tolist() == [token for ids in loaded.encode(texts) for token in ids.tolist()]
+    documents = tokenizer.documents
+    assert documents["encoded"] == len(texts) == len(lengths)
+    assert (documents["left to the library"] == len(texts)) == (engine == tokenize.LIBRARY)
+    assert (documents["audited"] > 0) == (engine == tokenize.FAST)
+    assert documents["audited"] < len(texts) / 10
+
+
+def test_the_audit_stops_at_a_difference(folders, monkeypatch):
+    tokenizer = tokenize.Tokenizer(vocabulary.load(folders["gpt2"]))
+    real = word_kernels.encode
+
+    def wrong(*arguments):
+        answer = real(*arguments)
+        arguments[7][0] += 1
+        return answer
+
+    monkeypatch.setattr(word_kernels, "encode", wrong)
+    message = (
+        "differs from Hugging Face's tokenizers on the text 'one text': use --tokenizer=library"
+    )
+    with pytest.raises(UserError, match=message):
+        tokenizer.encode(pa.array(["one text"]))
+
+
+def test_what_is_not_supported_is_left_to_the_library_by_name(folders):
+    loaded = vocabulary.load(folders["unigram"])
+    tokenizer = tokenize.Tokenizer(loaded)
+    assert tokenizer.refusal == "its model Unigram is neither BPE nor WordPiece"
+    assert tokenize.refusal(loaded) == tokenizer.refusal
+    tokens, _ = tokenizer.encode(pa.array(["a b", "c"]))
+    assert tokens.tolist() == np.concatenate(loaded.encode(["a b", "c"])).tolist()
+    assert tokenizer.documents == {"encoded": 2, "left to the library": 2, "audited": 0}
+    assert tokenize.refusal(vocabulary.load(folders["bert"])) == ""
+
+
+def added(tokenizer: Tokenizer, token: AddedToken) -> Tokenizer:
+    tokenizer.add_tokens([token])
+    return tokenizer
+
+
+REFUSED = {
+    "normalizer Lowercase": lambda: bpe(gpt2_words(), normalizers.Lowercase()),
+    "pre-tokenizer WhitespaceSplit": lambda: bpe(pre_tokenizers.WhitespaceSplit()),
+    "Digits, ByteLevel": lambda: bpe(
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(), gpt2_words()])
+    ),
+    "none of GPT-2's relatives": lambda: bpe(split(r"\w+|\W+")),
+    "does not isolate": lambda: bpe(split(LLAMA3, "merged_with_next")),
+    "without use_regex": lambda: bpe(pre_tokenizers.ByteLevel(use_regex=False)),
+    "has dropout": lambda: bpe(gpt2_words(), dropout=0.1),
+    "pre-tokenizer Whitespace": lambda: _with(
+        word_piece(normalizers.BertNormalizer()), pre_tokenizer=pre_tokenizers.Whitespace()
+    ),
+    "normalizer NFC": lambda: word_piece(normalizers.NFC()),
+    "token Zed is found in normalised text": lambda: added(
+        word_piece(normalizers.BertNormalizer()), AddedToken("Zed", normalized=True)
+    ),
+    "changes the added token e\u0301": lambda: added(
+        bpe(gpt2_words(), normalizers.NFC()), AddedToken("e\u0301", normalized=True)
+    ),
+}
+
+
+def _with(tokenizer: Tokenizer, **parts) -> Tokenizer:
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return tokenizer
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals(reason, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.corpus", lambda: TEXTS)
+    with pytest.raises(Unsupported, match=reason):
+        of(REFUSED[reason]())
+
+
+def test_tables_of_characters_are_the_librarys():
+    kinds = both("gpt2")[0]._words.kinds
+    assert (kinds == cut_kernels.SPACE).sum() == 23
+    assert (kinds == cut_kernels.NEWLINE).sum() == 2
+    for pattern, kind in ((r"\p{L}", cut_kernels.LETTER), (r"\p{N}", cut_kernels.NUMBER)):
+        rule = pre_tokenizers.Split(Regex(pattern), "isolated")
+        for point in (*range(0x500), 0x1B44, 0x30A0, 0xFF11, 0x1D7CE, 0x20000, 0x10FFFF):
+            matched = len(rule.pre_tokenize_str(f"!{chr(point)}!")) == 3
+            assert matched == (kinds[point] == kind), hex(point)
