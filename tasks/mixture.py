@@ -5,25 +5,39 @@ from collections.abc import Mapping
 
 from tasks.terminal.command_line import UserError
 
+# What may be a task's size in rates: windows of its training split at this run's lengths, or
+# documents, tokens or UTF-8 bytes of that split, by its manifest.
+SIZES = ("examples", "documents", "tokens", "bytes")
+
 
 @dataclasses.dataclass(frozen=True)
 class MixtureSpec:
     """Tasks with rates, as in seqio's Mixture.
 
-    A rate is a weight. A rate of None stands for the number of the task's examples (windows of its
-    training split), limited to `maximum` (the T5 paper's K), to the power of 1 / `temperature`.
+    A rate is a weight. A rate of None stands for the task's size, limited to `maximum` (the T5
+    paper's K), to the power of `alpha`, or of 1 / `temperature`: 1 samples in proportion to sizes,
+    mT5's 0.3 lets small languages be read more, 0 gives all the same rate. `size` is one of SIZES.
 
-    Source: Raffel et al. 2020, section 3.5.2; seqio `utils.py`, mixing_rate_num_examples.
+    `max_epochs` limits how often a run may read a task: what the limit takes from a task is shared
+    out among the others in proportion to their rates. With `alpha=0` this is UniMax.
+
+    Source: Raffel et al. 2020, section 3.5.2; seqio `utils.py`, mixing_rate_num_examples; Xue et
+      al. 2021 (mT5, arXiv:2010.11934), section 3.2; Chung et al. 2023 (UniMax, arXiv:2304.09151),
+      algorithm 1.
 
     Raises:
-      ValueError: at construction, if a rate is not above 0, a task is named twice, or `maximum` or
-        `temperature` is set and every task has a rate of its own.
+      ValueError: at construction, if a rate is not above 0, a task is named twice, a value is out
+        of range, both `alpha` and `temperature` are set, or one of `maximum`, `alpha`,
+        `temperature` and `size` is set and every task has a rate of its own.
     """
 
     name: str
     tasks: tuple[tuple[str, float | None], ...]
     maximum: int | None = None
     temperature: float = 1.0
+    alpha: float | None = None
+    max_epochs: float | None = None
+    size: str = SIZES[0]
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.tasks]
@@ -35,15 +49,30 @@ class MixtureSpec:
         for name, rate in self.tasks:
             if rate is not None and not 0 < rate < float("inf"):
                 raise ValueError(f"mixture {self.name}: the rate of {name} is {rate}, not above 0")
-        if self.maximum is not None and self.maximum < 1:
-            raise ValueError(f"mixture {self.name}: maximum is {self.maximum}, not 1 or more")
-        if not self.temperature > 0:
-            raise ValueError(f"mixture {self.name}: temperature is {self.temperature}, not above 0")
-        fixed = all(rate is not None for _, rate in self.tasks)
-        if fixed and (self.maximum is not None or self.temperature != 1.0):
+        alpha, epochs = self.alpha, self.max_epochs
+        for field, holds, rule in (
+            ("maximum", self.maximum is None or self.maximum >= 1, "1 or more"),
+            ("temperature", self.temperature > 0, "above 0"),
+            ("alpha", alpha is None or 0 <= alpha <= 1, "from 0 to 1"),
+            ("max_epochs", epochs is None or 0 < epochs < float("inf"), "above 0"),
+            ("size", self.size in SIZES, f"one of {', '.join(SIZES)}"),
+        ):
+            if not holds:
+                value = getattr(self, field)
+                raise ValueError(f"mixture {self.name}: {field} is {value}, not {rule}")
+        if alpha is not None and self.temperature != 1.0:
             raise ValueError(
-                f"mixture {self.name}: maximum and temperature apply to rates that are numbers of "
-                "examples, and every task has a rate of its own: leave the rates out"
+                f"mixture {self.name}: alpha={alpha:g} is a temperature of "
+                f"{1 / alpha if alpha else float('inf'):g}, and temperature is "
+                f"{self.temperature:g}: set one of the two"
+            )
+        fixed = all(rate is not None for _, rate in self.tasks)
+        unread = (self.maximum, self.temperature, alpha, self.size) != (None, 1.0, None, SIZES[0])
+        if fixed and unread:
+            raise ValueError(
+                f"mixture {self.name}: maximum, alpha, temperature and size apply to rates that "
+                "follow from the sizes of tasks, and every task has a rate of its own: leave the "
+                "rates out"
             )
 
     @property
@@ -51,16 +80,45 @@ class MixtureSpec:
         """Names of the tasks."""
         return tuple(name for name, _ in self.tasks)
 
-    def weights(self, examples: Mapping[str, int]) -> dict[str, float]:
-        """Returns each task's weight, not normalised, given its number of examples."""
+    def weights(self, sizes: Mapping[str, float]) -> dict[str, float]:
+        """Returns each task's weight, not normalised, given its size."""
+        power = 1 / self.temperature if self.alpha is None else self.alpha
 
-        def of_examples(name: str) -> float:
-            limited = min(examples[name], self.maximum or examples[name])
-            return float(limited) ** (1 / self.temperature)
+        def of_size(name: str) -> float:
+            limited = min(sizes[name], self.maximum or sizes[name])
+            return float(limited) ** power
 
-        return {
-            name: of_examples(name) if rate is None else float(rate) for name, rate in self.tasks
-        }
+        return {name: of_size(name) if rate is None else float(rate) for name, rate in self.tasks}
+
+
+def limited_shares(
+    weights: Mapping[str, float], limits: Mapping[str, float], rows: float
+) -> dict[str, float]:
+    """Returns each task's share of a run of `rows` rows, none with more rows than its limit.
+
+    Tasks below their limits have shares in proportion to their weights.
+
+    Args:
+      weights: weight of each task.
+      limits: most rows of each task.
+      rows: rows of the run.
+
+    Source: Chung et al. 2023 (UniMax, arXiv:2304.09151), algorithm 1, whose weights are all equal.
+
+    Raises:
+      ValueError: the limits of all tasks together are fewer than `rows`.
+    """
+    most = sum(limits[name] for name in weights)
+    if most < rows:
+        raise ValueError(f"the limits allow {most:,.0f} rows, and the run reads {rows:,.0f}")
+    shares: dict[str, float] = {}
+    left, weight = float(rows), sum(weights.values())
+    # The first to reach its limit is the one with the fewest rows for its weight.
+    for name in sorted(weights, key=lambda name: limits[name] / weights[name]):
+        taken = min(limits[name], left * weights[name] / weight)
+        shares[name] = taken / rows
+        left, weight = left - taken, weight - weights[name]
+    return {name: shares[name] for name in weights}
 
 
 def parse(text: str) -> MixtureSpec:

@@ -34,7 +34,7 @@ _ROWS_PER_GROUP = 128
 
 
 class TokenizersVocabulary(seqio.Vocabulary):
-    """A tokenizer.json as a vocabulary of seqio, with the ids that pipeline.build writes.
+    """A tokenizer.json, or a user's class, as seqio has vocabularies, with pipeline.build's ids.
 
     seqio pads with 0 whatever `pad_id` is; where id 0 is a piece, tell padding by lengths.
     """
@@ -54,6 +54,11 @@ class TokenizersVocabulary(seqio.Vocabulary):
     @property
     def unk_id(self) -> int | None:
         return self._loaded.special.unk
+
+    @property
+    def zero_pads(self) -> bool:
+        """True if id 0, with which seqio pads, is padding in the vocabulary, too."""
+        return self._loaded.special.zero_pads
 
     @property
     def _base_vocab_size(self) -> int:
@@ -155,16 +160,17 @@ def pack_rows(
     packing: str,
     row_tokens: int,
     separator: str,
+    task_module: str | None = None,
 ) -> tf.data.Dataset:
     """Packs documents into rows like pipeline.build: {"targets", "document_starts"}, int32 [None]
     each."""
-    loaded = vocabulary.load(vocabulary_path, extra_ids)
+    loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
     def rows():
         pack = packer(packing, row_tokens, separator, loaded.special.eos)
         for document in dataset.as_numpy_iterator():
-            (ids,) = loaded.encode([document["text"].decode()])
-            if len(ids) and not loaded.reserved[ids].any():
+            ids = loaded.try_encode(document["text"].decode())
+            if not isinstance(ids, str) and len(ids) and not loaded.reserved[ids].any():
                 name = document["id"].decode()
                 document = Documents(pa.array([name]), ids, np.array([len(ids)]))
                 yield from _as_dicts(pack.add(document))
@@ -174,21 +180,32 @@ def pack_rows(
     return tf.data.Dataset.from_generator(rows, output_signature=signature)
 
 
-def encode_pairs(dataset: tf.data.Dataset, vocabulary_path: str, extra_ids: int) -> tf.data.Dataset:
+def encode_pairs(
+    dataset: tf.data.Dataset, vocabulary_path: str, extra_ids: int, task_module: str | None = None
+) -> tf.data.Dataset:
     """Tokenizes pairs like pipeline.build: {"inputs", "targets"}, int32 [None] each, without EOS.
 
     Pairs with an empty side or with a sentinel are left out.
     """
-    loaded = vocabulary.load(vocabulary_path, extra_ids)
+    loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
     def encoded():
         for pair in dataset.as_numpy_iterator():
-            sides = [loaded.encode([pair[side].decode()])[0] for side in pairs.SIDES]
-            if all(len(ids) and not loaded.reserved[ids].any() for ids in sides):
+            sides = [loaded.try_encode(pair[side].decode()) for side in pairs.SIDES]
+            if all(
+                not isinstance(ids, str) and len(ids) and not loaded.reserved[ids].any()
+                for ids in sides
+            ):
                 yield dict(zip(pairs.SIDES, sides, strict=True))
 
     signature = {side: tf.TensorSpec([None], tf.int32) for side in pairs.SIDES}
     return tf.data.Dataset.from_generator(encoded, output_signature=signature)
+
+
+def _loaded(path: str, extra_ids: int, task_module: str | None) -> vocabulary.Vocabulary:
+    if task_module:  # a worker of seqio_cache_tasks may not have imported it
+        registry.load(task_module)
+    return vocabulary.load(path, extra_ids)
 
 
 def _as_dicts(rows):
@@ -271,14 +288,14 @@ def register(
       vocabulary_path: like --vocabulary of pipeline.build.
       corpus: SPEC that replaces each task's own corpus; read only if no cache is used.
       names: tasks to register; by default all known tasks that the vocabulary and separator serve.
-      task_module: your own Python module with TASKS.
+      task_module: your own Python module with TASKS, or that registers the vocabulary.
       extra_ids, packing, row_tokens, separator: like the flags of pipeline.build.
 
     Raises:
       UserError: there is no such task or vocabulary, or an objective needs other pieces or another
         separator.
     """
-    loaded = vocabulary.load(vocabulary_path, extra_ids)
+    loaded = _loaded(vocabulary_path, extra_ids, task_module)
     chosen = [registry.get(name, task_module) for name in names or registry.tasks(task_module)]
 
     def separates(spec: TaskSpec) -> str:
@@ -301,6 +318,7 @@ def register(
             {
                 "vocabulary_path": vocabulary_path,
                 "extra_ids": extra_ids,
+                "task_module": task_module if loaded.is_registered else None,
                 "packing": packing,
                 "row_tokens": row_tokens or spec.window_tokens,
                 "separator": separates(spec),
@@ -314,7 +332,7 @@ def register(
 def _register_one(
     spec: TaskSpec, corpus: str, loaded: vocabulary.Vocabulary, how: dict[str, Any]
 ) -> seqio.Task:
-    path = how["vocabulary_path"]
+    opens = {name: how[name] for name in ("vocabulary_path", "extra_ids", "task_module")}
     text = seqio.Feature(text_vocabulary(loaded), add_eos=True)
     number = seqio.Feature(seqio.PassThroughVocabulary(loaded.size), add_eos=False)
     steps: list[Any] = [
@@ -324,7 +342,7 @@ def _register_one(
     ]
     if spec.objective.reads_pairs:  # T5's own steps, which cut sides that are too long
         steps = [
-            functools.partial(encode_pairs, vocabulary_path=path, extra_ids=how["extra_ids"]),
+            functools.partial(encode_pairs, **opens),
             seqio.CacheDatasetPlaceholder(),
             seqio.preprocessors.append_eos_after_trim,
         ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import byte_level, sentencepiece_model, tokenizer_json
+from tasks.vocabularies import byte_level, registered, sentencepiece_model, tokenizer_json
 from tasks.vocabularies.pieces import (
     BYTE,
     CONTROL,
@@ -19,151 +19,50 @@ from tasks.vocabularies.pieces import (
     UNKNOWN,
     UNUSED,
     Codec,
-    Pieces,
     SpecialIds,
 )
+from tasks.vocabularies.registered import OwnVocabulary, RegisteredCodec, register
 from tasks.vocabularies.sentencepiece_model import SentencePieceCodec
+from tasks.vocabularies.token_ids import (
+    ADDED_EOS,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    TokenIds,
+    kind_of,
+    sentinel_piece,
+)
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "T5_IDS", "UNKNOWN", "UNUSED", "SpecialIds"]
+__all__ = [
+    "BYTE",
+    "CONTROL",
+    "EOS_ID",
+    "NORMAL",
+    "PAD_ID",
+    "T5_IDS",
+    "UNKNOWN",
+    "UNK_ID",
+    "UNUSED",
+    "OwnVocabulary",
+    "SpecialIds",
+    "TokenIds",
+    "register",
+    "sentinel_piece",
+]
 
 # The SentencePiece model's file in a vocabulary's folder and in a cache.
 VOCABULARY = sentencepiece_model.FILE
 # What the file may be called in a cache.
-VOCABULARY_FILES = (VOCABULARY, tokenizer_json.FILE)
+VOCABULARY_FILES = (VOCABULARY, tokenizer_json.FILE, registered.FILE)
 
-# T5's ids.
-PAD_ID = 0
-EOS_ID = 1
-UNK_ID = 2
 # Not an id: it stands between the inputs and the targets of a pair's window.
 PAIR_BORDER = -1
-_UNK_END = UNK_ID + 1
-# The piece that is added as EOS to a tokenizer without one.
-_ADDED_EOS = "</s>"
 # How to name a vocabulary, for messages and help.
 FORMS = (
     "a folder written by vocab.train or transformers, a SentencePiece .model file, a "
-    f"tokenizer.json, or {tokenizer_json.BYTES}"
+    f"tokenizer.json, {tokenizer_json.BYTES}, or a name that --task_module registers"
 )
-
-
-def sentinel_piece(number: int) -> str:
-    """Returns the text of sentinel `number`, counted from 0: <extra_id_0> has the highest id."""
-    return f"<extra_id_{number}>"
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenIds:
-    """A vocabulary as objectives use it, without the library that encodes text.
-
-    Attributes:
-      size: number of ids.
-      sentinels: number of sentinels, which are the last ids.
-      model: bytes of the vocabulary's file, parsed only if pieces are needed.
-      special: ids of padding, EOS and so on.
-    """
-
-    size: int
-    sentinels: int
-    model: bytes = dataclasses.field(default=b"", repr=False)
-    special: SpecialIds = T5_IDS
-
-    @property
-    def first_sentinel(self) -> int:
-        """The lowest id that is a sentinel; `size` if there are none."""
-        return self.size - self.sentinels
-
-    @functools.cached_property
-    def _of_file(self) -> Pieces:
-        found, special = _kind(self.model).pieces(self.model), self.special
-        for number in (special.pad, special.eos, special.bos):
-            if number is not None and number < len(found.names):
-                found.kinds[number], found.texts[number] = CONTROL, ""
-        if special.eos == len(found.names):
-            found.names.append(_ADDED_EOS)
-            found.kinds.append(CONTROL)
-            found.texts.append("")
-        return found
-
-    @property
-    def pieces(self) -> list[str]:
-        """Names of the file's pieces, in the order of ids; an EOS that was added is the last."""
-        return self._of_file.names
-
-    @property
-    def kinds(self) -> list[int]:
-        """Kinds of `pieces`: NORMAL, UNKNOWN, CONTROL, 4 (user-defined), 5 (unused) or BYTE."""
-        return self._of_file.kinds
-
-    @property
-    def texts(self) -> list[str | bytes]:
-        """The text that each of `pieces` adds; bytes where it may be a part of a character."""
-        return self._of_file.texts
-
-    @functools.cached_property
-    def word_starts(self) -> np.ndarray:
-        """Ids that begin a word, bool [size]: pieces that begin with a space, ids without text."""
-        starts = np.ones(self.size, bool)
-        first = _UNK_END if self.special == T5_IDS else 0
-        texts = self.texts[first : self.first_sentinel]
-        kinds = self.kinds[first : self.first_sentinel]
-        starts[first : first + len(texts)] = [
-            _begins_word(text) and kind != BYTE for text, kind in zip(texts, kinds, strict=True)
-        ]
-        return starts
-
-    @functools.cached_property
-    def random_ids(self) -> np.ndarray:
-        """Ids that may stand for any token, int64: none with a role, nor sentinels."""
-        if self.special == T5_IDS:  # without reading the pieces
-            return np.arange(_UNK_END, self.first_sentinel)
-        kinds = np.array(self.kinds[: self.first_sentinel])
-        return np.flatnonzero(~np.isin(kinds, (CONTROL, UNKNOWN, UNUSED)))
-
-    @functools.cached_property
-    def text_ids(self) -> np.ndarray:
-        """For each id the one whose text it has: itself. Inspection marks tokens by others."""
-        return np.arange(self.size)
-
-    def find(self, piece: str) -> int | None:
-        """Returns the id of a piece or, for <extra_id_K>, of a sentinel; None if there is none."""
-        return self._ids.get(piece)
-
-    def id_of(self, piece: str) -> int:
-        """Returns the id of a piece or, for <extra_id_K>, of a sentinel.
-
-        Raises:
-          UserError: there is no such piece.
-        """
-        if piece not in self._ids:
-            raise UserError(
-                f"the vocabulary has no piece {piece}: make one with vocab.train "
-                f"--user_defined_symbols={piece}, or let the objective use a sentinel, "
-                f"<extra_id_0> to {sentinel_piece(self.sentinels - 1)}"
-                if self.sentinels
-                else f"the vocabulary has neither a piece {piece} nor sentinels: make one with "
-                "vocab.train, or add sentinels by --extra_ids=100"
-            )
-        return self._ids[piece]
-
-    @functools.cached_property
-    def _ids(self) -> dict[str, int]:
-        sentinels = {sentinel_piece(number): number for number in range(self.sentinels)}
-        return {
-            **{piece: number for number, piece in enumerate(self.pieces)},
-            **{piece: self.size - 1 - number for piece, number in sentinels.items()},
-        }
-
-
-def _begins_word(text: str | bytes) -> bool:
-    return text[:1] in (" ", b" ")
-
-
-def _kind(model: bytes) -> Any:
-    """Returns the module that reads the vocabulary."""
-    is_json = tokenizer_json.is_tokenizer_json(model)
-    return tokenizer_json if is_json else sentencepiece_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,14 +144,19 @@ class Vocabulary:
 
     def counts_agree(self) -> bool:
         """Returns whether the record's counts are those of the file."""
-        pieces, record = _kind(self.model).pieces(self.model).names, self.record
+        pieces, record = kind_of(self.model).pieces(self.model).names, self.record
         sentinels = _own_sentinels(pieces) or record.added_sentinels
         return (record.pieces, record.sentinels) == (len(pieces), sentinels)
 
     @property
     def is_sentencepiece(self) -> bool:
-        """True for a SentencePiece model, False for a tokenizer.json."""
-        return not tokenizer_json.is_tokenizer_json(self.model)
+        """True for a SentencePiece model."""
+        return kind_of(self.model) is sentencepiece_model
+
+    @property
+    def is_registered(self) -> bool:
+        """True for a class that a user's module registers: only that encodes and decodes."""
+        return registered.is_registered(self.model)
 
     @functools.cached_property
     def codec(self) -> Codec:
@@ -267,15 +171,14 @@ class Vocabulary:
           UserError: the vocabulary is no SentencePiece model.
         """
         if not isinstance(self.codec, SentencePieceCodec):
-            raise UserError(
-                f"{self.name} is a tokenizer.json, and this needs a SentencePiece model"
-            )
+            kind = _NAMES[kind_of(self.model)]
+            raise UserError(f"{self.name} is {kind}, and this needs a SentencePiece model")
         return self.codec.processor
 
     @functools.cached_property
     def reserved(self) -> np.ndarray:
-        """Ids that no text may contain, bool [size]: sentinels and, as text can spell those of a
-        tokenizer.json, its control pieces."""
+        """Ids that no text may contain, bool [size]: sentinels and, where text can spell them,
+        which it cannot in SentencePiece, control pieces."""
         found = np.arange(self.size) >= self.first_sentinel
         if not self.is_sentencepiece:
             found[: len(self.ids.kinds)] |= np.array(self.ids.kinds) == CONTROL
@@ -296,6 +199,12 @@ class Vocabulary:
         """Returns ids of each text: int32[tokens], without BOS and EOS."""
         return self.codec.encode(texts)
 
+    def try_encode(self, text: str) -> np.ndarray | str:
+        """Returns the ids of a text, int32 [tokens], or why a user's class cannot encode it."""
+        if isinstance(self.codec, RegisteredCodec):
+            return self.codec.try_encode(text)
+        return self.codec.encode([text])[0]
+
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding as nothing."""
         special = self.special
@@ -311,14 +220,28 @@ class Vocabulary:
         return " ".join(part for part in [*text, self.codec.decode(run)] if part)
 
 
-def _codec(model: bytes, name: str) -> SentencePieceCodec | TokenizersCodec:
+def _codec(model: bytes, name: str) -> SentencePieceCodec | TokenizersCodec | RegisteredCodec:
+    if registered.is_registered(model):
+        return RegisteredCodec(model, name)
     if tokenizer_json.is_tokenizer_json(model):
         return TokenizersCodec(model, name)
     return SentencePieceCodec(model, name)
 
 
 # Names of vocabularies in folders: ours, transformers' for T5 and Llama, and for all others.
-_IN_FOLDERS = (VOCABULARY, "spiece.model", "tokenizer.model", tokenizer_json.FILE)
+_IN_FOLDERS = (
+    VOCABULARY,
+    "spiece.model",
+    "tokenizer.model",
+    tokenizer_json.FILE,
+    registered.FILE,
+)
+# Kinds of files, for messages.
+_NAMES = {
+    registered: "a class of --task_module",
+    tokenizer_json: "a tokenizer.json",
+    sentencepiece_model: "a SentencePiece model",
+}
 
 
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
@@ -326,16 +249,21 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
 
     Args:
       path: folder or file, local or any fsspec URL: a SentencePiece .model file, a tokenizer.json,
-        a folder of vocab.train or transformers with either; or "bytes" for ByT5's ids.
+        a folder of vocab.train or transformers with either; "bytes" for ByT5's ids; or the name
+        of a registered class, which is the class even if there is a folder of that name.
       extra_ids: number of sentinels to add after the file's pieces, for one without any (100 for
         the original T5 vocabulary).
 
     Raises:
       UserError: there is no such file, it is neither a SentencePiece model nor a tokenizer.json, it
-        lacks an unknown token, or it has sentinels and `extra_ids` would add more.
+        lacks an unknown token, `extra_ids` is below 0, or would add to sentinels of its own.
     """
+    if extra_ids < 0:
+        raise UserError(f"--extra_ids={extra_ids} must be 0 or more")
     if path == tokenizer_json.BYTES:
         return from_bytes(byte_level.byte_vocabulary(), extra_ids, path)
+    if path in registered.names():
+        return from_bytes(registered.describe(path), extra_ids, path)
     place = path
     if not path.endswith((".model", ".json")):
         place = next(
@@ -345,11 +273,13 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     try:
         model = files.read_bytes(place)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        known = ", ".join(registered.names())
+        more = f"; registered: {known}" if known else ""
         raise UserError(
-            f"no vocabulary at {place}: make one with vocab.train, or name {FORMS}"
+            f"no vocabulary at {place}: make one with vocab.train, or name {FORMS}{more}"
         ) from error
     configs = []
-    if place.endswith(".json"):
+    if place.endswith(".json") and not registered.is_registered(model):
         if not tokenizer_json.is_tokenizer_json(model):
             raise UserError(f"{place} is not a tokenizer.json: a vocabulary is {FORMS}")
         folder = place.rpartition("/")[0] or "."
@@ -402,14 +332,18 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
 
 def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any]]) -> Vocabulary:
     """Returns the vocabulary in `model`, beside which transformers wrote `configs`."""
-    if tokenizer_json.is_tokenizer_json(model):
+    codec: Codec | None = None
+    file: str | None = None
+    if registered.is_registered(model):
+        special, ends = registered.special(model)
+        file = registered.FILE
+    elif tokenizer_json.is_tokenizer_json(model):
         special, ends = tokenizer_json.special(model, configs, name)
-        codec: SentencePieceCodec | TokenizersCodec = TokenizersCodec(model, name)
-        file = tokenizer_json.FILE
+        codec, file = TokenizersCodec(model, name), tokenizer_json.FILE
     else:
-        codec, file = SentencePieceCodec(model, name), None
-        special, ends = codec.special()
-    pieces = _kind(model).pieces(model).names
+        opened = codec = SentencePieceCodec(model, name)
+        special, ends = opened.special()
+    pieces = kind_of(model).pieces(model).names
     own = _own_sentinels(pieces)
     if own and extra_ids:
         raise UserError(
@@ -421,10 +355,12 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
             "sentinels must be the last ids, that one the very last: rename its sentinels, and add "
             "others by --extra_ids"
         )
+    if isinstance(codec, TokenizersCodec):
+        codec.check_added()
     if not ends:
         if own:
             raise UserError(
-                f"{name} has sentinels but no EOS: train it again with one, as {_ADDED_EOS}"
+                f"{name} has sentinels but no EOS: train it again with one, as {ADDED_EOS}"
             )
         special = dataclasses.replace(special, eos=len(pieces))
     record = VocabularyRecord(
@@ -436,7 +372,8 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
         special=None if special == T5_IDS else special,
     )
     loaded = Vocabulary(model, record, name)
-    vars(loaded)["codec"] = codec
+    if codec:
+        vars(loaded)["codec"] = codec
     return loaded
 
 

@@ -116,12 +116,17 @@ def lists_of(raw, begins_R, ends_R, name):
 
 @compiled(nogil=True)
 def ending_in(raw, begins_R, ends_R, token):
-    """Returns bool [R], whether the last varint of each list is `token`, which is below 0x80."""
+    """Returns bool [R], whether the last varint of each list is `token`, which is not negative."""
     found_R = np.zeros(len(begins_R), np.bool_)
     for row in range(len(begins_R)):
         begin, last = begins_R[row], ends_R[row] - 1
-        if last >= begin and raw[last] == token:
-            found_R[row] = last == begin or raw[last - 1] < 0x80
+        if last < begin:
+            continue
+        place, value = last, np.int64(raw[last])
+        while place > begin and raw[place - 1] >= 0x80:
+            place -= 1
+            value = (value << 7) | np.int64(raw[place] & 0x7F)
+        found_R[row] = value == token
     return found_R
 
 

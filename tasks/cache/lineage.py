@@ -66,6 +66,26 @@ class Lineage:
             for part in (self._whole_rows if self._plan.adopted else self._parts)(place)
         )
 
+    def tokens_before(self, document: int) -> int:
+        """Returns the number of the split's tokens before a document, counted from 0.
+
+        The cache's packing is concat, and `document` is at most their number.
+
+        Raises:
+          UserError: pyarrow is not installed, or the cache is damaged.
+        """
+        before = 0
+        for number, shard in enumerate(self._shards):
+            if document < shard.documents:
+                count = self._plan.shards[self._split]
+                name = shard_file(self._split, "documents", number, count)
+                path = files.join(self._folder, name)
+                ((_, row, position, _, _),) = _pieces(path, document, document + 1)
+                return before + row * self._plan.row_tokens + position
+            document -= shard.documents
+            before += shard.tokens
+        return before
+
     def _whole_rows(self, place: Place) -> list[Part]:
         """Returns the rows in a window's part in one shard; positions count from there."""
         sizes = self._index(place.shard)["tokens"]

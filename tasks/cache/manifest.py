@@ -9,8 +9,10 @@ A cache is one folder:
     train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
     info.train.json stats.train.json COMPLETED   for stock seqio
     sentencepiece.model or tokenizer.json    the vocabulary, so that a cache is self-contained
+    exclude-SHA256.arrow              lists of documents that were left out (only if any)
     plan.json                         written first: the cache to be built
     .plan-SHA256                      empty; its name is the plan's fingerprint
+    .before-SHA256                    folder with an earlier manifest and lineage, after a takedown
     manifest.json                     written last: the cache that was built
 """
 
@@ -25,6 +27,8 @@ import numpy as np
 
 from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_from_dict
 from tasks.cache.checked_json import RESTORE, check_count, check_form, check_keys, short, wrong
+from tasks.cache.excluded import ExcludeRecord, exclude_from_list
+from tasks.cache.filtered import FilterRecord, filters_from_list
 from tasks.cache.plan_parts import check_corpus, vocabulary_from_dict
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -34,6 +38,8 @@ FORMAT = 1
 PLAN = "plan.json"
 PLAN_MARK = ".plan-"
 MANIFEST = "manifest.json"
+# The list of the languages of a task, which have a cache each; see `language_set`.
+LANGUAGES = "languages.json"
 # Not a way to pack texts: a row is a pair of inputs and targets.
 PAIRS = "pairs"
 TEXT_PACKINGS = ("concat", "best_fit")
@@ -53,7 +59,7 @@ ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")
 PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
 INDICES = (ROW_INDEX, PAIR_INDEX, RAGGED_INDEX)
 # What becomes of a pair with a side longer than the cache may hold.
-TOO_LONG = ("quarantine", "cut")
+TOO_LONG = QUARANTINE, CUT, SPLIT = "quarantine", "cut", "split"
 
 # Columns of the lineage table, one row per piece of a document. A piece is the whole document,
 # except that best_fit cuts documents longer than a row. `id`: the document's id in its corpus;
@@ -117,6 +123,8 @@ class Shard:
       split_documents: number of documents that were too long and were split.
       pairs: counts of pairs; None if documents are texts.
       adopted: counts of a file of another program; None if it is ours.
+      cut_paragraphs: number of paragraphs cut from the documents; None if there are none.
+      edits: what filters changed in the texts -> how often; None if nothing.
     """
 
     files: dict[str, FileEntry]
@@ -130,6 +138,8 @@ class Shard:
     split_documents: int = 0
     pairs: PairCounts | None = None
     adopted: AdoptedCounts | None = None
+    cut_paragraphs: int | None = None
+    edits: dict[str, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +173,8 @@ class Plan:
     and checksums or etags. `pairs` are the limits of pairs, None if documents are texts;
     `row_tokens` is then 0, as a row is as long as its pair. `adopted` is the cache of another
     program that this is; None for ours. Its rows have any length, the longest `row_tokens`.
+    `exclude` are the lists of documents to leave out, in the order in which they were given; None
+    if there are none. `filters` are the rules that judge documents, None if there are none.
     """
 
     task: str
@@ -175,6 +187,8 @@ class Plan:
     format: int = FORMAT
     pairs: PairLimits | None = None
     adopted: Adoption | None = None
+    exclude: tuple[ExcludeRecord, ...] | None = None
+    filters: tuple[FilterRecord, ...] | None = None
 
     @property
     def remedy(self) -> Remedy:
@@ -226,6 +240,8 @@ def _holds(folder: str) -> str:
         some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
         return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
     for name in files.list_names(folder):
+        if name == LANGUAGES:
+            return "lists languages, each with a cache of its own beside it: name one of these"
         if name.startswith("info.") or name.endswith(".idx"):
             program = "seqio" if name.startswith("info.") else "Megatron"
             return f"is a cache of {program}: index it with pipeline.adopt --cache_dir={folder}"
@@ -388,7 +404,7 @@ def plan_from_dict(value: Any) -> Plan:
             f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
             "build it again into another folder"
         )
-    check_keys(value, "the plan", _PLAN_KEYS - _OPTIONAL, _OPTIONAL)
+    check_keys(value, "the plan", _PLAN_KEYS - _OPTIONAL, _OPTIONAL & _PLAN_KEYS)
     check_form(value["task"], str, "task", "a name")
     check_corpus(check_form(value["corpus"], dict, "corpus", "an object"))
     record = vocabulary_from_dict(value["vocabulary"])
@@ -403,7 +419,10 @@ def plan_from_dict(value: Any) -> Plan:
     for split, count in check_form(value["shards"], dict, "shards", "an object").items():
         check_count(count, f"shards.{split}", least=1)
     adopted = adoption_from_dict(value["adopted"]) if "adopted" in value else None
-    return Plan(**{**value, "vocabulary": record, "pairs": limits, "adopted": adopted})
+    exclude = exclude_from_list(value["exclude"]) if "exclude" in value else None
+    filters = filters_from_list(value["filters"]) if "filters" in value else None
+    parts = {"vocabulary": record, "pairs": limits, "adopted": adopted, "exclude": exclude}
+    return Plan(**{**value, **parts, "filters": filters})
 
 
 def _limits(value: Any) -> PairLimits:
@@ -421,7 +440,7 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     Raises:
       UserError: the shard was damaged or edited.
     """
-    check_keys(value, name, _SHARD_KEYS, {*_SHARD_COUNTS, *_OPTIONAL})
+    check_keys(value, name, _SHARD_KEYS, {*_SHARD_COUNTS, *_OPTIONAL - {"exclude", "filters"}})
     for key in _SHARD_COUNTS:
         check_count(value.get(key, 0), f"{key} of {name}")
     entries = {}
@@ -430,10 +449,9 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
         check_count(entry["bytes"], f"bytes of {file}")
         check_form(entry["sha256"], str, f"sha256 of {file}", "a checksum")
         entries[file] = FileEntry(**entry)
-    for reason, count in check_form(
-        value["dropped"], dict, f"dropped of {name}", "an object"
-    ).items():
-        check_count(count, f"dropped {reason} of {name}", least=1)
+    for field, found in (("dropped", value["dropped"]), ("edits", value.get("edits") or {})):
+        for what, count in check_form(found, dict, f"{field} of {name}", "an object").items():
+            check_count(count, f"{field} {what} of {name}", least=1)
     counts: dict[str, Any] = {}
     for part, kind in (("pairs", PairCounts), ("adopted", AdoptedCounts)):
         counts[part] = None
@@ -443,13 +461,15 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
             for key in keys:
                 check_count(value[part][key], f"{part}.{key} of {name}")
             counts[part] = kind(**value[part])
+    if value.get("cut_paragraphs") is not None:
+        check_count(value["cut_paragraphs"], f"cut_paragraphs of {name}")
     return Shard(**{**value, "files": entries, **counts})
 
 
 _PLAN_KEYS = frozenset(each.name for each in dataclasses.fields(Plan))
 _LIMIT_KEYS = frozenset(each.name for each in dataclasses.fields(PairLimits))
 # Keys of plans and shards that may be left out.
-_OPTIONAL = frozenset({"pairs", "adopted"})
+_OPTIONAL = frozenset({"pairs", "adopted", "exclude", "filters", "cut_paragraphs", "edits"})
 _FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
 # Keys of a shard that must be there, and all of its counts.
 _SHARD_KEYS = frozenset({"files", "dropped", "rows", "tokens", "documents", "text_bytes"})

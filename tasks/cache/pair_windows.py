@@ -48,7 +48,7 @@ class PairWindows(Windows):
           UserError: a record is corrupt; names the shard and the row.
         """
         rows_R, place_W = np.unique(np.asarray(indices_W, np.int64), return_inverse=True)
-        rows, tokens_R, inputs_R = self._read_rows(rows_R)
+        rows, tokens_R, inputs_R = self._rows.read(rows_R)
         assert isinstance(rows, PairRecords)
         inputs_W = np.minimum(inputs_R[place_W], self._sides[0])
         targets_W = np.minimum((tokens_R - inputs_R)[place_W], self._sides[1])
@@ -69,7 +69,7 @@ class PairWindows(Windows):
             return 0, 0
         pairs = tokens = 0
         for begin in range(0, len(self), _INDEX_ROWS):
-            both, inputs = self._index(begin, min(begin + _INDEX_ROWS, len(self)))
+            both, inputs = self._rows.sizes(begin, min(begin + _INDEX_ROWS, len(self)))
             over = np.maximum(inputs - self._sides[0], 0)
             over += np.maximum(both - inputs - self._sides[1], 0)
             pairs += int(np.count_nonzero(over))
@@ -79,7 +79,7 @@ class PairWindows(Windows):
     def lengths(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many ids the inputs and the targets of pairs [first, last) have, int64 each,
         from the index alone; those of sides that will be cut are those of the cut ones."""
-        tokens, inputs = self._index(first, last)
+        tokens, inputs = self._rows.sizes(first, last)
         return np.minimum(inputs, self._sides[0]), np.minimum(tokens - inputs, self._sides[1])
 
 

@@ -263,6 +263,12 @@ class Records:
         """Returns tokens as `Rows` says."""
         return self._targets.tokens(records, skips, counts)
 
+    def document_starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (the positions at which documents begin in the records, concatenated, int32; how
+        many each record has, int64 [records])."""
+        begins, _, counts = find_lists(self._raw, self._begins, self._ends, b"document_starts")
+        return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
+
     def _feature(self, name: bytes, ends: np.ndarray | None, counts: np.ndarray) -> "_Feature":
         found = None if ends is None else self._as_we_write(name, ends, counts)
         return found or self._parsed(name, counts)

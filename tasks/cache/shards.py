@@ -65,6 +65,14 @@ class OpenShard:
         except FileNotFoundError as error:
             raise UserError(f"{shard.records} is missing: {shard.remedy.again}") from error
         self.close = weakref.finalize(self, os.close, self._file)
+        # Another size may be damage, which is named with its row when it is read; not so here.
+        changed = os.fstat(self._file).st_size != self._size
+        if changed and files.sha256(index) != shard.index_entry.sha256:
+            self.close()
+            raise UserError(
+                f"{shard.records} was written anew since the manifest was read, as by a takedown: "
+                "wait until that build has finished, and start again"
+            )
         self.readers = 0
 
     def read(self, first: int, last: int) -> tuple[list[int], bytes]:

@@ -9,22 +9,15 @@ Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each
 shards.
 """
 
+import bisect
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
 from tasks.cache import records
-from tasks.cache.manifest import (
-    MANIFEST,
-    PACKINGS,
-    PAIR_INDEX,
-    ROWS,
-    CacheManifest,
-    Shard,
-    shard_file,
-)
-from tasks.cache.shards import ShardFiles, Shards
+from tasks.cache.manifest import PACKINGS, ROWS, CacheManifest
+from tasks.cache.split_rows import SplitRows, damaged, offsets
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -93,8 +86,7 @@ class Windows:
         if split not in manifest.splits:
             raise UserError(f"{folder} has no split {split}; it has {', '.join(manifest.splits)}")
         if plan.packing not in PACKINGS:
-            raise _damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
-        self._is_pairs = plan.pairs is not None
+            raise damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
         if plan.packing in ("best_fit", ROWS) and plan.row_tokens > window_tokens:
             ours = f"build it with --row_tokens={window_tokens}, or use"
             raise UserError(
@@ -104,25 +96,14 @@ class Windows:
                 "--packing=concat, which fits any length"
             )
         self.window_tokens = window_tokens
-        self._folder, self._split = folder, split
-        self._is_stream, self._plan = not plan.rows_are_windows, plan
-        self._row_tokens = plan.row_tokens if self._is_stream and not plan.adopted else None
-        shards = manifest.splits[split]
-        self._count = len(shards)
-        self._files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
-        if plan.adopted:
-            self._check_sizes()
-        self._shards = Shards(self._files, local_dir, local_bytes)
-        self._tokens = np.array([shard.tokens for shard in shards], np.int64)
-        rows = np.array([shard.rows for shard in shards], np.int64)
-        if self._row_tokens and (-(-self._tokens // self._row_tokens) != rows).any():
-            raise _damaged(folder, "the tokens of a shard do not fill its rows")
+        self._folder, self._plan = folder, plan
+        self._is_stream = not plan.rows_are_windows
+        self._rows = SplitRows(folder, manifest, split, local_dir, local_bytes)
         # Rows are numbered through the whole split, like windows. Windows are cut from a stream of
         # tokens or, with best_fit, of rows; shards begin at `_borders` of it.
-        self._first_row = _starts(rows)
-        self._borders, self._width = _starts(self._tokens), window_tokens
+        self._borders, self._width = offsets(self._rows.tokens), window_tokens
         if not self._is_stream:
-            self._borders, self._width = self._first_row, 1
+            self._borders, self._width = self._rows.first, 1
         self._across_shards = across_shards
         # Of the windows, the first that begins in each shard or after it, then their number.
         if across_shards:
@@ -130,59 +111,53 @@ class Windows:
             self._first = np.minimum(-(-self._borders // self._width), last // self._width)
         else:
             lengths = np.diff(self._borders) + (self._width - 1 if keep_tails else 0)
-            self._first = _starts(lengths // self._width)
-
-    def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
-        records, index = (self._name(number, kind) for kind in ("tfrecord", "rows"))
-        folder = self._folder
-        if self._plan.adopted:
-            records = next((name for name in shard.files if name != index), records)
-            folder = self._plan.adopted.folder or folder
-        for name in (records, index):
-            if name not in shard.files:
-                raise _damaged(self._folder, f"shard {number} of {self._split} lacks {name}")
-        return ShardFiles(
-            files.join(folder, records), files.join(self._folder, index),
-            shard.files[records], shard.files[index], shard.rows, self._plan.remedy,
-        )  # fmt: skip
-
-    def _check_sizes(self) -> None:
-        """Checks that no file of another program was cut or exchanged since it was adopted."""
-        assert self._plan.adopted
-        sizes = files.list_sizes(self._plan.adopted.folder or self._folder)
-        for shard in self._files:
-            size, then = sizes.get(shard.records.rpartition("/")[2]), shard.records_entry.bytes
-            if size != then:
-                now = "is missing" if size is None else f"has {size:,} bytes"
-                raise UserError(
-                    f"{shard.records} {now}, and had {then:,} when it was adopted: "
-                    f"{self._plan.remedy.redo}"
-                )
-
-    def _name(self, number: int, kind: str) -> str:
-        return shard_file(self._split, kind, number, self._count)
+            self._first = offsets(lengths // self._width)
+        self._whole = len(self)  # also of what `keep_first` leaves out
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     @property
     def unread_tokens(self) -> int:
-        """Number of the split's tokens that are in no window."""
+        """Number of the split's tokens that are in no window, of those not left out on purpose."""
         if not self._is_stream:
             return 0
-        return max(0, int(self._tokens.sum()) - len(self) * self.window_tokens)
+        return max(0, int(self._rows.tokens.sum()) - self._whole * self.window_tokens)
 
     @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of a window."""
         if not self._is_stream:
-            return int(self._tokens.sum()) / max(1, len(self))
+            return int(self._rows.tokens.sum()) / max(1, self._whole)
         return float(self.window_tokens)
+
+    @property
+    def taken_share(self) -> float:
+        """Share of the split's windows that `keep_first` kept, 1 unless it was called."""
+        return len(self) / max(1, self._whole)
+
+    def keep_first(self, count: int) -> None:
+        """Leaves out all windows but the first `count`; to be called before any is read."""
+        self._first = np.minimum(self._first, count)
+
+    def within_tokens(self, tokens: int) -> int:
+        """Returns how many of the first windows end within the split's first `tokens` tokens."""
+        limit = tokens
+        if not self._is_stream:
+            shard = int(np.searchsorted(np.cumsum(self._rows.tokens), tokens, side="right"))
+            if shard == self._rows.count:
+                return len(self)
+            first, last = self._rows.first[shard : shard + 2].tolist()
+            inside = tokens - int(self._rows.tokens[:shard].sum())
+            sizes_R = np.cumsum(self._rows.sizes(first, last)[0])
+            limit = first + int(np.searchsorted(sizes_R, inside, side="right"))
+        ends = lambda window: int(self._extents(np.array([window]))[1][0])  # noqa: E731
+        return bisect.bisect_right(range(len(self)), limit, key=ends)
 
     @property
     def bytes(self) -> int:
         """Total size of all shards and their row indices, the space that a full copy takes."""
-        return sum(shard.bytes for shard in self._files)
+        return sum(shard.bytes for shard in self._rows.files)
 
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (tokens int32 [W, window_tokens] padded with 0, lengths int64 [W]).
@@ -190,38 +165,88 @@ class Windows:
         Raises:
           UserError: a record is corrupt; names the shard and the row.
         """
+        return self._read(indices_W)[:2]
+
+    def read_documents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns what `read` does, and the number of each token's document in its window, from 0:
+        int32 [W, window_tokens], 0 at padding. A separator belongs to the document that it ends.
+
+        Raises:
+          UserError: as `read` does, or the records do not say where documents begin.
+        """
+        if self._plan.pairs or self._plan.adopted:
+            raise UserError(f"{self._folder} does not record where documents begin in its rows")
+        tokens_WN, lengths_W, parts = self._read(indices_W)
+        windows_P, skips_P, counts_P, place_P, rows = parts
+        starts, starts_R = rows.document_starts()
+        firsts_R = np.cumsum(starts_R) - starts_R
+        number_P = starts_R[place_P]
+        part_S = np.repeat(np.arange(len(place_P)), number_P)  # S: starts in the rows of the parts
+        inside_S = np.arange(len(part_S)) - np.repeat(np.cumsum(number_P) - number_P, number_P)
+        places_S = starts[firsts_R[place_P][part_S] + inside_S] - skips_P[part_S]
+        shown_S = (places_S >= 0) & (places_S < counts_P[part_S])
+        begins_P = _before(counts_P) - _before(lengths_W)[windows_P]
+        marks_WN = np.zeros(tokens_WN.shape, np.int32)
+        marks_WN[windows_P[part_S[shown_S]], (begins_P[part_S] + places_S)[shown_S]] = 1
+        marks_WN[:, 0] = 0
+        within_WN = np.arange(tokens_WN.shape[1]) < lengths_W[:, None]
+        return tokens_WN, lengths_W, np.cumsum(marks_WN, axis=1, dtype=np.int32) * within_WN
+
+    def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple]:
+        """Returns the tokens and lengths of windows, and of their parts (window, skip, count, place
+        in the rows) int64 [P] each, and the rows."""
         windows_P, rows_P, skips_P, stops_P = self._parts(np.asarray(indices_W, np.int64))
         rows_R, place_P = np.unique(rows_P, return_inverse=True)
-        rows, tokens_R, _ = self._read_rows(rows_R)
+        rows, tokens_R, _ = self._rows.read(rows_R)
         counts_P = np.minimum(stops_P, tokens_R[place_P]) - skips_P
         tokens = rows.tokens(place_P, skips_P, counts_P)
         lengths_W = np.bincount(windows_P, counts_P, len(indices_W)).astype(np.int64)
+        parts = (windows_P, skips_P, counts_P, place_P, rows)
         width = self.window_tokens
         if len(tokens) == len(lengths_W) * width:
-            return tokens.reshape(-1, width), lengths_W
+            return tokens.reshape(-1, width), lengths_W, parts
         tokens_WN = np.zeros((len(lengths_W), width), np.int32)
         tokens_WN[np.arange(width) < lengths_W[:, None]] = tokens
-        return tokens_WN, lengths_W
+        return tokens_WN, lengths_W, parts
 
     def where(self, index: int) -> tuple[Place, ...]:
         """Returns the location of a window in the cache: a place in each of its shards."""
         _, rows_P, skips_P, stops_P = self._parts(np.array([index]))
-        shards_P = self._shards_of_rows(rows_P)
+        shards_P = self._rows.shards_of(rows_P)
         places = []
         for shard in np.unique(shards_P).tolist():
             parts = np.flatnonzero(shards_P == shard)
-            row = int(rows_P[parts[0]] - self._first_row[shard])
+            row = int(rows_P[parts[0]] - self._rows.first[shard])
             if not self._is_stream:
-                with self._shards.reading(shard) as opened:
+                with self._rows.shards.reading(shard) as opened:
                     stops_P = np.minimum(stops_P, opened.tokens[row])
             places.append(
                 Place(
-                    shard, self._files[shard].records,
-                    files.join(self._folder, self._name(shard, "documents")),
+                    shard, self._rows.files[shard].records,
+                    files.join(self._folder, self._rows.name(shard, "documents")),
                     row, int(skips_P[parts[0]]), int((stops_P - skips_P)[parts].sum()),
                 )
             )  # fmt: skip
         return tuple(places)
+
+    def holding(self, shard: int, row: int, position: int, tokens: int) -> range:
+        """Returns the windows that hold a part of a document, as the lineage table has it.
+
+        Reads no file.
+        """
+        begin, end = int(self._rows.first[shard]) + row, int(self._rows.first[shard]) + row + 1
+        if self._is_stream:
+            assert self._rows.row_tokens
+            begin = int(self._borders[shard]) + row * self._rows.row_tokens + position
+            end = begin + tokens
+        first, last = 0, len(self)
+        if not self._across_shards:
+            border = int(self._borders[shard])
+            begin, end = begin - border, end - border
+            first, last = int(self._first[shard]), int(self._first[shard + 1])
+        return range(
+            min(first + begin // self._width, last), min(first + -(-end // self._width), last)
+        )
 
     def blocks(self, block_bytes: int) -> np.ndarray:
         """Divides the windows into blocks, those that begin in consecutive shards.
@@ -238,10 +263,10 @@ class Windows:
         """
         if not len(self):
             return np.zeros(1, np.int64)
-        begins_S1 = _starts(np.array([shard.bytes for shard in self._files]))
+        begins_S1 = offsets(np.array([shard.bytes for shard in self._rows.files]))
         # Up to the end of each shard: the shards that the windows before it need, and their bytes.
         _, ends_S = self._extents(np.maximum(self._first[1:] - 1, 0))
-        own_S = np.arange(self._count)
+        own_S = np.arange(self._rows.count)
         last_S = np.where(self._first[1:] > 0, self._shards_at(ends_S - 1), own_S)
         needed_S = np.maximum(last_S, own_S) + 1
         bytes_S = begins_S1[needed_S]
@@ -249,12 +274,12 @@ class Windows:
         most = int(np.argmax(alone_S))
         if alone_S[most] > block_bytes:
             raise UserError(
-                f"the windows of {self._files[most].records} take {alone_S[most]:,} bytes of "
+                f"the windows of {self._rows.files[most].records} take {alone_S[most]:,} bytes of "
                 f"shards and indices, and a block may have {block_bytes:,}: set "
                 f"--data.block_bytes to {alone_S[most]} or more"
             )
         firsts, shard = [0], 0
-        while shard < self._count:
+        while shard < self._rows.count:
             limit = begins_S1[shard] + block_bytes
             shard = int(np.searchsorted(bytes_S, limit, side="right"))
             firsts.append(int(self._first[shard]))
@@ -274,7 +299,7 @@ class Windows:
                 begins, ends = self._extents(np.array([first, last - 1]))
                 begin, end = self._shards_at(np.array([begins[0], ends[1] - 1])).tolist()
                 numbers.update(dict.fromkeys(range(begin, end + 1)))
-        self._shards.prefetch(numbers)
+        self._rows.shards.prefetch(numbers)
 
     def _extents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (begins, ends) of windows in the stream of tokens or rows, int64 [W] each."""
@@ -290,45 +315,25 @@ class Windows:
         """Returns the shards at places of the stream of tokens or rows."""
         return np.searchsorted(self._borders, places, side="right") - 1
 
-    def _shards_of_rows(self, rows: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._first_row, rows, side="right") - 1
-
     def _rows_at(self, places_W: np.ndarray) -> np.ndarray:
         """Returns the rows at places of the stream of tokens."""
         shards_W = self._shards_at(places_W)
         inside_W = places_W - self._borders[shards_W]
-        if self._row_tokens:
-            return self._first_row[shards_W] + inside_W // self._row_tokens
+        if self._rows.row_tokens:
+            return self._rows.first[shards_W] + inside_W // self._rows.row_tokens
         found = records.loops("example_loops").rows_at
-        return self._first_row[shards_W] + self._from_index(
+        return self._rows.first[shards_W] + self._rows.from_index(
             shards_W, inside_W, lambda index, inside: found(index["begin"], inside)
         )
 
     def _begins(self, rows_P: np.ndarray, shards_P: np.ndarray) -> np.ndarray:
         """Returns the places of the stream of tokens at which rows begin."""
-        inside_P = rows_P - self._first_row[shards_P]
-        if self._row_tokens:
-            return self._borders[shards_P] + inside_P * self._row_tokens
-        return self._borders[shards_P] + self._from_index(
+        inside_P = rows_P - self._rows.first[shards_P]
+        if self._rows.row_tokens:
+            return self._borders[shards_P] + inside_P * self._rows.row_tokens
+        return self._borders[shards_P] + self._rows.from_index(
             shards_P, inside_P, lambda index, inside: index["begin"][inside]
         )
-
-    def _from_index(
-        self,
-        shards_P: np.ndarray,
-        values_P: np.ndarray,
-        find: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ) -> np.ndarray:
-        """Returns what `find` makes of the row indices of shards and the values of each, int64."""
-        found_P = np.empty(len(values_P), np.int64)
-        shards = np.unique(shards_P).tolist()
-        if shards:
-            self._shards.soon(shards)
-        for shard in shards:
-            chosen = shards_P == shard
-            with self._shards.reading(shard) as opened:
-                found_P[chosen] = find(opened.rows, values_P[chosen])
-        return found_P
 
     def _parts(self, indices_W: np.ndarray) -> tuple[np.ndarray, ...]:
         """Splits windows at the ends of rows.
@@ -345,7 +350,7 @@ class Windows:
         parts_W = self._rows_at(ends_W - 1) - rows_W + 1
         windows_P = np.repeat(np.arange(len(indices_W)), parts_W)
         rows_P = np.arange(len(windows_P)) - (np.cumsum(parts_W) - parts_W - rows_W)[windows_P]
-        shards_P = self._shards_of_rows(rows_P)
+        shards_P = self._rows.shards_of(rows_P)
         starts_P = self._begins(rows_P, shards_P)
         # A window's parts follow each other: each ends where the next begins.
         stops_P = np.empty_like(starts_P)
@@ -354,96 +359,10 @@ class Windows:
         skips_P = np.maximum(begins_W[windows_P] - starts_P, 0)
         return windows_P, rows_P, skips_P, stops_P - starts_P
 
-    def _index(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of tokens of rows [first, last) of the split and, of pairs, those of
-        their inputs, int64 each, from the index alone."""
-        tokens, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for shard in range(self._count):
-            begin = max(first - int(self._first_row[shard]), 0)
-            end = min(last, int(self._first_row[shard + 1])) - int(self._first_row[shard])
-            if begin < end:
-                with self._shards.reading(shard) as opened:
-                    tokens.append(opened.tokens[begin:end].astype(np.int64))
-                    if opened.inputs is not None:
-                        inputs.append(opened.inputs[begin:end].astype(np.int64))
-        return np.concatenate(tokens), np.concatenate(inputs)
 
-    def _read_rows(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
-        """Reads rows of the split, given in ascending order; neighbouring rows in one read.
-
-        Returns:
-          (the rows, their numbers of tokens, int64 [R], and of pairs those of their inputs, int64
-          [R], else [0]).
-        """
-        shards_R = self._shards_of_rows(rows_R)
-        rows_R = rows_R - self._first_row[shards_R]
-        runs = np.flatnonzero(
-            (np.diff(rows_R, prepend=-2) != 1) | (np.diff(shards_R, prepend=-1) != 0)
-        )
-        shards, firsts = shards_R[runs].tolist(), rows_R[runs].tolist()
-        counts = np.diff(runs, append=len(rows_R)).tolist()
-        data: list[bytes] = []
-        bounds: list[int] = []
-        index: list[np.ndarray] = []
-        size = run = 0
-        if shards:
-            self._shards.soon(list(dict.fromkeys(shards)))
-        while run < len(shards):
-            shard = shards[run]
-            opened = self._shards.hold(shard)
-            try:
-                while run < len(shards) and shards[run] == shard:
-                    row, count = firsts[run], counts[run]
-                    begins, found = opened.read(row, row + count)
-                    if self._row_tokens is None:
-                        index.append(opened.rows[row : row + count])
-                    shift = size - begins[0]
-                    bounds += [begin + shift for begin in begins[:-1]]
-                    data.append(found)
-                    size += len(found)
-                    run += 1
-            except records.CorruptRecord as error:
-                raise self._corrupt(shard, firsts[run] + error.record, error) from error
-            finally:
-                self._shards.release(opened)
-        inputs_R = np.zeros(0, np.int64)
-        if self._row_tokens:
-            tokens_R = np.minimum(
-                self._tokens[shards_R] - rows_R * self._row_tokens, self._row_tokens
-            )
-        else:
-            index_R = np.concatenate(index or [np.zeros(0, PAIR_INDEX)])
-            tokens_R = index_R["tokens"].astype(np.int64)
-            if self._is_pairs:
-                inputs_R = index_R["inputs"].astype(np.int64)
-        joined, bounds_R1 = b"".join(data), np.array([*bounds, size], np.int64)
-        read: records.Rows
-        try:
-            if self._is_pairs:
-                read = records.PairRecords(joined, bounds_R1, inputs_R, tokens_R - inputs_R)
-            elif self._plan.adopted and self._plan.adopted.token:
-                kind = np.dtype(self._plan.adopted.token)
-                read = records.BareRows(joined, bounds_R1, tokens_R, kind)
-            else:
-                read = records.Records(joined, bounds_R1, tokens_R)
-        except records.CorruptRecord as error:
-            row = int(rows_R[error.record])
-            raise self._corrupt(int(shards_R[error.record]), row, error) from error
-        return read, tokens_R, inputs_R
-
-    def _corrupt(self, shard: int, row: int, why: object) -> UserError:
-        return UserError(
-            f"{self._files[shard].records} is corrupt in row {row}: {why}; {self._plan.remedy.redo}"
-        )
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Returns where consecutive stretches begin, and the end of the last, int64 [stretches + 1]."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def _damaged(folder: str, why: str) -> UserError:
-    return UserError(f"{files.join(folder, MANIFEST)} is damaged ({why}): run pipeline.build again")
+def _before(sizes: np.ndarray) -> np.ndarray:
+    """Returns the exclusive cumulative sum of sizes."""
+    return np.cumsum(sizes) - sizes
 
 
 def _keep_freed_memory() -> None:

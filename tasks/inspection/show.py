@@ -12,14 +12,14 @@ import numpy as np
 
 from tasks.cache.lineage import Part
 from tasks.cache.windows import Place
-from tasks.inspection import page as html_page
 from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, texts
 from tasks.inspection.trace import SHUFFLED_PARTS, Side, Trace
 from tasks.objectives import Lengths
+from tasks.pages import document as html_page
 from tasks.vocabulary import PAIR_BORDER, TokenIds
 
 _EOS = "EOS"  # shown for the token
-_COLOURS = 8  # page.css has as many classes .c0, .c1, …
+_COLOURS = 8  # tasks/pages/page.css has as many classes .c0, .c1, …
 # Colour numbers of xterm, light enough for black text.
 _TERMINAL = (217, 157, 153, 222, 183, 123, 215, 219)
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
@@ -337,27 +337,28 @@ def _facts(sample: Sample) -> list[tuple[str, str]]:
 def page(title: str, samples: Sequence[Sample], ids: TokenIds) -> str:
     """Returns one HTML page that shows the samples."""
     made = {f"s{number}": sample for number, sample in enumerate(samples, 1)}
-    articles = "".join(_article(key, each, ids) for key, each in made.items())
-    checkbox = "<input type=checkbox id=pieces><label for=pieces>pieces and ids</label>"
+    articles = "".join(article(key, each, ids) for key, each in made.items())
     return html_page.document(
         title,
         {key: each.title for key, each in made.items()},
         head="",
-        body=f"{_LEGEND}{checkbox}<main>{articles}</main>",
-        interactive=True,
+        body=f"{LEGEND}<main>{articles}</main>",
+        tokens=True,
     )
 
 
-_LEGEND = (
+LEGEND = (
     "<p class=legend><span class='s c0'>A span</span> has the same colour everywhere: in the "
     "window, its <bdi class='m c0'>sentinel</bdi> in the inputs, its text in the targets. "
     "<span class=unused>Faint text</span> is not in the example; "
     "<span class='s o c2'>text with a wavy underline</span> was put there by the objective. "
     "Point at a token, or touch it, to see its piece and id.</p>"
+    "<input type=checkbox id=pieces><label for=pieces>pieces and ids</label>"
 )
 
 
-def _article(key: str, sample: Sample, ids: TokenIds) -> str:
+def article(key: str, sample: Sample, ids: TokenIds) -> str:
+    """Returns a sample as HTML; a page of several has LEGEND before them, and `tokens=True`."""
     found = strips(sample, ids)
     shown = "".join(_strip(strip) for strip in found)
     lengths = [sum(len(made) for _, made in strip.blocks) for strip in found[1:]]

@@ -12,8 +12,19 @@ PYTHON_DOCS = "python_docs"
 HUB = "hf"
 # The kind of plain text; see `formats.text`.
 TEXT = "text"
+# The kind of Arrow's own files, and of folders of `datasets`; see `formats.arrow` and `saved`.
+ARROW = "arrow"
+# The kinds of rows of delimited fields; see `formats.delimited`.
+CSV, TSV = "csv", "tsv"
+NO_QUOTE = "none"
 # The options that may follow the "?" of a SPEC.
-OPTIONS = ("column", "inputs", "targets", "split", "id", "validation", "document")
+OPTIONS = (
+    *("column", "inputs", "targets", "split", "id", "validation", "document"),
+    *("columns", "delimiter", "quote"),
+)
+# Kind -> (delimiter, quote). In TSV a quote is a character like any other, as in
+# text/tab-separated-values and for `parse_tsv` of T5.
+_DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
 # Characters of a template that a SPEC holds as they are.
 _READABLE = " {}<>/:,.?!'\"()[]|"
 # What is a document of plain text: a line, a file, or the lines between blank ones.
@@ -27,7 +38,8 @@ class CorpusSpec:
 
     `split` is "" where none was asked for, so that every file of a pattern is read. `document` is
     of plain text only. `inputs` and `targets` are the templates of pairs (`tasks.reading.pairs`),
-    both "" where documents are texts.
+    both "" where documents are texts. Of CSV and TSV only are `columns`, names with commas between
+    them for files without a header, `delimiter`, and `quote`, a character or "none".
     """
 
     kind: str
@@ -41,6 +53,9 @@ class CorpusSpec:
     id: str = ""
     validation: float = 0.01
     document: str = LINE
+    columns: str = ""
+    delimiter: str = ""
+    quote: str = ""
 
     def __str__(self) -> str:
         head = f"{self.kind}:{self.location}" if self.location else self.kind
@@ -73,6 +88,9 @@ def default_spec(kind: str) -> CorpusSpec:
     """
     if kind == PYTHON_DOCS:
         return CorpusSpec(kind, split=TRAIN, validation=0.1)
+    if kind in _DIALECTS:
+        delimiter, quote = _DIALECTS[kind]
+        return CorpusSpec(kind, delimiter=delimiter, quote=quote)
     return CorpusSpec(kind, split=TRAIN if kind == HUB else "")
 
 
@@ -110,11 +128,14 @@ class FileRange:
 
     `start` and `stop` count what the format counts (bytes of a file of lines, rows of Parquet);
     `stop` is None for a file that can only be read from start to end. `bytes` is the range's size.
+    `cuts` are the only places where it can be cut, the first of them `start`, each with the number
+    of rows of the file before it; () if it can be cut anywhere.
     """
 
     start: int
     stop: int | None
     bytes: int
+    cuts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +149,7 @@ class FilePart:
     start: int
     stop: int | None
     bytes: int
+    cuts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,14 +21,15 @@ def target_bytes(total: int, piece_bytes: int) -> int:
 
 
 def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
-    """Cuts a file's ranges evenly into ones of at most `target` bytes, and joins small neighbours.
+    """Cuts a file's ranges into ones of at most `target` bytes, and joins small neighbours.
 
-    Only Parquet's row groups are ever small: a file of lines is one range.
+    A range is cut evenly, or at its `cuts`; then what lies between two of them may be larger.
     """
     joined: FileRange | None = None
     for each in itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges):
         if joined and joined.bytes + each.bytes <= target:
-            joined = FileRange(joined.start, each.stop, joined.bytes + each.bytes)
+            size, cuts = joined.bytes + each.bytes, joined.cuts + each.cuts
+            joined = FileRange(joined.start, each.stop, size, cuts)
         else:
             if joined:
                 yield joined
@@ -40,6 +41,11 @@ def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
 def _evenly(whole: FileRange, target: int) -> Iterator[FileRange]:
     if whole.stop is None:
         yield whole
+        return
+    if whole.cuts:
+        starts = [start for start, _ in whole.cuts]
+        for cut, stop in zip(whole.cuts, [*starts[1:], whole.stop], strict=True):
+            yield FileRange(cut[0], stop, stop - cut[0], (cut,))
         return
     length = whole.stop - whole.start
     count = max(1, min(length, math.ceil(whole.bytes / target)))

@@ -6,13 +6,14 @@ huggingface_hub's own session and are retried as `remote` describes.
 """
 
 import contextlib
+import csv
 import dataclasses
 import math
 import re
 from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
-from tasks.reading.corpus import VALIDATION, CorpusSpec, SourceFile
+from tasks.reading.corpus import CSV, NO_QUOTE, VALIDATION, CorpusSpec, SourceFile
 from tasks.reading.splits import VALIDATION_NAMES
 from tasks.storage import remote
 from tasks.terminal.command_line import UserError
@@ -42,17 +43,18 @@ def list_files(
     name = spec.location
     try:
         with _retrying_session(f"hf:{name}"):
-            commit, form, splits, states = _list(spec)
+            commit, builder, splits, states = _list(spec)
     except UserError:
         raise
     except Exception as error:  # the Hub's client and its HTTP library have dozens of kinds
         raise _explain(spec, error) from error
+    form = builder.name
     if form not in formats or not all(splits.values()):
         raise UserError(
             f"{spec} holds {form} files; only {', '.join(formats)} can be read. The Hub may have a "
             f"parquet copy: try --corpus=hf:{name}@refs/convert/parquet"
         )
-    pinned = dataclasses.replace(spec, revision=commit)
+    pinned = dataclasses.replace(_with_dialect(spec, builder), revision=commit)
     return pinned, form, [
         _source_file(name, commit, split, states[path])
         for split in sorted(splits)
@@ -60,8 +62,8 @@ def list_files(
     ]  # fmt: skip
 
 
-def _list(spec: CorpusSpec) -> tuple[str, str, dict[str, list[str]], dict[str, Any]]:
-    """Returns the commit, the format, paths by split, and the Hub's info by path."""
+def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, Any]]:
+    """Returns the commit, the builder, paths by split, and the Hub's info by path."""
     from huggingface_hub import HfApi
 
     api, name = HfApi(), spec.location
@@ -82,7 +84,41 @@ def _list(spec: CorpusSpec) -> tuple[str, str, dict[str, list[str]], dict[str, A
             repo_type="dataset",
         )
     }
-    return commit, builder.name, splits, states
+    return commit, builder, splits, states
+
+
+def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
+    """Returns the spec with the delimiter, quote and columns of CSV files: those it gives, else
+    those that the data set's README gives, else those by which `datasets` reads such files.
+
+    Raises:
+      UserError: the README asks for what we cannot do, or the files are not CSV.
+    """
+    given = [name for name in ("columns", "delimiter", "quote") if getattr(spec, name)]
+    if builder.name != CSV:
+        if given:
+            raise UserError(f"{spec} holds {builder.name} files, which have no ?{given[0]}=")
+        return spec
+    asked = builder.config
+    columns = spec.columns or ",".join(map(str, asked.names or ()))
+    usual = {"skiprows": None, "skipfooter": 0, "doublequote": True, "skipinitialspace": False}
+    unusual = [name for name, value in usual.items() if getattr(asked, name, value) != value]
+    if asked.header not in ("infer", None if columns else 0):
+        unusual.append("header")
+    if (asked.encoding or "utf-8").lower().replace("_", "-") not in ("utf-8", "utf8", "utf-8-sig"):
+        unusual.append("encoding")
+    if unusual:
+        raise UserError(
+            f"the README of {spec} sets {unusual[0]} for its CSV files, which cannot be followed: "
+            f"try the Hub's parquet copy, --corpus=hf:{spec.location}@refs/convert/parquet"
+        )
+    quote = NO_QUOTE if asked.quoting == csv.QUOTE_NONE else asked.quotechar
+    return dataclasses.replace(
+        spec,
+        columns=columns,
+        delimiter=spec.delimiter or asked.sep,
+        quote=spec.quote or quote,
+    )
 
 
 @contextlib.contextmanager

@@ -3,13 +3,19 @@
     python_docs                               documentation of Python's standard library
     parquet:GLOB                              one document a row
     json:GLOB                                 JSON lines
+    csv:GLOB                                  one document a row, by the header's columns
+    tsv:GLOB                                  the same, between tabs and without quotes
+    wet:GLOB, warc:GLOB                       the text records of a crawl
+    arrow:GLOB                                one document a row of Arrow IPC files or streams
+    arrow:FOLDER                              a data set saved by `save_to_disk` of `datasets`
     text:GLOB                                 one document a line; blank lines are skipped;
                                               ?document=file: a file, block: a block of lines
     hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
 
 GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the options, as in a URL:
-`?column=text&split=train&id=id&validation=0.01`. JSON lines and text may be compressed (.gz, .bz2,
-.xz, .zst); a compressed file is read by one worker.
+`?column=text&split=train&id=id&validation=0.01`. All but Parquet and Arrow may be compressed (.gz,
+.bz2, .xz, .zst); a compressed file is read by one worker. CSV and TSV have `columns=A,B,…` for
+files without a header, `delimiter=;` (CSV only) and `quote`, a character or "none".
 
 Splits. A corpus has `train` and `validation`. All files that a pattern matches are read, and the
 share `validation` of their documents is held out, chosen by a hash of their ids. With `split=NAME`,
@@ -19,15 +25,16 @@ any, replace the documents held out; `split=validation` reads validation alone, 
 Face data sets name their splits themselves, and are read as with `split=train`.
 
 Pairs. With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of two texts, made from columns
-of JSON lines or Parquet.
+of any format but plain text.
 
-Ids. A document's id is its column `id` (or the one that `id=` names), else "file:row" (Parquet) or
-"file:byte" (lines). It does not depend on how the corpus is cut into pieces.
+Ids. A document's id is its column `id` (or the one that `id=` names), else "file:row" (Parquet and
+Arrow) or "file:byte" (all others). It does not depend on how the corpus is cut into pieces.
 
 The modules, in the order in which a corpus passes through them:
 
     spec        parses a SPEC
-    listing     lists local and remote files; `hub` lists and fetches those of a data set
+    listing     lists local and remote files; `hub` lists and fetches those of a data set of the
+                Hub, `saved` lists those of a saved one
     splits      chooses files and divides documents between train and validation
     formats     one class per file format; `registry` lists them
     cutting     cuts large files into pieces, and joins small ones
@@ -44,8 +51,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
-from tasks.reading import builtin, cutting, listing, opening, pairs, splits
+from tasks.reading import builtin, cutting, listing, opening, pairs, saved, splits
 from tasks.reading.corpus import (
+    ARROW,
     BLOCK,
     FILE,
     HUB,
@@ -138,6 +146,9 @@ def resolve(
         spec = dataclasses.replace(spec, split="" if spec.split == TRAIN else spec.split)
     by_words = bool(spec.split) or rules == 1
     pinned, form, found, notes = _list_files(spec, by_words)
+    dialect = {name: getattr(pinned, name) for name in ("columns", "delimiter", "quote")}
+    spec = dataclasses.replace(spec, **dialect)  # a data set of the Hub has its own
+    by_words = by_words or any(file.split != TRAIN for file in found)
     generations = splits.generations(spec, found, earlier)
     chosen = [each for generation in generations for each in generation]
     inspected = _inspected(spec, form, [each.file for each in chosen])
@@ -187,7 +198,8 @@ def _list_files(
         from tasks.reading import hub
 
         return *hub.list_files(spec, FORMATS), []
-    pinned, found, notes = listing.list_files(spec, by_words)
+    saved_data_set = saved.list_files(spec) if spec.kind == ARROW else None
+    pinned, found, notes = saved_data_set or listing.list_files(spec, by_words)
     return pinned, spec.kind, found, notes
 
 
@@ -226,7 +238,7 @@ def _pieces(
         generation, key=lambda member: (member[0].splits, member[0].held_out)
     ):
         parts = (
-            FilePart(each.file, part.start, part.stop, part.bytes)
+            FilePart(each.file, part.start, part.stop, part.bytes, part.cuts)
             for each, ranges in members
             for part in cutting.cut(ranges, target)
         )
@@ -255,7 +267,8 @@ def read(
     Columns of a batch: `id` string, `text` string or large_string, `problem` string, `part` int32,
     `place` string: where the document begins, as "file:row" or "file:byte". A document that cannot
     be used has a null text and a problem: "null", "not a string", "invalid UTF-8", "invalid JSON",
-    "missing column" or "longer than 1 GiB" (a line of JSON). Batches have at most
+    "missing column", "longer than 1 GiB" (a line of JSON), or one of those in `formats.delimited`
+    and `formats.warc`. Batches have at most
     `batch_documents` documents and about 4 MB, unless one document is larger.
 
     A document longer than the corpus's `max_document_bytes` comes as several, all of one split, cut

@@ -8,12 +8,15 @@ from typing import Any
 
 from tasks.reading import pairs
 from tasks.reading.corpus import (
+    CSV,
     DOCUMENTS,
     HUB,
     LINE,
+    NO_QUOTE,
     OPTIONS,
     PYTHON_DOCS,
     TEXT,
+    TSV,
     CorpusSpec,
     default_spec,
 )
@@ -24,11 +27,19 @@ FORMS = (
     f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
     f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
     "each with ?column=text&split=train&id=id&validation=0.01 as needed, text with "
-    "?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
+    "?document=line, file or block, CSV with ?delimiter=;&quote=none&columns=a,b; pairs are read "
+    "with ?inputs=COLUMN&targets=COLUMN, or "
     "templates such as ?inputs={premise} </s> {hypothesis}"
 )
 
 _KINDS = (PYTHON_DOCS, HUB, *FORMATS)
+# Options that not every kind has -> the kinds that have them.
+_KINDS_WITH = {
+    "document": (TEXT,),
+    "columns": (CSV, TSV, HUB),
+    "delimiter": (CSV, HUB),
+    "quote": (CSV, TSV, HUB),
+}
 
 
 def parse(text: str) -> CorpusSpec:
@@ -47,13 +58,16 @@ def parse(text: str) -> CorpusSpec:
     config = revision = ""
     if kind == HUB:
         location, config, revision = _data_set(text, location)
-    options = _options(text, query)
+    options = _options(text, query, default_spec(kind).quote)
     has_columns = kind == HUB or (kind in FORMATS and FORMATS[kind].has_columns)
     if not has_columns and {"column", "id", "inputs", "targets"} & options.keys():
         raise _invalid(text, f"{kind} has no columns")
     _check_pairs(text, options)
-    if kind != TEXT and "document" in options:
-        raise _invalid(text, "only text has ?document=")
+    for name in options:
+        kinds = _KINDS_WITH.get(name, (kind,))
+        if kind not in kinds:
+            have = "has" if len(kinds) == 1 else "have"
+            raise _invalid(text, f"only {', '.join(kinds)} {have} ?{name}=")
     return dataclasses.replace(
         default_spec(kind), location=location, config=config, revision=revision, **options
     )
@@ -64,6 +78,11 @@ _ENDINGS = (
     (r"\.parquet", "parquet"),
     (r"\.jsonl?(\.\w+)?", "json"),
     (r"\.(txt|text)(\.\w+)?", "text"),
+    (r"\.csv(\.\w+)?", CSV),
+    (r"\.tsv(\.\w+)?", TSV),
+    (r"\.(arrow|feather)", "arrow"),
+    (r"\.wet(\.\w+)?", "wet"),
+    (r"\.warc(\.\w+)?", "warc"),
 )
 
 
@@ -92,7 +111,7 @@ def _data_set(text: str, location: str) -> tuple[str, str, str]:
     return location, config, revision
 
 
-def _options(text: str, query: str) -> dict[str, Any]:
+def _options(text: str, query: str, quote: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
         if name not in OPTIONS:
@@ -100,6 +119,7 @@ def _options(text: str, query: str) -> dict[str, Any]:
         if not value:
             raise _invalid(text, f"option {name!r} is empty")
         options[name] = value
+    _check_dialect(text, options, quote)
     document = options.get("document", LINE)
     if document not in DOCUMENTS:
         raise _invalid(text, f"document={document} is none of {', '.join(DOCUMENTS)}")
@@ -111,6 +131,23 @@ def _options(text: str, query: str) -> dict[str, Any]:
         if not 0 <= options["validation"] < 1:
             raise _invalid(text, "validation is a share: at least 0 and less than 1")
     return options
+
+
+def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
+    """Checks the options of CSV and TSV, by default with `quote`; `tab` becomes the character."""
+    if options.get("delimiter") in ("tab", r"\t"):
+        options["delimiter"] = "\t"
+    for name in ("delimiter", "quote"):
+        value = options.get(name, ",")
+        known = name == "quote" and value == NO_QUOTE
+        if not known and (len(value) != 1 or not value.isascii() or value in "\r\n"):
+            words = ", or none" if name == "quote" else ", or tab"
+            raise _invalid(text, f"{name}={value!r} is not one ASCII character{words}")
+    if options.get("delimiter", ",") == options.get("quote", quote):
+        raise _invalid(text, "delimiter and quote are the same")
+    names = options.get("columns", "x").split(",")
+    if len(set(names)) < len(names) or not all(names):
+        raise _invalid(text, f"columns={options['columns']} has an empty name, or one twice")
 
 
 def _check_pairs(text: str, options: dict[str, Any]) -> None:

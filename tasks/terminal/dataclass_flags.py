@@ -13,6 +13,13 @@ from tasks.terminal.fields import Rejected
 _Options = TypeVar("_Options")
 
 
+class _Repeated(argparse.Action):
+    """Collects the values of a flag that may be repeated in a tuple."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), values))
+
+
 def add_flags(parser: argparse._ActionsContainer, options: type, prefix: str = "") -> None:
     """Adds to a parser or group a flag for every field of the dataclass `options`.
 
@@ -20,7 +27,8 @@ def add_flags(parser: argparse._ActionsContainer, options: type, prefix: str = "
 
     The field gives the flag's name, default, words, choices and aliases; one without a default is
     required. Its type parses the text: `Annotated[int, positive]` by `positive`, `float | None` by
-    `float`. A `bool`, False by default, becomes a switch without a value.
+    `float`. A `bool`, False by default, becomes a switch without a value. The flag of a tuple can
+    be repeated.
     """
     types_of = typing.get_type_hints(options, include_extras=True)
     for field in dataclasses.fields(options):
@@ -33,9 +41,11 @@ def add_flags(parser: argparse._ActionsContainer, options: type, prefix: str = "
                 *names, dest=prefix + field.name, action="store_true", default=default, help=words
             )
             continue
+        repeated = typing.get_origin(types_of[field.name]) is tuple
         parser.add_argument(
             *names,
             dest=prefix + field.name,
+            action=_Repeated if repeated else "store",
             type=_parser_of(types_of[field.name]),
             required=required,
             default=default,
@@ -62,6 +72,8 @@ def _parser_of(hint: Any) -> Callable[[str], Any]:
     """Returns the function that parses a flag's text into a value of type `hint`."""
     if typing.get_origin(hint) is Annotated:
         return typing.get_args(hint)[1]
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0]
     if isinstance(hint, types.UnionType):
         (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
     return hint

@@ -179,6 +179,18 @@ def special(
     ids, unknown = _ids(value), _unknown(value)
     complete = is_byte_level(value) and all(char in ids for char in byte_level.alphabet())
     complete |= _falls_back(value) and all(f"<0x{byte:02X}>" in ids for byte in range(256))
+    kind = value["model"].get("type", "BPE")
+    if kind == "Unigram":  # it looks for the unknown token before it falls back to bytes
+        usable = unknown is not None and 0 <= unknown < len(value["model"]["vocab"])
+        complete &= not _falls_back(value)
+    else:
+        usable = value["model"].get("unk_token") in value["model"]["vocab"]
+        complete &= kind == "BPE"
+    if unknown is not None and not usable and not complete:
+        raise UserError(
+            f"{name} names an unknown token ({value['model'].get('unk_token', unknown)}) that its "
+            "model's vocabulary lacks, so it cannot encode every text: train it again with one"
+        )
     if unknown is None and not complete:
         raise UserError(
             f"{name} has neither an unknown token nor all 256 bytes, so it cannot encode every "
@@ -230,9 +242,27 @@ class TokenizersCodec:
         # Files of transformers may say how to cut and pad the rows of a model.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        self._name, self._added = name, _added(json.loads(model))
         self._of_bytes = model == byte_level.byte_vocabulary()
         if self._of_bytes:
             self.library = "NumPy"
+
+    def check_added(self) -> None:
+        """Checks that the added tokens have the ids that the file gives them.
+
+        `tokenizers` itself numbers those that its model lacks, from the model's size on.
+
+        Raises:
+          UserError: one has another id.
+        """
+        for each in self._added:
+            given, found = each["id"], self.tokenizer.token_to_id(each["content"])
+            if given != found:
+                raise UserError(
+                    f"{self._name}: the added token {each['content']} has the id {given}, and "
+                    f"tokenizers gives it {found}: number added_tokens in their order, without "
+                    "gaps, from the size of the model's vocabulary on"
+                )
 
     def normalize(self, text: str) -> str:
         """Returns a text as it is before it is cut into pieces."""

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks import registry
-from tasks.mixture import MixtureSpec, parse, parse_schedule
+from tasks.mixture import MixtureSpec, limited_shares, parse, parse_schedule
 from tasks.terminal.command_line import UserError
 
 
@@ -81,3 +81,63 @@ def test_a_users_file_may_have_mixtures(tmp_path, monkeypatch):
     assert registry.mixtures() == {}
     # A module need not have tasks of its own.
     assert registry.tasks("our_mixtures") == registry.tasks()
+
+
+def test_alpha_is_the_power_of_sizes():
+    sizes = {"ro": 1_000_000, "en": 10_000, "sw": 100}
+    tasks = tuple((name, None) for name in sizes)
+    spec = MixtureSpec("m", tasks, alpha=0.3)
+    assert spec.weights(sizes) == {name: float(size) ** 0.3 for name, size in sizes.items()}
+    assert set(MixtureSpec("m", tasks, alpha=0.0).weights(sizes).values()) == {1.0}
+    same = MixtureSpec("m", tasks, temperature=1 / 0.3).weights(sizes)
+    assert spec.weights(sizes) == pytest.approx(same, rel=1e-12)
+
+
+def test_no_share_exceeds_its_limit_and_the_others_keep_their_proportions():
+    weights = {"large": 4.0, "small": 2.0, "middle": 1.0, "tiny": 1.0}
+    limits = {"large": 1000.0, "small": 40.0, "middle": 500.0, "tiny": 10.0}
+    shares = limited_shares(weights, limits, 400)
+    assert list(shares) == list(weights)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["small"] * 400 == pytest.approx(40)
+    assert shares["tiny"] * 400 == pytest.approx(10)
+    assert shares["large"] / shares["middle"] == pytest.approx(4)
+    # All at their limits.
+    full = limited_shares(weights, limits, 1550)
+    assert {name: share * 1550 for name, share in full.items()} == pytest.approx(limits)
+    with pytest.raises(ValueError, match="allow 1,550 rows, and the run reads 1,551"):
+        limited_shares(weights, limits, 1551)
+
+
+def test_equal_weights_with_limits_are_unimax():
+    sizes, epochs, budget = {"a": 100, "b": 20, "c": 3000, "d": 7}, 4, 2000
+    # Source: Chung et al. 2023, algorithm 1, as the paper writes it.
+    left, expected = float(budget), {}
+    for place, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
+        expected[name] = min(left / (len(sizes) - place), epochs * sizes[name])
+        left -= expected[name]
+    spec = MixtureSpec("m", tuple((name, None) for name in sizes), alpha=0.0, max_epochs=epochs)
+    limits = {name: epochs * size for name, size in sizes.items()}
+    shares = limited_shares(spec.weights(sizes), limits, budget)
+    assert {name: share * budget for name, share in shares.items()} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"alpha": 1.5}, "alpha is 1.5, not from 0 to 1"),
+        ({"alpha": -0.1}, "alpha is -0.1, not from 0 to 1"),
+        ({"alpha": 0.3, "temperature": 2.0}, "set one of the two"),
+        ({"max_epochs": 0}, "max_epochs is 0, not above 0"),
+        ({"size": "words"}, "size is words, not one of examples, documents"),
+    ],
+)
+def test_settings_out_of_range_are_rejected(settings, says):
+    with pytest.raises(ValueError, match=says):
+        MixtureSpec("m", (("a", None), ("b", None)), **settings)
+
+
+def test_rates_of_their_own_may_have_limits_of_epochs():
+    assert MixtureSpec("m", (("a", 1.0), ("b", 2.0)), max_epochs=3).max_epochs == 3
+    with pytest.raises(ValueError, match="leave the rates out"):
+        MixtureSpec("m", (("a", 1.0), ("b", 2.0)), alpha=0.3)

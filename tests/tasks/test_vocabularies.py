@@ -183,6 +183,29 @@ def with_sentinel(value):
     value["added_tokens"].append({**value["added_tokens"][0], "id": 0, "content": "<extra_id_0>"})
 
 
+def with_a_gap(value):
+    value["added_tokens"][-1]["id"] += 5
+
+
+def out_of_order(value):
+    added = value["added_tokens"]
+    size = len(value["model"]["vocab"])
+    value["added_tokens"] = [
+        {**added[0], "id": size + 1, "content": "<a>"},
+        {**added[0], "id": size, "content": "<b>"},
+    ]
+
+
+@pytest.mark.parametrize("change", [with_a_gap, out_of_order])
+def test_added_tokens_that_the_library_numbers_otherwise(change, folders, tmp_path):
+    path = changed(folders, tmp_path, "gpt2", change)
+    for config in tmp_path.glob("*_config.json"):
+        config.unlink()
+    with pytest.raises(UserError, match=r"the added token <.*> has the id 40., and") as found:
+        vocabulary.load(path)
+    assert "\n" not in str(found.value)
+
+
 def test_mistakes_take_one_line(folders, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_bytes(pathlib.Path(folders["gpt2"], "tokenizer.json").read_bytes()[:1000])
@@ -206,3 +229,18 @@ def test_mistakes_take_one_line(folders, tmp_path):
         vocabulary.load(changed(folders, tmp_path, "gpt2", with_sentinel))
     with pytest.raises(UserError, match="and this needs a SentencePiece model"):
         _ = vocabulary.load("bytes").processor
+
+
+def test_an_unknown_token_outside_the_model_is_refused(folders, tmp_path):
+    def only_added(value):
+        del value["model"]["vocab"]["[UNK]"]
+
+    with pytest.raises(UserError, match=r"names an unknown token \(\[UNK\]\) that its model"):
+        vocabulary.load(changed(folders, tmp_path, "bert", only_added))
+
+    def beyond(value):
+        value["model"]["unk_id"] = 9999
+
+    (tmp_path / "unigram").mkdir()
+    with pytest.raises(UserError, match=r"names an unknown token \(9999\)"):
+        vocabulary.load(changed(folders, tmp_path / "unigram", "unigram", beyond))

@@ -43,15 +43,20 @@ class Format(Protocol):
         ...
 
 
-def missing_column(path: str, column: str, known: list[str]) -> UserError:
-    """Returns the error of a file without `column` that has the columns `known`."""
+def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -> UserError:
+    """Returns the error of a file without `column`, which `spec` names, that has those `known`."""
     outer = column.partition(".")[0]
     if outer != column and outer in known:
         return UserError(
             f"{path}: {column} is inside the column {outer}, and only columns of their own can be "
             "read: write the text into one of its own"
         )
+    advice = "add ?column=NAME"
+    if column == spec.id:
+        advice = "give another ?id=NAME, or none"
+    elif spec.is_pairs:
+        advice = "name others in ?inputs=…&targets=…"
     return UserError(
         f"{path} has no column {column}{nearest(column, known)}; it has {', '.join(known)}: "
-        "add ?column=NAME"
+        f"{advice}"
     )

@@ -75,7 +75,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
     texts = pairs.columns(spec)
     for column in filter(None, (*texts, spec.id)):
         if not any(column in row for row in rows):
-            raise missing_column(file.path, column, sorted(set().union(*rows)))
+            raise missing_column(file.path, column, sorted(set().union(*rows)), spec)
     wanted = {str, int, bool} if spec.is_pairs else {str}
     for column in texts:
         kinds = {type(row[column]) for row in rows if column in row} - {type(None)}

@@ -1,5 +1,6 @@
 """Reading files of one document a line, from any byte to any other."""
 
+import codecs
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import IO
@@ -7,7 +8,8 @@ from typing import IO
 from tasks.reading import opening
 from tasks.reading.corpus import FilePart, FileRange, SourceFile
 
-MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
+MARK = codecs.BOM_UTF8
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _BLOCK_BYTES = 1 << 20
 # Longer lines are not held as one string: text is split, and JSON is searched instead of parsed.
@@ -18,6 +20,12 @@ def ranges(file: SourceFile) -> list[FileRange]:
     """Returns the file as one range of bytes; a compressed file cannot be cut."""
     stop = None if file.name.endswith(opening.COMPRESSED) else file.bytes
     return [FileRange(0, stop, file.bytes)] if file.bytes else []
+
+
+def check_encoding(head: bytes) -> None:
+    """Raises a ValueError if a file that begins with `head` is UTF-16."""
+    if head.startswith(_UTF_16):
+        raise ValueError("it is UTF-16: convert it to UTF-8, as by iconv -f utf-16 -t utf-8")
 
 
 class LongLine:
@@ -77,6 +85,8 @@ def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int,
     while stop is None or position < stop:
         block = file.read(_BLOCK_BYTES)
         pending += block
+        if position == 0:
+            check_encoding(pending)
         marked = position == 0 and pending.startswith(MARK)
         # A marked first line is yielded alone: its offsets in the file are not those in `data`.
         cut = 1 + (pending.find(b"\n") if marked else pending.rfind(b"\n"))

@@ -53,7 +53,7 @@ def remote(cache, tmp_path, monkeypatch):
     elsewhere = Cache(url, cache.manifest, cache.streams)
     elsewhere.store, elsewhere.read, elsewhere.failures = store, read, failures
     elsewhere.local = tmp_path / "local"
-    elsewhere.sizes = [shard.bytes for shard in cache.windows(60)._files]
+    elsewhere.sizes = [shard.bytes for shard in cache.windows(60)._rows.files]
     yield elsewhere
     store.rm(url, recursive=True)
 

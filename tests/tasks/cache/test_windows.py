@@ -235,7 +235,7 @@ def open_files(folder):
 
 def test_few_shards_are_open_and_all_are_closed_at_the_end(cache):
     windows = cache.windows(50)
-    windows._shards = shards.Shards(windows._files, open_shards=2)
+    windows._rows.shards = shards.Shards(windows._rows.files, open_shards=2)
     for _ in range(3):
         windows.read(np.arange(len(windows)))
         assert 0 < open_files(cache.folder) <= 2 * 2
@@ -246,7 +246,7 @@ def test_few_shards_are_open_and_all_are_closed_at_the_end(cache):
 
 def test_threads_do_not_interfere(cache):
     windows = cache.windows(60)
-    windows._shards = shards.Shards(windows._files, open_shards=1)
+    windows._rows.shards = shards.Shards(windows._rows.files, open_shards=1)
     read_from_threads(cache, windows)
 
 
@@ -254,7 +254,7 @@ def test_threads_do_not_interfere(cache):
 def test_blocks_are_as_many_whole_shards_as_fit(caches, length, data):
     cache = caches[7]
     windows = cache.windows(length, across_shards=False)
-    sizes = [shard.bytes for shard in windows._files]
+    sizes = [shard.bytes for shard in windows._rows.files]
     with pytest.raises(UserError, match=rf"data\.block_bytes to {max(sizes)} or more"):
         windows.blocks(max(sizes) - 1)
     block_bytes = data.draw(st.integers(max(sizes), sum(sizes) + 1))
@@ -281,9 +281,9 @@ def test_the_shards_that_a_block_reads_fit_into_it(caches, length, data):
         read = set().union(*shards[first:last])
         # Those between are read or have no tokens.
         between = range(min(read), max(read) + 1)
-        return sum(windows._files[shard].bytes for shard in between)
+        return sum(windows._rows.files[shard].bytes for shard in between)
 
-    total = sum(shard.bytes for shard in windows._files)
+    total = sum(shard.bytes for shard in windows._rows.files)
     block_bytes = data.draw(st.integers(1, total + 1))
     try:
         blocks = windows.blocks(block_bytes)
@@ -294,6 +294,6 @@ def test_the_shards_that_a_block_reads_fit_into_it(caches, length, data):
     assert blocks.tolist() == sorted({0, *blocks.tolist(), len(windows)})
     assert all(size(first, last) <= block_bytes for first, last in itertools.pairwise(blocks))
     asked = []
-    windows._shards = types.SimpleNamespace(prefetch=lambda numbers: asked.extend(numbers))
+    windows._rows.shards = types.SimpleNamespace(prefetch=lambda numbers: asked.extend(numbers))
     windows.prefetch([(0, 1), (len(windows) - 1, len(windows))])
     assert set(asked) >= shards[0] | shards[-1]

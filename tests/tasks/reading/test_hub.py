@@ -78,6 +78,51 @@ def test_json_lines_of_the_hub_are_read(hub):
     assert [row[2] for row in json.loads(done.stdout)[1]] == [f"document {i}" for i in range(50)]
 
 
+def read_hub(hub, corpus="hf:an/owner?validation=0"):
+    done = hub("-c", READ, corpus, token=TOKEN)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_csv_tsv_and_arrow_of_the_hub_are_read(hub):
+    (hub.folder / "data/train.csv").write_text('id,text\na,"one, ""1""\nline"\nb,two\n')
+    rows = [["train", "a", 'one, "1"\nline', None], ["train", "b", "two", None]]
+    record, found = read_hub(hub)
+    assert found == rows
+    (hub.folder / "data/train.csv").rename(hub.folder / "data/train.tsv")
+    (hub.folder / "data/train.tsv").write_text('id\ttext\na\t"tab\t"\nb\tx"y\n')
+    record, found = read_hub(hub)
+    assert [row[2] for row in found] == ["tab\t", 'x"y']
+    assert "delimiter=%09" in record["spec"]
+    _, found = read_hub(hub, "hf:an/owner?quote=none&validation=0")
+    assert [row[3] for row in found] == ["wrong number of fields", None]
+    (hub.folder / "data/train.tsv").unlink()
+    table = pa.table({"id": ["a", "b"], "text": ["one", None]})
+    with pa.ipc.new_stream(hub.folder / "data/train.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert read_hub(hub)[1] == [["train", "a", "one", None], ["train", "b", None, "null"]]
+
+
+def write_readme(hub, settings):
+    (hub.folder / "data/train.csv").write_text("a;one\nb;two\n")
+    (hub.folder / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: data/train.csv\n  {settings}\n---\n"
+    )
+
+
+def test_a_readme_says_how_csv_is_read(hub):
+    write_readme(hub, 'sep: ";"\n  names: [id, text]')
+    record, found = read_hub(hub)
+    assert [row[1:3] for row in found] == [["a", "one"], ["b", "two"]]
+    assert "columns=id%2Ctext&delimiter=%3B" in record["spec"]
+
+
+def test_a_readme_whose_settings_cannot_be_followed_is_one_line(hub, tmp_path):
+    write_readme(hub, "skiprows: 1")
+    line = refused(hub(*train(tmp_path, "hf:an/owner"), token=TOKEN))
+    assert "sets skiprows for its CSV files, which cannot be followed" in line
+
+
 # --- a network that fails
 
 
@@ -239,13 +284,13 @@ run(main, [])
 
 
 def test_other_mistakes_are_one_line_too(hub, tmp_path):
-    (hub.folder / "data/train.csv").write_text("text\nx\n")
+    (hub.folder / "data/train.xml").write_text("<text>x</text>\n")
 
     def line(corpus):
         return refused(hub(*train(tmp_path, corpus), token=TOKEN))
 
-    assert "holds csv files" in line("hf:an/owner")
-    (hub.folder / "data/train.csv").rename(hub.folder / "data/train.jsonl")
+    assert "holds xml files" in line("hf:an/owner")
+    (hub.folder / "data/train.xml").rename(hub.folder / "data/train.jsonl")
     assert "has no revision nope" in line("hf:an/owner@nope")
     assert "'nope' not found" in line("hf:an/owner:nope")
     configs = "".join(

@@ -68,3 +68,13 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
 def test_a_wrong_document_is_rejected(spec, words):
     with pytest.raises(UserError, match=re.escape(words)):
         sources.parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [("delimiter=%0A", r"delimiter='\\n' is not one ASCII"), ('delimiter="', "are the same")],
+)
+def test_wrong_delimiters_are_one_line(option, says):
+    with pytest.raises(UserError, match=says) as caught:
+        sources.parse(f"csv:a.csv?{option}")
+    assert "\n" not in str(caught.value).removeprefix("corpus ")

@@ -17,6 +17,7 @@ class Options:
     workers: Annotated[int, positive] = field(1, "words of workers", aliases=("jobs",))
     kind: str = field("a", "words of kind", choices=("a", "b"))
     loud: bool = field(False, "words of loud")
+    corpus: tuple[str, ...] = field((), "words of corpus")
 
 
 def parse(*flags: str) -> Options:
@@ -29,6 +30,7 @@ def test_values_and_defaults():
     assert parse("--name=x") == Options("x")
     flags = ["--name=x", "--price=1.5", "--jobs=3", "--kind=b", "--loud"]
     assert parse(*flags) == Options("x", 1.5, 3, "b", True)
+    assert parse("--name=x", "--corpus=a", "--corpus=b").corpus == ("a", "b")
 
 
 @pytest.mark.parametrize(

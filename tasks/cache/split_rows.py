@@ -1,0 +1,206 @@
+"""Reads the rows of one split of a cache, by their numbers through the whole split.
+
+Dimensions: R rows (each is read once), S shards.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tasks.cache import records
+from tasks.cache.manifest import MANIFEST, PAIR_INDEX, CacheManifest, Shard, shard_file
+from tasks.cache.shards import ShardFiles, Shards
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+
+class SplitRows:
+    """The rows of one split of a cache, with random access from any thread.
+
+    Files are opened when they are first read.
+
+    Args:
+      folder: the cache, local or any fsspec URL.
+      manifest: manifest of the cache.
+      split: "train", "validation", ….
+      local_dir: folder for copies of a remote cache; the system's temporary folder if None.
+      local_bytes: largest total size of the copies.
+
+    Attributes:
+      count: number of shards.
+      files: where each shard is.
+      shards: the shards, opened when they are read.
+      tokens: tokens of each shard, int64 [S].
+      first: number of the first row of each shard, then that of all rows, int64 [S + 1].
+      row_tokens: tokens of every row but the last of a shard, if the rows are a stream of ours;
+        else None, and the index has them.
+
+    Raises:
+      UserError: the manifest is damaged, the files of another program have changed since it was
+        adopted, or a shard of a remote cache is larger than `local_bytes`.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        manifest: CacheManifest,
+        split: str,
+        local_dir: str | None,
+        local_bytes: int,
+    ):
+        plan, shards = manifest.plan, manifest.splits[split]
+        self._folder, self._split, self._plan = folder, split, plan
+        self._is_pairs = plan.pairs is not None
+        is_stream = not plan.rows_are_windows and not plan.adopted
+        self.row_tokens = plan.row_tokens if is_stream else None
+        self.count = len(shards)
+        self.files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
+        if plan.adopted:
+            self._check_sizes()
+        self.shards = Shards(self.files, local_dir, local_bytes)
+        self.tokens = np.array([shard.tokens for shard in shards], np.int64)
+        rows = np.array([shard.rows for shard in shards], np.int64)
+        if self.row_tokens and (-(-self.tokens // self.row_tokens) != rows).any():
+            raise damaged(folder, "the tokens of a shard do not fill its rows")
+        self.first = offsets(rows)
+
+    def name(self, number: int, kind: str) -> str:
+        """Returns the name of a shard's file of a kind, as in `manifest.shard_file`."""
+        return shard_file(self._split, kind, number, self.count)
+
+    def shards_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the shards that rows of the split are in."""
+        return np.searchsorted(self.first, rows, side="right") - 1
+
+    def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
+        records, index = (self.name(number, kind) for kind in ("tfrecord", "rows"))
+        folder = self._folder
+        if self._plan.adopted:
+            records = next((name for name in shard.files if name != index), records)
+            folder = self._plan.adopted.folder or folder
+        for name in (records, index):
+            if name not in shard.files:
+                raise damaged(self._folder, f"shard {number} of {self._split} lacks {name}")
+        return ShardFiles(
+            files.join(folder, records), files.join(self._folder, index),
+            shard.files[records], shard.files[index], shard.rows, self._plan.remedy,
+        )  # fmt: skip
+
+    def _check_sizes(self) -> None:
+        """Checks that no file of another program was cut or exchanged since it was adopted."""
+        assert self._plan.adopted
+        sizes = files.list_sizes(self._plan.adopted.folder or self._folder)
+        for shard in self.files:
+            size, then = sizes.get(shard.records.rpartition("/")[2]), shard.records_entry.bytes
+            if size != then:
+                now = "is missing" if size is None else f"has {size:,} bytes"
+                raise UserError(
+                    f"{shard.records} {now}, and had {then:,} when it was adopted: "
+                    f"{self._plan.remedy.redo}"
+                )
+
+    def from_index(
+        self,
+        shards_P: np.ndarray,
+        values_P: np.ndarray,
+        find: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        """Returns what `find` makes of the row indices of shards and the values of each, int64."""
+        found_P = np.empty(len(values_P), np.int64)
+        shards = np.unique(shards_P).tolist()
+        if shards:
+            self.shards.soon(shards)
+        for shard in shards:
+            chosen = shards_P == shard
+            with self.shards.reading(shard) as opened:
+                found_P[chosen] = find(opened.rows, values_P[chosen])
+        return found_P
+
+    def sizes(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of tokens of rows [first, last) of the split and, of pairs, those of
+        their inputs, int64 each, from the index alone."""
+        tokens, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for shard in range(self.count):
+            begin = max(first - int(self.first[shard]), 0)
+            end = min(last, int(self.first[shard + 1])) - int(self.first[shard])
+            if begin < end:
+                with self.shards.reading(shard) as opened:
+                    tokens.append(opened.tokens[begin:end].astype(np.int64))
+                    if opened.inputs is not None:
+                        inputs.append(opened.inputs[begin:end].astype(np.int64))
+        return np.concatenate(tokens), np.concatenate(inputs)
+
+    def read(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
+        """Reads rows of the split, given in ascending order; neighbouring rows in one read.
+
+        Returns:
+          (the rows, their numbers of tokens, int64 [R], and of pairs those of their inputs, int64
+          [R], else [0]).
+        """
+        shards_R = self.shards_of(rows_R)
+        rows_R = rows_R - self.first[shards_R]
+        runs = np.flatnonzero(
+            (np.diff(rows_R, prepend=-2) != 1) | (np.diff(shards_R, prepend=-1) != 0)
+        )
+        shards, firsts = shards_R[runs].tolist(), rows_R[runs].tolist()
+        counts = np.diff(runs, append=len(rows_R)).tolist()
+        data: list[bytes] = []
+        bounds: list[int] = []
+        index: list[np.ndarray] = []
+        size = run = 0
+        if shards:
+            self.shards.soon(list(dict.fromkeys(shards)))
+        while run < len(shards):
+            shard = shards[run]
+            opened = self.shards.hold(shard)
+            try:
+                while run < len(shards) and shards[run] == shard:
+                    row, count = firsts[run], counts[run]
+                    begins, found = opened.read(row, row + count)
+                    if self.row_tokens is None:
+                        index.append(opened.rows[row : row + count])
+                    shift = size - begins[0]
+                    bounds += [begin + shift for begin in begins[:-1]]
+                    data.append(found)
+                    size += len(found)
+                    run += 1
+            except records.CorruptRecord as error:
+                raise self._corrupt(shard, firsts[run] + error.record, error) from error
+            finally:
+                self.shards.release(opened)
+        inputs_R = np.zeros(0, np.int64)
+        if self.row_tokens:
+            tokens_R = np.minimum(self.tokens[shards_R] - rows_R * self.row_tokens, self.row_tokens)
+        else:
+            index_R = np.concatenate(index or [np.zeros(0, PAIR_INDEX)])
+            tokens_R = index_R["tokens"].astype(np.int64)
+            if self._is_pairs:
+                inputs_R = index_R["inputs"].astype(np.int64)
+        joined, bounds_R1 = b"".join(data), np.array([*bounds, size], np.int64)
+        read: records.Rows
+        try:
+            if self._is_pairs:
+                read = records.PairRecords(joined, bounds_R1, inputs_R, tokens_R - inputs_R)
+            elif self._plan.adopted and self._plan.adopted.token:
+                kind = np.dtype(self._plan.adopted.token)
+                read = records.BareRows(joined, bounds_R1, tokens_R, kind)
+            else:
+                read = records.Records(joined, bounds_R1, tokens_R)
+        except records.CorruptRecord as error:
+            row = int(rows_R[error.record])
+            raise self._corrupt(int(shards_R[error.record]), row, error) from error
+        return read, tokens_R, inputs_R
+
+    def _corrupt(self, shard: int, row: int, why: object) -> UserError:
+        return UserError(
+            f"{self.files[shard].records} is corrupt in row {row}: {why}; {self._plan.remedy.redo}"
+        )
+
+
+def offsets(lengths: np.ndarray) -> np.ndarray:
+    """Returns where consecutive stretches begin, and the end of the last, int64 [stretches + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def damaged(folder: str, why: str) -> UserError:
+    return UserError(f"{files.join(folder, MANIFEST)} is damaged ({why}): run pipeline.build again")

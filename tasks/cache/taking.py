@@ -1,0 +1,114 @@
+"""Takes the first part of a cache's training split, which every epoch of a run then reads.
+
+    0.01                             a share of the windows
+    2^29 tokens                      as many tokens from the beginning, as in the T5 paper's subsets
+    1000 documents                   the first documents, or pairs
+    TASK: AMOUNT; TASK: AMOUNT       of these tasks of a mixture
+
+Windows are taken whole: those that end within the amount.
+
+Source: Raffel et al. 2020, section 3.4.2.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tasks.cache.lineage import Lineage
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.windows import Windows
+from tasks.terminal.command_line import UserError
+
+SHARE, TOKENS, DOCUMENTS = "", "tokens", "documents"
+_FORM = re.compile(r"([0-9._]+(?:e[0-9]+)?)(?:\^([0-9]+))?\s*(|tokens|documents)")
+_EXAMPLES = "a share such as 0.01, or '2^29 tokens', or '1000 documents'"
+
+
+class Take(NamedTuple):
+    """An amount; `unit` is SHARE, TOKENS or DOCUMENTS."""
+
+    amount: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.0f} {self.unit}" if self.unit else f"{self.amount:g}"
+
+
+def parse(text: str) -> dict[str, Take]:
+    """Returns the amount to take of each task named in `text`; "" stands for every task.
+
+    Raises:
+      ValueError: the text is not such an amount, or names a task twice.
+    """
+    found: dict[str, Take] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, colon, amount = (piece.strip() for piece in part.rpartition(":"))
+        if colon and not name:
+            raise ValueError(f"{part} names no task before the colon")
+        if name in found:
+            raise ValueError(f"{name or 'an amount for all tasks'} is given twice")
+        found[name] = _amount(amount)
+    if not found or ("" in found and len(found) > 1):
+        raise ValueError(f"write {_EXAMPLES}, or TASK: AMOUNT; TASK: AMOUNT")
+    return found
+
+
+def _amount(text: str) -> Take:
+    form = _FORM.fullmatch(text)
+    try:
+        value = float(form[1]) ** int(form[2] or 1) if form else math.nan
+    except (ValueError, OverflowError):
+        value = math.nan
+    unit = form[3] if form else SHARE
+    if not 0 < value < math.inf or (unit and not value.is_integer()):
+        raise ValueError(f"{text} is no amount: write {_EXAMPLES}")
+    if unit == SHARE and value > 1:
+        raise ValueError(f"{text} is more than the whole, 1: for a number, write '{text} tokens'")
+    return Take(value, unit)
+
+
+def of_task(amounts: Mapping[str, Take], task: str) -> Take | None:
+    """Returns the amount to take of a task; None for all of it."""
+    return amounts.get(task) or amounts.get("")
+
+
+def take(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> None:
+    """Leaves out all windows of a split but the first, as `wanted` says.
+
+    Raises:
+      UserError: the split has less than that, that is less than a window, or documents cannot be
+        counted in this cache.
+    """
+    total = {TOKENS: manifest.total(split, "tokens"), DOCUMENTS: manifest.total(split, "documents")}
+    plan = manifest.plan
+    if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):
+        why = "are not known, as it was adopted" if plan.adopted else (
+            "do not lie one after the other, as with packing concat"
+        )  # fmt: skip
+        raise UserError(
+            f"--data.take={wanted}: the documents of {folder} {why}: give tokens or a share"
+        )
+    if plan.pairs and plan.adopted:
+        total[DOCUMENTS] = manifest.total(split, "rows")
+    most = total.get(wanted.unit, 1)
+    if wanted.amount > most:
+        raise UserError(
+            f"--data.take={wanted}: {folder} has {most:,} {wanted.unit} in {split}, not so many: "
+            "take fewer, or leave it out"
+        )
+    if wanted.unit == SHARE:
+        count = math.floor(round(wanted.amount * len(windows), 6))
+    elif wanted.unit == TOKENS:
+        count = windows.within_tokens(int(wanted.amount))
+    elif plan.pairs:
+        count = int(wanted.amount)
+    else:
+        before = Lineage(folder, manifest, split).tokens_before(int(wanted.amount))
+        count = windows.within_tokens(before)
+    if not count:
+        raise UserError(
+            f"--data.take={wanted} of {folder} is less than a window, which has "
+            f"{windows.window_tokens:,} tokens: take more"
+        )
+    windows.keep_first(count)

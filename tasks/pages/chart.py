@@ -1,0 +1,153 @@
+"""Charts of a page, drawn by uPlot (decision 019) from data in the page.
+
+A series has columns of x values, of which a reader chooses one, as steps or hours.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from tasks.pages.document import plain, text
+
+# Points of a series in a page; a screen has fewer pixels.
+MOST_POINTS = 2000
+_DIGITS = 6
+Values = Sequence[float | int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line of a chart.
+
+    Attributes:
+      label: its name in the legend.
+      x: columns of x values that it may be drawn over, by name; ascending, as long as `y`.
+      y: its values; None and values that are not finite are gaps.
+      colour: number of its colour.
+      faint: whether it stands back behind the others, as training behind evaluation.
+      dots: whether each value is a dot.
+      smooth: whether the reader may smooth it.
+    """
+
+    label: str
+    x: Mapping[str, Values]
+    y: Values
+    colour: int = 0
+    faint: bool = False
+    dots: bool = False
+    smooth: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A chart.
+
+    Attributes:
+      key: its id in the page.
+      title: its heading, as text.
+      series: what is drawn.
+      unit: unit of the values, shown under the heading.
+      labels: names of the x values 0, 1, …; the chart then has bars.
+      percent: whether values are shares, shown in percent.
+      logarithmic: whether the reader may choose a logarithmic scale.
+    """
+
+    key: str
+    title: str
+    series: Sequence[Series]
+    unit: str = ""
+    labels: Sequence[str] = ()
+    percent: bool = False
+    logarithmic: bool = False
+
+
+def figure(chart: Chart) -> str:
+    """Returns the place of a chart as HTML."""
+    unit = f" <small>{text(chart.unit)}</small>" if chart.unit else ""
+    return (
+        f"<figure class=chart id=chart-{chart.key}><figcaption>{text(chart.title)}{unit}"
+        f"</figcaption><div class=plot role=img aria-label='{text(chart.title)}'></div></figure>"
+    )
+
+
+def figures(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
+    """Returns the places of charts side by side, under the choices that hold for all of them.
+
+    `axes`: what each column of x values counts, by name; the first is drawn at first.
+    """
+    charts = list(charts)
+    choices = "".join(
+        f"<label><input type=radio name=axis value='{text(name)}'{' checked' * (not place)}>"
+        f"{text(name)}</label>"
+        for place, name in enumerate(axes)
+    )
+    controls = f"<fieldset><legend>against</legend>{choices}</fieldset>" if len(axes) > 1 else ""
+    if any(series.smooth for chart in charts for series in chart.series):
+        controls += (
+            "<label>smoothing <input type=range id=smoothing min=0 max=0.98 step=0.02 value=0>"
+            "</label>"
+        )
+    if any(chart.logarithmic for chart in charts):
+        controls += "<label><input type=checkbox id=logarithmic>logarithmic losses</label>"
+    form = f"<form class=controls>{controls}</form>" if controls else ""
+    return (
+        f"{form}<noscript><p class=note>Charts need JavaScript; the tables do not.</p></noscript>"
+        f"<div class=charts>{''.join(map(figure, charts))}</div>"
+    )
+
+
+def data(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
+    """Returns the data of all charts of a page as JSON that can stand in a <script> element.
+
+    Series of more than MOST_POINTS values are thinned evenly; the last value stays.
+    """
+    columns: list[dict[str, list[float | int | None]]] = []
+    places: dict[str, int] = {}
+
+    def place_of(x: Mapping[str, Values], count: int) -> int:
+        made = {name: [_number(value) for value in thinned(x[name], count)] for name in x}
+        key = json.dumps(made)
+        if key not in places:
+            places[key] = len(columns)
+            columns.append(made)
+        return places[key]
+
+    made = [
+        {
+            "key": chart.key,
+            "percent": chart.percent,
+            "logarithmic": chart.logarithmic,
+            "labels": [plain(label) for label in chart.labels],
+            "series": [
+                {
+                    "label": plain(series.label),
+                    "x": place_of(series.x, len(series.y)),
+                    "y": [_number(value) for value in thinned(series.y, len(series.y))],
+                    "colour": series.colour,
+                    "faint": series.faint,
+                    "dots": series.dots,
+                    "smooth": series.smooth,
+                }
+                for series in chart.series
+            ],
+        }
+        for chart in charts
+    ]
+    value = {"axes": dict(axes), "columns": columns, "charts": made}
+    # Without "<" nothing in it can end the element, or begin a comment in it.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def thinned(values: Values, count: int) -> Values:
+    """Returns the values of a series of `count` that are drawn: at most MOST_POINTS."""
+    every = -(-count // MOST_POINTS)
+    if every <= 1:
+        return values
+    return [value for place, value in enumerate(values, 1) if place % every == 0 or place == count]
+
+
+def _number(value: float | int | None) -> float | int | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,125 @@
+"""Columns of Arrow as documents or pairs, as Parquet and Arrow files have them."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reading import batches, long_documents, pairs
+from tasks.reading.batches import Batches
+from tasks.reading.corpus import Corpus, CorpusSpec
+from tasks.reading.formats.format import missing_column
+from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def wanted(spec: CorpusSpec, schema: "pa.Schema") -> list[str]:
+    """Returns the columns to read, each once."""
+    return list(dict.fromkeys((*pairs.columns(spec), *filter(None, [_id_column(spec, schema)]))))
+
+
+def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
+    return spec.id or ("id" if "id" in schema.names else "")
+
+
+def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
+    """Checks that a file has the columns of a corpus, and that they are text.
+
+    Raises:
+      UserError: they are not.
+    """
+    import pyarrow as pa
+
+    texts = pairs.columns(spec)
+    for column in filter(None, (*texts, spec.id)):
+        if column not in schema.names:
+            raise missing_column(path, column, schema.names, spec)
+    for column in texts:
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        if not (_is_text(kind) or (spec.is_pairs and plain)):
+            raise UserError(f"{path}: column {column} is {kind}, not text")
+
+
+def _is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    text = (types.is_string, types.is_large_string, types.is_string_view)
+    raw = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    return any(test(kind) for test in (*text, *raw, types.is_null))
+
+
+def documents(
+    corpus: Corpus, file: str, rows: "pa.RecordBatch", first_row: int, count: int
+) -> Batches:
+    """Yields the documents of consecutive rows in batches of at most `count`.
+
+    Args:
+      corpus: the corpus.
+      file: name of the file.
+      rows: rows with the `wanted` columns.
+      first_row: the number in the file of the first of them.
+      count: most documents of a batch.
+    """
+    import numpy as np
+
+    spec = corpus.spec
+    places = batches.places(file, np.arange(first_row, first_row + rows.num_rows))
+    ids = _ids(rows, _id_column(spec, rows.schema), places)
+    if spec.is_pairs:
+        of_texts = {name: rows.column(name) for name in pairs.columns(spec)}
+        found = pairs.batch_of(ids, pairs.rendered(spec, of_texts), places)
+        yield from batches.bounded(found, count, pairs.SIDES)
+    else:
+        texts = rows.column(spec.column)
+        yield from _batches(ids, texts, places, count, corpus.max_document_bytes)
+
+
+def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
+    """Returns the ids of rows; nulls get the places of their rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    given = batch.column(column) if column else pa.nulls(batch.num_rows, pa.string())
+    if pa.types.is_dictionary(given.type):
+        given = given.dictionary_decode()
+    kind = given.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        ids = given.cast(pa.large_binary())
+        try:
+            ids = ids.cast(pa.large_string())  # checks that it is UTF-8
+        except pa.ArrowInvalid:
+            values = [value and value.decode(errors="replace") for value in ids.to_pylist()]
+            ids = pa.array(values, pa.string())
+        ids = ids.cast(pa.string())
+    elif pa.types.is_integer(kind) or pa.types.is_null(kind):
+        ids = given.cast(pa.string())
+    else:
+        values = given.to_pylist()
+        ids = pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pc.coalesce(ids, places) if ids.null_count else ids
+
+
+def _batches(
+    ids: "pa.Array", texts: "pa.Array", places: "pa.StringArray", count: int, longest: int
+) -> Batches:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(texts.type):
+        texts = texts.dictionary_decode()
+    texts, problems = batches.as_text(texts.cast(pa.large_binary()))
+    batch = batches.batch(ids, texts, problems, places)
+    long = pc.fill_null(pc.greater(pc.binary_length(texts), longest), False)
+    _, offsets, data = texts.buffers()  # a view of a value; texts[row] would copy it
+    begin = 0
+    for row in [*np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist(), len(texts)]:
+        yield from batches.bounded(batch.slice(begin, row - begin), count)
+        if row < len(texts):
+            first, last = np.frombuffer(offsets, np.int64)[texts.offset + row :][:2]
+            chunks = long_documents.chunked(memoryview(data)[first:last])
+            parts = long_documents.parts(ids[row].as_py(), chunks, longest, places[row].as_py())
+            yield from batches.collect(parts, count, longest)
+        begin = row + 1

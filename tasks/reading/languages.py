@@ -1,0 +1,164 @@
+"""Corpora of several languages, or of any other parts, as --corpus and --languages name them.
+
+    --corpus='json:data/{language}/*.jsonl'                      a language in each folder of data
+    --corpus='hf:allenai/c4:{language}' --languages=ro,en,de     a configuration each
+    --corpus=ro=json:ro/*.jsonl --corpus=en=parquet:en/*.parquet   a SPEC each
+
+A name consists of letters, digits, _, - and `.`; it becomes part of the names of tasks.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tasks.reading import listing, opening, saved
+from tasks.reading.corpus import ARROW, HUB, PYTHON_DOCS, CorpusSpec
+from tasks.reading.formats.registry import FORMATS
+from tasks.reading.spec import parse
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+PLACE = "{language}"
+_NAME = r"[A-Za-z0-9][\w.-]*"
+FORMS = (
+    f"several languages are one SPEC with {PLACE} in it and --languages=A,B, or --corpus=A=SPEC "
+    "--corpus=B=SPEC"
+)
+
+
+def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dict[str, CorpusSpec]:
+    """Returns the corpus of each language, in the order given, or {"": corpus} if there is one.
+
+    Args:
+      texts: values of --corpus, one or more.
+      names: value of --languages, None if it is not given: the languages are then those that lie
+        where the SPEC has `{language}`.
+      unnamed: whether several corpora may have no names; their SPECs are then their names.
+
+    Raises:
+      UserError: a SPEC is invalid, a language is named twice, or there are no languages.
+    """
+    named = [re.fullmatch(rf"({_NAME})=(.*)", text, re.DOTALL) for text in texts]
+    if unnamed and len(texts) > 1 and not any(named) and names is None:
+        _check_once(texts, "--corpus")
+        return {text: parse(text) for text in texts}
+    if any(named) or len(texts) > 1:
+        return _named(texts, names)
+    (text,) = texts
+    head, mark, options = text.partition("?")
+    if PLACE not in head:
+        if names is not None:
+            raise UserError(f"--languages={names}: --corpus={text} has no {PLACE}; {FORMS}")
+        return {"": parse(text)}
+    found = _found(text, head) if names is None else [each.strip() for each in names.split(",")]
+    for name in found:
+        if not re.fullmatch(_NAME, name):
+            raise UserError(
+                f"--languages={names}: {name!r} is no name: use letters, digits, _, - and ."
+            )
+    _check_once(found, f"--languages={names}")
+    return {name: parse(f"{head.replace(PLACE, name)}{mark}{options}") for name in found}
+
+
+def _named(texts: Sequence[str], names: str | None) -> dict[str, CorpusSpec]:
+    """Returns the corpora of --corpus=NAME=SPEC."""
+    if names is not None:
+        raise UserError(f"--languages={names} goes with one --corpus that has {PLACE} in it")
+    found = []
+    for text in texts:
+        form = re.fullmatch(rf"({_NAME})=(.*)", text, re.DOTALL)
+        if not form:
+            raise UserError(f"--corpus={text} has no name, and others are given: {FORMS}")
+        if PLACE in form[2].partition("?")[0]:
+            raise UserError(f"--corpus={text} has a name, and {PLACE} as well: {FORMS}")
+        found.append((form[1], form[2]))
+    _check_once([name for name, _ in found], "--corpus")
+    return {name: parse(text) for name, text in found}
+
+
+def _check_once(names: Sequence[str], where: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where} names {name} twice: leave one out")
+
+
+def _found(text: str, head: str) -> list[str]:
+    """Returns the names that lie where `head`, a SPEC without options, has `{language}`."""
+    kind, _, location = head.partition(":")
+    before, _, after = location.partition(PLACE)
+    folder, _, prefix = before.rpartition("/")
+    suffix, slash, _ = after.partition("/")
+    if kind in (HUB, PYTHON_DOCS) or re.search(r"[*?\[]", before + suffix):
+        raise UserError(f"--corpus={text}: name its languages, as --languages=ro,en")
+    place = folder or ("/" if before.startswith("/") else ".")
+    fs, path = files.filesystem(place)
+    try:
+        entries = fs.ls(path, detail=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"--corpus={text}: there is no folder {place}") from error
+    ends = {
+        is_folder: [
+            each["name"].rstrip("/").rpartition("/")[2]
+            for each in entries
+            if (each["type"] == "directory") == is_folder
+        ]
+        for is_folder in (True, False)
+    }
+    are_folders = bool(slash) or (kind == ARROW and not suffix and bool(_fitting(ends[True], "")))
+    names = _fitting(ends[are_folders], prefix, suffix)
+    what = "folders" if are_folders else "files"
+    if not names:
+        raise UserError(f"--corpus={text}: {place} has no {what} of languages")
+    unfit = [name for name in names if not re.fullmatch(_NAME, name)]
+    if unfit:
+        raise UserError(
+            f"--corpus={text}: {', '.join(map(repr, unfit))} in {place} cannot be names of "
+            f"languages, which begin with a letter of ASCII or a digit, and consist of letters, "
+            f"digits, _, - and .: rename these {what}, or name the languages to read, as "
+            f"--languages={','.join(name for name in names if name not in unfit) or 'ro,en'}"
+        )
+    return names
+
+
+def _fitting(ends: Sequence[str], prefix: str, suffix: str = "") -> list[str]:
+    """Returns the distinct text between `prefix` and `suffix` of the names of files or folders.
+
+    Hidden ones are left out, unless what is between is a name.
+    """
+    pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}", re.DOTALL)
+    matches = filter(None, map(pattern.fullmatch, ends))
+    return sorted(
+        {each[1] for each in matches if each[0][0] != "." or re.fullmatch(_NAME, each[1])}
+    )
+
+
+def check(corpora: Mapping[str, CorpusSpec]) -> None:
+    """Checks that every language can be read, before hours are spent on the others.
+
+    Its files are listed, and the smallest that is not empty is inspected, as for its columns. Data
+    sets of the Hub are not looked at.
+
+    Raises:
+      UserError: one has no files, only empty ones, or lacks a column.
+    """
+    for name, spec in corpora.items():
+        if spec.kind in (HUB, PYTHON_DOCS):
+            continue
+        try:
+            _check(spec)
+        except UserError as error:
+            if not name:
+                raise
+            raise UserError(
+                f"language {name}: {error}; leave it out by --languages, or mend its files"
+            ) from error
+
+
+def _check(spec: CorpusSpec) -> None:
+    saved_data_set = saved.list_files(spec) if spec.kind == ARROW else None
+    _, found, _ = saved_data_set or listing.list_files(spec, by_words=False)
+    full = [file for file in found if file.bytes]
+    if not full:
+        raise UserError(f"corpus {spec} is empty: its {len(found)} files hold no documents")
+    smallest = min(full, key=lambda file: file.bytes)
+    with opening.user_errors(smallest.path):
+        FORMATS[spec.kind].ranges(spec, smallest)

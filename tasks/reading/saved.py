@@ -1,0 +1,75 @@
+"""Folders written by `save_to_disk` of Hugging Face `datasets`: which Arrow files they hold.
+
+A `DatasetDict` has `dataset_dict.json`, which names its splits, and a folder for each; a `Dataset`
+has `state.json`, which names its files. Other Arrow files in these folders are not read: they are
+caches, or left over from an earlier save.
+"""
+
+import dataclasses
+from typing import Any
+
+from tasks.reading import listing
+from tasks.reading.corpus import TRAIN, VALIDATION, CorpusSpec, SourceFile
+from tasks.reading.splits import VALIDATION_NAMES
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+_DICT, _STATE = "dataset_dict.json", "state.json"
+
+
+def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str]] | None:
+    """Returns what `listing.list_files` does, with the splits that the data set names.
+
+    Returns None if the location of `spec` is no such folder.
+
+    Raises:
+      UserError: the folder is damaged, or lacks a file.
+    """
+    folder = spec.location.rstrip("/")
+    if "*" in folder:
+        return None
+    if files.exists(files.join(folder, _DICT)):
+        names = _member(folder, _DICT, "splits")
+        wanted = {
+            f"{name}/{file}": VALIDATION if name in VALIDATION_NAMES else name
+            for name in names
+            for file in _data_files(files.join(folder, name))
+        }
+        pattern = files.join(folder, "*", "*.arrow")
+    elif files.exists(files.join(folder, _STATE)):
+        wanted = dict.fromkeys(_data_files(folder), TRAIN)
+        pattern = files.join(folder, "*.arrow")
+    else:
+        return None
+    _, found, _ = listing.list_files(dataclasses.replace(spec, location=pattern), by_words=False)
+    by_name = {file.name: file for file in found}
+    for name in wanted:
+        if name not in by_name:
+            raise UserError(f"{files.join(folder, name)} is missing: save the data set again")
+    chosen = [
+        dataclasses.replace(by_name[name], split=split) for name, split in sorted(wanted.items())
+    ]
+    left = len(found) - len(chosen)
+    notes = [f"not read: Arrow files that are not the data set's, {left:,}"] if left else []
+    pinned = dataclasses.replace(spec, location=folder.rpartition("/")[2])
+    return pinned, chosen, notes
+
+
+def _data_files(folder: str) -> list[str]:
+    state = files.join(folder, _STATE)
+    if not files.exists(state):
+        raise UserError(f"{state} is missing: save the data set again")
+    if (value := files.read_json(state)) and value.get("_indices_data_files"):
+        raise UserError(
+            f"{folder} is a selection of rows: save it again after data_set.flatten_indices()"
+        )
+    return [str(each["filename"]) for each in _member(folder, _STATE, "_data_files")]
+
+
+def _member(folder: str, name: str, member: str) -> list[Any]:
+    """Returns a list in a JSON file of the folder."""
+    path = files.join(folder, name)
+    value = files.read_json(path)
+    if not isinstance(value, dict) or not isinstance(value.get(member), list):
+        raise UserError(f"{path} has no list {member}: save the data set again")
+    return value[member]

@@ -1,0 +1,139 @@
+"""Ids and pieces of a vocabulary as objectives use them."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies import registered, sentencepiece_model, tokenizer_json
+from tasks.vocabularies.pieces import BYTE, CONTROL, T5_IDS, UNKNOWN, UNUSED, Pieces, SpecialIds
+
+# T5's ids.
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+_UNK_END = UNK_ID + 1
+# The piece that is added as EOS to a tokenizer without one.
+ADDED_EOS = "</s>"
+
+
+def sentinel_piece(number: int) -> str:
+    """Returns the text of sentinel `number`, counted from 0: <extra_id_0> has the highest id."""
+    return f"<extra_id_{number}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """A vocabulary as objectives use it, without the library that encodes text.
+
+    Attributes:
+      size: number of ids.
+      sentinels: number of sentinels, which are the last ids.
+      model: bytes of the vocabulary's file, parsed only if pieces are needed.
+      special: ids of padding, EOS and so on.
+    """
+
+    size: int
+    sentinels: int
+    model: bytes = dataclasses.field(default=b"", repr=False)
+    special: SpecialIds = T5_IDS
+
+    @property
+    def first_sentinel(self) -> int:
+        """The lowest id that is a sentinel; `size` if there are none."""
+        return self.size - self.sentinels
+
+    @functools.cached_property
+    def _of_file(self) -> Pieces:
+        found, special = kind_of(self.model).pieces(self.model), self.special
+        for number in (special.pad, special.eos, special.bos):
+            if number is not None and number < len(found.names):
+                found.kinds[number], found.texts[number] = CONTROL, ""
+        if special.eos == len(found.names):
+            found.names.append(ADDED_EOS)
+            found.kinds.append(CONTROL)
+            found.texts.append("")
+        return found
+
+    @property
+    def pieces(self) -> list[str]:
+        """Names of the file's pieces, in the order of ids; an EOS that was added is the last."""
+        return self._of_file.names
+
+    @property
+    def kinds(self) -> list[int]:
+        """Kinds of `pieces`: NORMAL, UNKNOWN, CONTROL, 4 (user-defined), 5 (unused) or BYTE."""
+        return self._of_file.kinds
+
+    @property
+    def texts(self) -> list[str | bytes]:
+        """The text that each of `pieces` adds; bytes where it may be a part of a character."""
+        return self._of_file.texts
+
+    @functools.cached_property
+    def word_starts(self) -> np.ndarray:
+        """Ids that begin a word, bool [size]: pieces that begin with a space, ids without text."""
+        starts = np.ones(self.size, bool)
+        first = _UNK_END if self.special == T5_IDS else 0
+        texts = self.texts[first : self.first_sentinel]
+        kinds = self.kinds[first : self.first_sentinel]
+        starts[first : first + len(texts)] = [
+            _begins_word(text) and kind != BYTE for text, kind in zip(texts, kinds, strict=True)
+        ]
+        return starts
+
+    @functools.cached_property
+    def random_ids(self) -> np.ndarray:
+        """Ids that may stand for any token, int64: none with a role, nor sentinels."""
+        if self.special == T5_IDS:  # without reading the pieces
+            return np.arange(_UNK_END, self.first_sentinel)
+        kinds = np.array(self.kinds[: self.first_sentinel])
+        return np.flatnonzero(~np.isin(kinds, (CONTROL, UNKNOWN, UNUSED)))
+
+    @functools.cached_property
+    def text_ids(self) -> np.ndarray:
+        """For each id the one whose text it has: itself. Inspection marks tokens by others."""
+        return np.arange(self.size)
+
+    def find(self, piece: str) -> int | None:
+        """Returns the id of a piece or, for <extra_id_K>, of a sentinel; None if there is none."""
+        return self._ids.get(piece)
+
+    def id_of(self, piece: str) -> int:
+        """Returns the id of a piece or, for <extra_id_K>, of a sentinel.
+
+        Raises:
+          UserError: there is no such piece.
+        """
+        if piece not in self._ids:
+            raise UserError(
+                f"the vocabulary has no piece {piece}: make one with vocab.train "
+                f"--user_defined_symbols={piece}, or let the objective use a sentinel, "
+                f"<extra_id_0> to {sentinel_piece(self.sentinels - 1)}"
+                if self.sentinels
+                else f"the vocabulary has neither a piece {piece} nor sentinels: make one with "
+                "vocab.train, or add sentinels by --extra_ids=100"
+            )
+        return self._ids[piece]
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        sentinels = {sentinel_piece(number): number for number in range(self.sentinels)}
+        return {
+            **{piece: number for number, piece in enumerate(self.pieces)},
+            **{piece: self.size - 1 - number for piece, number in sentinels.items()},
+        }
+
+
+def _begins_word(text: str | bytes) -> bool:
+    return text[:1] in (" ", b" ")
+
+
+def kind_of(model: bytes) -> Any:
+    """Returns the module that reads the vocabulary."""
+    if registered.is_registered(model):
+        return registered
+    is_json = tokenizer_json.is_tokenizer_json(model)
+    return tokenizer_json if is_json else sentencepiece_model

@@ -1,0 +1,300 @@
+"""Vocabularies cut to the pieces that a corpus needs; all others are left out.
+
+Kept are the pieces that occur in the corpus, special ones, bytes, sentinels and user-defined ones,
+the single characters of kept pieces and of ASCII, and what those need:
+
+    unigram     the piece with the least score, from which the cost of an unknown character derives
+    BPE         the pieces that are merged to make a kept one
+
+Order and scores stay. Then a text whose pieces are all kept has the same pieces as before. Unigram:
+the best segmentation is still there, and no other one is new. BPE: the merges that make a piece
+within a text are those that make it alone, since no merge crosses its borders; they are all there,
+and so the best pair at any time is the same. WordPiece: the longest match is still there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies import tokenizer_json
+from tasks.vocabularies.pieces import NORMAL
+from tasks.vocabulary import Vocabulary, VocabularyRecord, from_bytes
+
+# TrainerSpec.ModelType in sentencepiece_model.proto.
+_UNIGRAM, _BPE = 1, 2
+_ASCII = frozenset(map(chr, range(33, 127)))
+# SentencePiece's mark for a space, and GPT-2's character for it.
+_SPACE, _BYTE_SPACE = "\u2581", "\u0120"
+
+
+class Trimmed(NamedTuple):
+    """A vocabulary that was cut.
+
+    Attributes:
+      vocabulary: what is left of it.
+      id_map: the new id of each old id; None if it was left out.
+    """
+
+    vocabulary: Vocabulary
+    id_map: list[int | None]
+
+
+def trim(
+    base: Vocabulary, counts: np.ndarray, min_count: int = 1, vocab_size: int | None = None
+) -> Trimmed:
+    """Returns the vocabulary that is left of `base`.
+
+    Args:
+      base: the vocabulary to cut.
+      counts: how often each of its ids occurs, int64 [size].
+      min_count: least number of occurrences of a piece that is kept for them.
+      vocab_size: most pieces to keep, the most frequent, sentinels not counted; None: no limit.
+
+    Raises:
+      UserError: the vocabulary is of a kind that cannot be cut, `vocab_size` is too small, or no
+        piece is left out or kept for its occurrences.
+    """
+    rules = _rules(base)
+    kept = set(_always(base, rules))
+    kinds = base.ids.kinds
+    found = [token for token in np.flatnonzero(counts).tolist() if token < len(kinds)]
+    # Often used pieces first; of equally frequent ones, that with the lower id.
+    wanted = sorted(
+        (token for token in found if counts[token] >= min_count and kinds[token] == NORMAL),
+        key=lambda token: (-counts[token], token),
+    )
+    most = base.size if vocab_size is None else vocab_size + _own_sentinels(base)
+    if len(kept) > most:
+        raise UserError(
+            f"--vocab_size={vocab_size} is too small: {len(kept) - _own_sentinels(base):,} pieces "
+            "are always kept (special ones, bytes, characters of ASCII)"
+        )
+    for token in wanted:
+        more = {token, *rules.needs(token)} - kept
+        if len(kept) + len(more) > most:
+            break
+        kept |= more
+    if not any(token in kept for token in wanted):
+        raise UserError(f"no piece of {base.name} occurs often enough in the corpus to be kept")
+    ids = sorted(kept)
+    count = base.record.pieces  # kinds may have an EOS that was added as well
+    if len(ids) == count:
+        raise UserError(f"every piece of {base.name} is kept: there is nothing to cut")
+    new_ids: dict[int, int] = {old: new for new, old in enumerate(ids)}
+    model = rules.cut(new_ids)
+    new_ids |= {token: len(ids) + token - count for token in range(count, base.size)}
+    made = _opened(base, model, new_ids)
+    return Trimmed(made, [new_ids.get(token) for token in range(base.size)])
+
+
+def _own_sentinels(base: Vocabulary) -> int:
+    return base.record.sentinels - base.record.added_sentinels
+
+
+def _opened(base: Vocabulary, model: bytes, new_ids: dict[int, int]) -> Vocabulary:
+    """Returns the vocabulary of a cut model, with the special ids of `base`."""
+    opened = from_bytes(model, base.record.added_sentinels, base.name)
+    roles = dataclasses.asdict(base.special).items()
+    special = dataclasses.replace(
+        base.special, **{role: new_ids[token] for role, token in roles if token is not None}
+    )
+    record: VocabularyRecord = dataclasses.replace(
+        opened.record,
+        extra_ids=base.record.extra_ids,
+        sentinels=base.record.sentinels,
+        special=special if base.record.special else None,
+    )
+    return Vocabulary(model, record, base.name)
+
+
+class _Rules(NamedTuple):
+    """Rules of a kind of vocabulary.
+
+    Attributes:
+      always: ids that are kept whatever the corpus has.
+      needs: id -> the ids without which its piece would not be found in a text.
+      cut: {old id: new id} of kept pieces -> the bytes of the file with these alone.
+    """
+
+    always: set[int]
+    needs: Callable[[int], set[int]]
+    cut: Callable[[dict[int, int]], bytes]
+
+
+def _rules(base: Vocabulary) -> _Rules:
+    return _sentencepiece(base) if base.is_sentencepiece else _tokenizer_json(base)
+
+
+def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
+    ids = base.ids
+    special = {token for token in vars(base.special).values() if token is not None}
+    for token, (name, kind) in enumerate(zip(ids.pieces, ids.kinds, strict=True)):
+        if token >= base.record.pieces:
+            break  # an EOS that was added
+        plain = kind == NORMAL and token < base.first_sentinel and token not in special
+        if not plain or token in rules.always or name in _ASCII or name in (_SPACE, _BYTE_SPACE):
+            yield token
+
+
+def _characters(name: str, ids: dict[str, int], inner: str = "") -> set[int]:
+    """Returns the ids of the single characters of a piece, and of those within a word."""
+    plain = name.removeprefix(inner) if inner else name
+    made = {*plain, *(inner + each for each in plain)} if inner else set(plain)
+    return {ids[each] for each in made if each in ids}
+
+
+def _merged(
+    symbols: list[str], rank: Callable[[str, str], float | None]
+) -> tuple[list[str], list[str]]:
+    """Returns (what is left after all merges, every piece made on the way)."""
+    made = []
+    while len(symbols) > 1:
+        ranks = [
+            (found, place)
+            for place in range(len(symbols) - 1)
+            if (found := rank(symbols[place], symbols[place + 1])) is not None
+        ]
+        if not ranks:
+            break
+        _, place = min(ranks)
+        symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+        made.append(symbols[place])
+    return symbols, made
+
+
+def _sentencepiece(base: Vocabulary) -> _Rules:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(base.model)
+    normal = {each.piece: token for token, each in enumerate(proto.pieces) if each.type == NORMAL}
+    kind = proto.trainer_spec.model_type
+    if kind not in (_UNIGRAM, _BPE):
+        raise UserError(f"{base.name}: only unigram and BPE models of SentencePiece can be cut")
+
+    def rank(left: str, right: str) -> float | None:
+        token = normal.get(left + right)
+        return None if token is None else -proto.pieces[token].score
+
+    def needs(token: int) -> set[int]:
+        name = proto.pieces[token].piece
+        found = _characters(name, normal)
+        if kind == _BPE:
+            found |= {normal[each] for each in _merged(list(name), rank)[1]}
+        return found
+
+    def cut(new_ids: dict[int, int]) -> bytes:
+        made = sentencepiece_model_pb2.ModelProto.FromString(base.model)
+        del made.pieces[:]
+        made.pieces.extend(proto.pieces[token] for token in new_ids)
+        spec = made.trainer_spec
+        spec.vocab_size = len(made.pieces)
+        for name in ("unk_id", "bos_id", "eos_id", "pad_id"):
+            setattr(spec, name, new_ids.get(getattr(spec, name), -1))
+        return made.SerializeToString(deterministic=True)
+
+    least = min(normal.values(), key=lambda token: proto.pieces[token].score, default=None)
+    always = {least} if kind == _UNIGRAM and least is not None else set()
+    return _Rules(always, needs, cut)
+
+
+def _tokenizer_json(base: Vocabulary) -> _Rules:
+    value = tokenizer_json.parsed(base.model)
+    model = value["model"]
+    kind = model.get("type", "BPE")
+    ids: dict[str, int] = model["vocab"]
+    names = {token: name for name, token in ids.items()}
+    added = {each["id"] for each in value.get("added_tokens") or []}
+    always = added | _in_templates(value.get("post_processor"))
+    inner = model.get("continuing_subword_prefix") or ""
+    if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel") or (kind == "BPE" and inner):
+        raise UserError(f"{base.name}: a tokenizer.json of {kind} {inner} cannot be cut")
+    if kind == "Unigram":
+        scores = json.loads(base.model)["model"]["vocab"]
+        always.add(min(range(len(scores)), key=lambda token: scores[token][1]))
+    if tokenizer_json.is_byte_level(value):
+        always |= {token for name, token in ids.items() if len(name) == 1}
+    if kind == "WordPiece":
+        always |= {ids[inner + each] for each in _ASCII if inner + each in ids}
+    merges = [
+        (tuple(each.split(" ")) if isinstance(each, str) else tuple(each), each)
+        for each in model.get("merges") or ()
+    ]
+    ranks = {pair: number for number, (pair, _) in enumerate(merges)}
+    suffix = model.get("end_of_word_suffix") or ""
+
+    def rank(left: str, right: str) -> float | None:
+        return ranks.get((left, right))
+
+    def needs(token: int) -> set[int]:
+        name = names.get(token, "").partition("\0")[0]
+        found = _characters(name, ids, inner if kind == "WordPiece" else "")
+        if kind == "BPE":
+            plain = name.removesuffix(suffix) if suffix else name
+            symbols = [*plain[:-1], plain[-1:] + name[len(plain) :]]
+            made = [*symbols, *_merged(symbols[:], rank)[1]]
+            found |= {ids[each] for each in made if each in ids}
+        return found
+
+    def cut(new_ids: dict[int, int]) -> bytes:
+        made = json.loads(base.model)
+        part = made["model"]
+        if kind == "Unigram":
+            part["vocab"] = [each for token, each in enumerate(part["vocab"]) if token in new_ids]
+            if part.get("unk_id") is not None:
+                part["unk_id"] = new_ids[part["unk_id"]]
+        else:
+            part["vocab"] = {
+                name: new_ids[token] for name, token in part["vocab"].items() if token in new_ids
+            }
+        if kind == "BPE":
+            kept = part["vocab"]
+            part["merges"] = [
+                each
+                for (left, right), each in merges
+                if left in kept and right in kept and left + right in kept
+            ]
+        for each in made.get("added_tokens") or []:
+            each["id"] = new_ids[each["id"]]
+        _renumber(made.get("post_processor"), new_ids)
+        return json.dumps(made, ensure_ascii=False).encode()
+
+    return _Rules(always, needs, cut)
+
+
+def _in_templates(part: Any) -> set[int]:
+    """Returns the ids that a post-processor names."""
+    if not isinstance(part, dict):
+        return set()
+    found = {number for step in part.get("processors") or () for number in _in_templates(step)}
+    for token in (part.get("special_tokens") or {}).values():
+        found.update(token["ids"])
+    return found | {part[role][1] for role in ("sep", "cls") if isinstance(part.get(role), list)}
+
+
+def _renumber(part: Any, new_ids: dict[int, int]) -> None:
+    """Changes the ids in a post-processor: those of templates, and of BERT's and RoBERTa's."""
+    if not isinstance(part, dict):
+        return
+    for step in part.get("processors") or ():
+        _renumber(step, new_ids)
+    for token in (part.get("special_tokens") or {}).values():
+        token["ids"] = [new_ids[number] for number in token["ids"]]
+    for role in ("sep", "cls"):
+        if isinstance(part.get(role), list):
+            part[role][1] = new_ids[part[role][1]]
+
+
+def described(base: Vocabulary, made: Trimmed, counts: np.ndarray) -> str:
+    """Returns how many ids are left, and the share of the corpus's tokens that have them."""
+    kept = np.array([number is not None for number in made.id_map])
+    share = counts[kept].sum() / counts.sum()
+    return (
+        f"{made.vocabulary.size:,} of {base.size:,} ids are kept, which make up {share:.4%} of "
+        "the corpus's tokens"
+    )

@@ -1,0 +1,76 @@
+"""Pages escape their text, and their style and script are installed with the package."""
+
+import base64
+import hashlib
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tasks.pages import document as page
+
+ROOT = pathlib.Path(__file__).parents[3]
+ASSETS = sorted(
+    path.name
+    for path in (ROOT / "tasks/pages").iterdir()
+    if path.suffix in (".css", ".js", ".LICENSE")
+)
+
+
+def test_text_is_escaped():
+    assert page.text("<b>&'\"\x1b\x9b\n\t") == "&lt;b&gt;&amp;&#x27;&quot;␛\ufffd\n\t"
+    assert page.attribute('a"b') == '"a&quot;b"'
+    assert page.text("a\ud800b") == "a\ufffdb"
+    made = page.document("<i>", {"one": "<u>"}, head="", body="")
+    assert "<title>&lt;i&gt;</title>" in made
+    assert "<a href='#one'>&lt;u&gt;</a>" in made
+    assert "<script>" not in made
+
+
+def test_a_page_allows_its_own_scripts_and_nothing_else():
+    made = page.document("t", {}, head="", body="", tokens=True, charts="{}")
+    policy = re.search(r'Content-Security-Policy content="([^"]+)"', made)[1]
+    assert "default-src 'none'" in policy
+    scripts = re.findall(r"<script>(.*?)</script>", made, re.DOTALL)
+    assert len(scripts) == 3
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "script-src 'none'" in page.document("t", {}, head="", body="")
+
+
+def test_uplot_is_the_release_that_its_origin_names():
+    origin = (ROOT / "tasks/pages/ORIGIN.md").read_text()
+    known = dict(reversed(line.split()) for line in re.findall(r"[0-9a-f]{64}  uPlot\S+", origin))
+    assert set(known) == {name for name in ASSETS if name.startswith("uPlot")}
+    for name, digest in known.items():
+        assert hashlib.sha256((ROOT / "tasks/pages" / name).read_bytes()).hexdigest() == digest
+    (version,) = re.findall(r"`uplot` ([\d.]+)", origin)
+    assert f"(v{version})" in (ROOT / "tasks/pages/uPlot.iife.min.js").read_text()[:80]
+
+
+def test_columns_of_numbers_are_flush_right():
+    made = page.table("", ("name", "count", "html"), [("1", "2,000", "<b>")], html_last=True)
+    assert "<tr><td>1</td><td class=number>2,000</td><td><b></td></tr>" in made
+    assert "number" not in page.table("", ("name", "count"), [])
+
+
+def test_a_wheel_contains_style_and_script(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tasks", source / "tasks", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in ASSETS:
+            path = f"tasks/pages/{name}"
+            assert archive.read(path) == (ROOT / path).read_bytes()

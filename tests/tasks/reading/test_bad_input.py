@@ -1,0 +1,117 @@
+"""Bad input in every format with columns: one line that names the file and what to do."""
+
+import pathlib
+
+import pytest
+
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
+from tests import every_format
+
+FORMATS = ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
+ROWS = {f"document {n}": f"text of {n}, " * 9 for n in range(300)}
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    """Returns {format: SPEC} of files in folders of their own."""
+    return every_format.write(tmp_path, ROWS)
+
+
+def path_of(spec):
+    return pathlib.Path(spec.partition(":")[2].partition("?")[0])
+
+
+def read(spec):
+    """Returns the rows of a corpus."""
+    corpus = sources.resolve(sources.parse(spec))
+    batches = [batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece)]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def refused(spec):
+    """Returns the line with which a corpus is refused."""
+    with pytest.raises(UserError) as caught:
+        read(spec)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def with_option(spec, option):
+    return spec.rstrip("&") + ("&" if "?" in spec else "?") + option
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_missing_column_names_those_that_are_there(corpora, form):
+    spec = corpora[form]
+    options = [with_option(spec, "column=txet"), with_option(spec, "id=identity")]
+    options.append(with_option(spec, "inputs={question} </s> {text}&targets=text"))
+    advices = ("add ?column=NAME", "give another ?id=NAME", "name others in ?inputs=…&targets=…")
+    names = ("txet", "identity", "question")
+    for wanted, option, advice in zip(names, options, advices, strict=True):
+        line = refused(option)
+        assert advice in line
+        assert f"{path_of(spec)} has no column {wanted}" in line
+        assert "it has " in line
+        assert "text" in line.partition("it has ")[2]
+    assert "did you mean text?" in refused(options[0])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_empty_file_is_one_line(corpora, form):
+    path_of(corpora[form]).write_bytes(b"")
+    line = refused(corpora[form])
+    assert path_of(corpora[form]).name in line
+    assert "is empty" in line or "cannot be read" in line
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kept", [0.3007, 0.9907])  # inside a row
+def test_a_file_cut_short_is_named_or_costs_one_record(corpora, form, kept):
+    path = path_of(corpora[form])
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
+    if form in ("parquet", "arrow stream", "arrow file", "csv.gz"):
+        assert f"{path} cannot be read: " in refused(corpora[form])
+        return
+    rows = read(corpora[form])
+    problems = [row["problem"] for row in rows if row["problem"]]
+    assert len(problems) == 1
+    expected = ["invalid JSON", "invalid CSV", "wrong number of fields", "record cut short"]
+    assert problems[0] in expected
+    good = {row["id"]: row["text"] for row in rows if not row["problem"]}
+    assert good.items() <= ROWS.items()
+    assert len(good) >= int(kept * len(ROWS)) - 3
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "tsv"])
+def test_utf_16_is_named(corpora, form):
+    path = path_of(corpora[form])
+    path.write_bytes(path.read_text().encode("utf-16"))
+    line = refused(corpora[form])
+    assert str(path) in line
+    assert "UTF-16" in line or "no JSON object" in line
+
+
+def test_utf_16_of_plain_text_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("a line\n" * 9, encoding="utf-16")
+    for document in ("line", "file", "block"):
+        line = refused(f"text:{tmp_path}/a.txt?document={document}")
+        assert "a.txt cannot be read: it is UTF-16: convert it to UTF-8" in line
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_files_of_other_formats_in_a_pattern_are_named(corpora, form):
+    kind, folder = corpora[form].partition(":")[0], path_of(corpora[form]).parent
+    line = refused(f"{kind}:{folder}/*")
+    assert str(folder) in line
+    assert " cannot be read" in line or "has no column" in line or "is Parquet" in line or (
+        "is not JSON lines" in line
+    )  # fmt: skip
+
+
+def test_latin_1_is_left_out_row_by_row(tmp_path):
+    data = "id,text\n" + "".join(f"{n},caf\xe9 {n}\n" for n in range(5)) + "x,plain\n"
+    (tmp_path / "a.csv").write_bytes(data.encode("latin-1"))
+    rows = [(row["id"], row["problem"]) for row in read(f"csv:{tmp_path}/a.csv?validation=0")]
+    assert rows == [*((str(n), "invalid UTF-8") for n in range(5)), ("x", None)]
