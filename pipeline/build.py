@@ -4,7 +4,8 @@
 
 The cache is written to CACHE_DIR/TASK, where stock seqio looks for it. Its bytes depend only on the
 corpus, the vocabulary and the packing, not on the workers, the runner or interruptions. All further
-flags are Beam's own (--runner=DataflowRunner --project=... and so on).
+flags are Beam's own (--runner=DataflowRunner --project=... and so on). Of several languages, each
+gets a cache of its own, and all of them are one task of the trainer.
 """
 
 from pipeline.runners.interruption import interruptible
@@ -22,7 +23,7 @@ def command_line() -> Parser:
 
 
 def main(argv: list[str]) -> None:
-    """Parses the flags and builds; raises as `pipeline.building.engine.build` does."""
+    """Parses the flags and builds; raises as `pipeline.building.languages.build` does."""
     with interruptible():
         from pipeline.runners import beam_options
 
@@ -30,12 +31,12 @@ def main(argv: list[str]) -> None:
         parser.refuse_others = lambda given: beam_options.reject_unknown(parser, given)
         known, rest = parser.parse_known_args(argv)
 
-        from pipeline.building import engine
+        from pipeline.building import languages
         from pipeline.building.options import Options
 
         options = Options(**vars(known))
         arguments = beam_options.arguments(parser, rest, options.runner, options.workers)
-        engine.build(options, arguments)
+        languages.build(options, arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Injects faults of every known kind into builds and audits the caches: `python -m pipeline.chaos`.
 
     python -m pipeline.chaos --vocabulary=DIR --kills=100 --workers=1-4 --seed=7
+    python -m pipeline.chaos --vocabulary=DIR --kills=20 --format=csv
     python -m pipeline.chaos --vocabulary=DIR --kills=20 --pools=3     # see pipeline.faults.pools
 
 One build runs without faults. Other builds are killed, run out of disk, lose corpus files or have
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from pipeline.faults import local
+from pipeline.faults import corpora, local
 from pipeline.faults.harness import Harness, Outcome
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, UserError, positive, run
@@ -57,8 +58,13 @@ def command_line() -> Parser:
     add = parser.add_argument
     add("--vocabulary", required=True, help=FORMS)
     add("--extra_ids", type=int, default=0, help="sentinels to add to a vocabulary that has none")
-    add("--task", default="python_docs_span_corruption", help="a registered task")
+    add(
+        "--task",
+        default="python_docs_span_corruption",
+        help="a registered task; of pairs, it is always supervised",
+    )
     add("--corpus", default="python_docs", help="corpus SPEC to copy the documents from")
+    add("--format", choices=corpora.FORMATS, default="json", help="format of the copy")
     add("--corpus_bytes", type=positive, default=4 << 20, help="most bytes of documents to copy")
     add("--shard_bytes", type=positive, default=128 << 10, help="approximate corpus bytes a shard")
     add("--kills", type=int, default=100, help="number of SIGKILLs")
@@ -98,7 +104,8 @@ def main(argv: list[str]) -> int:
             outcomes = harness.run_trials(cluster.faults(flags.kills), parallel=1)
             workers = f"a worker in each of {flags.pools} pools"
         else:
-            outcomes = harness.run_trials(local.faults(flags.kills, flags.others), flags.jobs)
+            faults = local.faults(flags.kills, flags.others, of_texts=not harness.sides)
+            outcomes = harness.run_trials(faults, flags.jobs)
             workers = "{} to {} workers".format(*flags.workers)
     print(_table(outcomes))
     injected = sum(outcome.injected for outcome in outcomes)

@@ -3,7 +3,7 @@
 The numbers of documents, tokens, rows and omitted documents are those of the whole cache. Whatever
 requires reading rows (lengths, pieces, duplicates, examples) comes from at most --sample_shards
 shards of each split, as the page says. Memory grows with the sample alone, by 16 bytes per
-document. The page needs no network and no JavaScript.
+document. The page needs no network; without JavaScript it lacks only its chart.
 """
 
 from tasks.cache.manifest import CacheManifest

@@ -7,7 +7,9 @@ at a time, so memory does not grow with the cache. Remote files are read once an
 """
 
 import os
+import tempfile
 
+from pipeline.building import exclusion
 from pipeline.verification.cache import verify
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
@@ -20,8 +22,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--workers", type=positive, default=os.cpu_count(), help="most worker processes"
     )
+    parser.add_argument(
+        "--exclude",
+        help="exclude lists or text files of ids, separated by commas, whose documents must not be "
+        "in the cache; those of the cache's own lists must not be either",
+    )
     flags = parser.parse_args(argv)
-    splits, faults = verify(flags.cache, flags.workers)
+    with tempfile.TemporaryDirectory() as scratch:
+        lists = exclusion.given(flags.exclude, scratch)
+        splits, faults = verify(flags.cache, flags.workers, [each.path for each in lists])
     for fault in faults:
         print(fault)
     columns = ("documents", "tokens", "rows", "dropped", "size")
@@ -31,6 +40,12 @@ def main(argv: list[str]) -> int:
     ]
     print(table(("", *columns), rows))
     print(f"{flags.cache}: {len(faults)} faults" if faults else f"{flags.cache}: verified")
+    if lists and not faults:
+        places = sum(each.header["counts"]["places"] for each in lists)
+        documents = sum(each.record.documents for each in lists) - places
+        print(f"absent: all {documents:,} documents of {flags.exclude}")
+        if places:
+            print(f"not checked: {places:,} listed documents that share their id with another")
     return 1 if faults else 0
 
 

@@ -47,6 +47,8 @@ from tasks.vocabulary import EOS_ID, Vocabulary, VocabularyRecord, load
 
 # Files of fewer bytes take less time than worker processes to start.
 _SMALL_BYTES = 64 << 20
+# Member of a receipt: the id of EOS, if it is not EOS_ID.
+_EOS = "eos"
 
 
 def adopt(options: Options) -> tuple[Found, CacheManifest]:
@@ -149,7 +151,7 @@ class _Job:
       index, receipt: names of the files that are written.
       kept: size of a row index that is there with a receipt; None if the file must be scanned.
       hashes: whether to compare checksums with those of the receipt.
-      is_pairs, ids, scan: as in `Found`, and the number of ids.
+      is_pairs, ids, eos, scan: as in `Found`, the number of ids, and the id of EOS.
     """
 
     source: str
@@ -162,7 +164,8 @@ class _Job:
     hashes: bool
     is_pairs: bool
     ids: int
-    scan: Callable[[str, int], Scan]
+    eos: int
+    scan: Callable[[str, int, int], Scan]
 
 
 def _adopted(
@@ -170,6 +173,7 @@ def _adopted(
 ) -> dict[str, tuple[Shard, ...]]:
     """Returns the shards by split; scans the files that have no receipt or another content."""
     source, ids = options.cache_dir, vocabulary.size if vocabulary else MOST_IDS
+    eos = vocabulary.special.eos if vocabulary else EOS_ID
     sizes = files.list_sizes(source)
     own = sizes if target == source else files.list_sizes(target)
     # A store is asked for all bytes only if all was finished, and something has changed since.
@@ -185,7 +189,7 @@ def _adopted(
             jobs.append(
                 _Job(
                     source, target, name, sizes[name], index, receipt, kept, hashes,
-                    found.is_pairs, ids, found.scan,
+                    found.is_pairs, ids, eos, found.scan,
                 )
             )  # fmt: skip
     total = sum(job.size for job in jobs)
@@ -229,12 +233,13 @@ def _shard(job: _Job) -> Shard:
     kept = _finished(job)
     if kept:
         return kept
-    scan = job.scan(job.name, job.ids)
+    scan = job.scan(job.name, job.ids, job.eos)
     shard = shard_of(job.name, job.index, scan)
     for name in (MANIFEST, job.receipt):  # of another content
         files.remove(files.join(job.target, name))
     files.write_bytes(files.join(job.target, job.index), index_bytes(scan.index))
-    files.write_json(files.join(job.target, job.receipt), as_json(shard))
+    receipt = {**as_json(shard), **({} if job.eos == EOS_ID else {_EOS: job.eos})}
+    files.write_json(files.join(job.target, job.receipt), receipt)
     return shard
 
 
@@ -243,8 +248,12 @@ def _finished(job: _Job) -> Shard | None:
     if job.kept is None:
         return None
     try:
-        shard = shard_from_dict(files.read_json(files.join(job.target, job.receipt)))
+        receipt = files.read_json(files.join(job.target, job.receipt))
+        eos = receipt.pop(_EOS, EOS_ID) if isinstance(receipt, dict) else EOS_ID
+        shard = shard_from_dict(receipt)
     except UserError:
+        return None
+    if eos != job.eos:  # ends of rows were counted by another id
         return None
     index, entry = (shard.files.get(name) for name in (job.index, job.name))
     if not index or not entry or not shard.adopted or (shard.pairs is None) == job.is_pairs:
@@ -351,10 +360,11 @@ def summary(found: Found, manifest: CacheManifest) -> list[str]:
     if found.unread:
         lines.append(f"not read: the features {', '.join(found.unread)}")
     sides = ("inputs", "targets") if found.is_pairs else ("targets",)
+    eos = "EOS" if plan.vocabulary.sha256 or found.is_pairs else f"id {EOS_ID}"
     for side in sides:
         ends = sum(getattr(each, f"{side}_ends") for each in counts)
         what = ", which is left out, as the objective adds one" if found.is_pairs and ends else ""
-        lines.append(f"{side}: {ends:,} of {rows:,} rows end in EOS{what}")
+        lines.append(f"{side}: {ends:,} of {rows:,} rows end in {eos}{what}")
     zeros, empty = (sum(getattr(each, name) for each in counts) for name in ("zeros", "empty"))
     if zeros and plan.vocabulary.special_ids.zero_pads:
         lines.append(f"warning: {zeros:,} ids are 0, which is padding here and has no loss")

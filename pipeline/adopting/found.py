@@ -15,7 +15,8 @@ class Found:
       files: split -> names of its files of records, in their order.
       examples: split -> number of rows that the program says there are, if it does.
       is_pairs: whether rows of pairs are read.
-      scan: (name of a file of records, number of ids) -> its content; runs in other processes.
+      scan: (name of a file of records, number of ids, id of EOS) -> its content; runs in other
+        processes.
       token: numpy's name of the type of a token, "" in records.
       unread: names of features that are not read.
       version: version of the program, "" if it does not say.
@@ -26,7 +27,7 @@ class Found:
     files: dict[str, tuple[str, ...]]
     examples: dict[str, int]
     is_pairs: bool
-    scan: Callable[[str, int], Scan]
+    scan: Callable[[str, int, int], Scan]
     token: str = ""
     unread: tuple[str, ...] = ()
     version: str = ""

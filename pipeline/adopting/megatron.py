@@ -94,7 +94,7 @@ def _kind(path: str) -> str:
     return _TYPES[code]
 
 
-def scan(folder: str, name: str, ids: int) -> Scan:
+def scan(folder: str, name: str, ids: int, eos: int) -> Scan:
     """Returns the content of the data set with the tokens `name`; see `scan_tokens`.
 
     Raises:
@@ -113,4 +113,4 @@ def scan(folder: str, name: str, ids: int) -> Scan:
             f"{path} has sequences that do not follow each other without gaps, which is not read: "
             "merge the data set anew with Megatron's tools/merge_datasets.py"
         )
-    return scan_tokens(files.join(folder, name), ids, kind, lengths, max(0, borders - 1))
+    return scan_tokens(files.join(folder, name), ids, kind, lengths, max(0, borders - 1), eos)

@@ -14,7 +14,6 @@ from tasks.cache.manifest import PAIR_INDEX, FileEntry, PairCounts
 from tasks.cache.records import CorruptRecord, loops
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID
 
 _BLOCK_BYTES = 16 << 20
 _LENGTH = struct.Struct("<Q")
@@ -145,7 +144,7 @@ def blocks(path: str) -> Iterator[Any]:
         yield hashed.entry()
 
 
-def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool) -> Scan:
+def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with ids `targets` and, of pairs, `inputs`.
 
     Args:
@@ -153,6 +152,7 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool) -> 
       size: number of ids of the vocabulary.
       is_pairs: whether the rows are pairs.
       inputs_refused: whether rows of targets must have no inputs.
+      eos: id of the EOS.
 
     Raises:
       UserError: a record is corrupt or of another form, or has other ids; names the row.
@@ -166,7 +166,7 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool) -> 
         data = left + block
         try:
             bounds = _bounds(data)
-            _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused)
+            _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused, eos)
         except CorruptRecord as error:
             raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
         left, start = data[bounds[-1] :], start + int(bounds[-1])
@@ -200,6 +200,7 @@ def _scan_block(
     start: int,
     is_pairs: bool,
     inputs_refused: bool,
+    eos: int,
 ) -> None:
     records.check_framing(data, bounds)
     raw, offsets = np.frombuffer(data, np.uint8), start + bounds[:-1]
@@ -215,7 +216,7 @@ def _scan_block(
             advice = "and the first row has inputs: give --read=targets to leave all of them out"
             raise rows.refused(error.record, f"{error}, {advice}") from error
         rows.ids(*map(int, compiled.extremes(raw, *lists[:2])))
-        return rows.side(name, lists[2], compiled.ending_in(raw, *lists[:2], EOS_ID))
+        return rows.side(name, lists[2], compiled.ending_in(raw, *lists[:2], eos))
 
     if inputs_refused:
         _, _, counts = compiled.lists_of(raw, begins, ends, np.frombuffer(b"inputs", np.uint8))
@@ -228,7 +229,9 @@ def _scan_block(
     rows.add(offsets, side("targets"), side("inputs") if is_pairs else None)
 
 
-def scan_tokens(path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int) -> Scan:
+def scan_tokens(
+    path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int, eos: int
+) -> Scan:
     """Scans a file that holds tokens of one type and nothing else.
 
     Args:
@@ -237,6 +240,7 @@ def scan_tokens(path: str, size: int, kind: np.dtype, lengths: np.ndarray, docum
       kind: type of a token.
       lengths: int64 [rows], number of tokens of each row; together they fill the file.
       documents: number of documents.
+      eos: id of the EOS.
 
     Raises:
       UserError: the file has another size, or other ids; names the row.
@@ -262,7 +266,7 @@ def scan_tokens(path: str, size: int, kind: np.dtype, lengths: np.ndarray, docum
         first, stop = np.searchsorted(ends, [at, at + whole], side="right")
         inside = ends[first : stop + 1] - 1 - at
         here = (inside >= 0) & (inside < whole)
-        last[first : stop + 1][here] = tokens[inside[here]] == EOS_ID
+        last[first : stop + 1][here] = tokens[inside[here]] == eos
         at += whole
     if at != total or left:
         raise UserError(

@@ -84,9 +84,9 @@ def survey(folder: str, names: list[str], read: str | None) -> Found:
     )
 
 
-def scan(folder: str, is_pairs: bool, inputs_refused: bool, name: str, ids: int) -> Scan:
+def scan(folder: str, is_pairs: bool, inputs_refused: bool, name: str, ids: int, eos: int) -> Scan:
     """Returns the content of the file of records `name` of a cache; see `scan_records`."""
-    return scan_records(files.join(folder, name), ids, is_pairs, inputs_refused)
+    return scan_records(files.join(folder, name), ids, is_pairs, inputs_refused, eos)
 
 
 def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:

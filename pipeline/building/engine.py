@@ -1,12 +1,17 @@
 """One build: checks of the options, the plan, the Beam job for unfinished shards, the report."""
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
-from pipeline.building import advice, graph, lifecycle
+from pipeline.building import advice, exclusion, graph, lifecycle
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
+from pipeline.excluding.lists import Given
+from pipeline.filtering import sets
+from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
@@ -19,8 +24,10 @@ from tasks.terminal.table import table
 from tasks.vocabulary import Vocabulary
 
 
-def build(options: Options, beam_arguments: list[str]) -> None:
+def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
     """Builds the unfinished shards of the cache of `options.task`, and prints a report.
+
+    `advise`: whether the report names the next command; `options.corpus` has at most one element.
 
     Raises:
       UserError: a mistake that the user can correct; finished shards are kept.
@@ -35,18 +42,35 @@ def build(options: Options, beam_arguments: list[str]) -> None:
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
     folder = files.join(options.cache_dir, task.name)
-    if options.dry_run:
-        _print_estimate(options, beam_arguments, _planned(options, task, loaded, folder), loaded)
-        return
+    with tempfile.TemporaryDirectory() as scratch:
+        lists = exclusion.given(options.exclude, scratch)
+        if options.dry_run:
+            planned = _planned(options, task, loaded, folder, lists)
+            _print_estimate(options, beam_arguments, planned, loaded, lists)
+            return
+        _build(options, beam_arguments, task, loaded, folder, lists, advise)
+
+
+def _build(
+    options: Options,
+    beam_arguments: list[str],
+    task: TaskSpec,
+    loaded: Vocabulary,
+    folder: str,
+    lists: list[Given],
+    advise: bool,
+) -> None:
     spec = _spec(options, task)
     if dataflow.is_runner(options.runner):
         dataflow.check(beam_arguments, spec, options.cache_dir)
     elif portable.is_runner(options.runner):
         portable.check(beam_arguments)
     with lifecycle.claim(folder):
-        job, assignments = _planned(options, task, loaded, folder)
+        job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
-        lifecycle.begin(folder, plan, loaded, options.extend)
+        lifecycle.begin(folder, plan, loaded, options.extend, lists)
+        for note in exclusion.notes(plan, lists):
+            print(note)
         for counts in _earlier_shards(plan, assignments):
             lifecycle.renumber(folder, plan, counts)
         started = time.monotonic()
@@ -58,7 +82,7 @@ def build(options: Options, beam_arguments: list[str]) -> None:
             state = "complete" if files.is_remote(folder) else "complete and valid"
             print(f"{folder} is {state}: nothing to do")
             return
-        _report(options, job, shards, done, time.monotonic() - started)
+        _report(options, job, shards, done, time.monotonic() - started, advise)
 
 
 def _task(options: Options) -> TaskSpec:
@@ -95,7 +119,7 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
     Raises:
       UserError: the SPEC is invalid, or the task has no corpus and none is given.
     """
-    text = options.corpus or task.corpus
+    text = options.corpus[0] if options.corpus else task.corpus
     if not text:
         meant = nearest(task.name, registry.tasks(options.task_module))
         raise UserError(
@@ -106,11 +130,14 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
 
 
 def _planned(
-    options: Options, task: TaskSpec, loaded: Vocabulary, folder: str
+    options: Options, task: TaskSpec, loaded: Vocabulary, folder: str, lists: list[Given]
 ) -> tuple[graph.Job, list[graph.Assignment]]:
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
+    filters = sets.resolve(options.filter, options.task_module)
+    if filters and limits:
+        raise UserError(f"--filter judges texts, and {task.name} reads pairs: leave it out")
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
@@ -132,8 +159,13 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
         pairs=limits,
+        exclude=exclusion.records(existing, lists, options.max_document_bytes, folder),
+        filters=filters,
     )
-    job = graph.Job(folder, plan, corpus, options.tokenizer, options.hf_token_secret or "")
+    job = graph.Job(
+        folder, plan, corpus, options.tokenizer, options.hf_token_secret or "",
+        options.task_module or "",
+    )  # fmt: skip
     return job, assignments
 
 
@@ -233,6 +265,10 @@ def _work(
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
     lifecycle.invalidate(job.folder, job.plan, [key for each in to_do for key in each.shards])
+    if options.tokenizer == tokenize.FAST:
+        loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
+        if reason := tokenize.refusal(loaded):
+            print(f"all documents will be left to {loaded.codec.library}: {reason}")
     monitor = Monitor(job.folder, job.plan, kept, to_do)
 
     def hopeless(monitor: Monitor) -> bool:
@@ -260,6 +296,8 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
     if left == encoded:
         reason = tokenize.Tokenizer(loaded).refusal
         print(f"all documents were left to {library}{f': {reason}' if reason else ''}")
+        if counts["audited"]:
+            print(f"encoded {counts['audited']:,} of them twice: no difference")
     else:
         print(
             f"tokenized {encoded:,} documents, {left:,} of them by {library}; audited "
@@ -283,9 +321,11 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = bad_share(shards)
     if share > limit:
         reasons = _dropped(shards)
-        for reason in graph.NOT_FAULTY:
-            del reasons[reason]
-        top = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        top = ", ".join(
+            f"{count:,} {reason}"
+            for reason, count in reasons.most_common()
+            if graph.is_fault(reason)
+        )
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
             f"{limit}: see the *.quarantine-* files in {folder}, then correct the corpus or raise "
@@ -308,12 +348,29 @@ def _dropped(shards: list[Shard]) -> Counter[str]:
     return counts
 
 
+def _edits(shards: list[Shard]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard.edits or {})
+    return counts
+
+
+def _rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
+    """Returns the documents that each rule would drop by itself, and those that it drops first."""
+    rows = [("documents judged", str(counts[JUDGED, ""]), "")]
+    for kind, reason in counts:
+        if kind == ALONE:
+            rows.append((reason, str(counts[kind, reason]), str(counts[FIRST, reason])))
+    return table(("", "would drop", "is the first to"), rows)
+
+
 def _report(
     options: Options,
     job: graph.Job,
     shards: dict[lifecycle.ShardKey, Shard],
     read_bytes: int,
     seconds: float,
+    advise: bool,
 ) -> None:
     plan = job.plan
     columns = {
@@ -349,14 +406,20 @@ def _report(
             (f"left out: {reason}", *(f"{_dropped(each)[reason]:,}" for each in columns.values()))
             for reason in sorted(_dropped(list(shards.values())))
         ),
+        *(
+            (f"edited: {what}", *(f"{_edits(each)[what]:,}" for each in columns.values()))
+            for what in sorted(_edits(list(shards.values())))
+        ),
     ]
     print(table(("", *columns), rows))
     held_out = "validation" in columns and total("validation", "rows") > 0
     print(
         f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
-        f"{read_bytes / 1e6 / seconds:.1f} MB/s\n"
-        f"next: {advice.pretrain(registry.get(plan.task, options.task_module), options, held_out)}"
+        f"{read_bytes / 1e6 / seconds:.1f} MB/s"
     )
+    if advise:
+        task = registry.get(plan.task, options.task_module)
+        print(f"next: {advice.pretrain(task, options, held_out)}")
     if not held_out:
         print(
             f"{plan.task} has no validation split, as no document was held out: to evaluate the "
@@ -366,7 +429,8 @@ def _report(
 
 
 def _pair_rows(columns: dict[str, list[Shard]]) -> list[tuple[str, ...]]:
-    """Returns the lines of the report about pairs: their longest sides, and how many were cut."""
+    """Returns the lines of the report about pairs: their longest sides, and how many were cut or
+    split."""
     counts = {
         split: [shard.pairs for shard in shards if shard.pairs] for split, shards in columns.items()
     }
@@ -379,6 +443,9 @@ def _pair_rows(columns: dict[str, list[Shard]]) -> list[tuple[str, ...]]:
         cut = [sum(getattr(each, f"cut_{side}") for each in of) for of in counts.values()]
         if any(cut):
             lines.append((f"cut {side}", *(f"{count:,}" for count in cut)))
+    split = [sum(shard.split_documents for shard in shards) for shards in columns.values()]
+    if any(split):
+        lines.append(("split pairs", *(f"{count:,}" for count in split)))
     return lines
 
 
@@ -387,6 +454,7 @@ def _print_estimate(
     beam_arguments: list[str],
     planned: tuple[graph.Job, list[graph.Assignment]],
     loaded: Vocabulary,
+    lists: list[Given],
 ) -> None:
     """Prints the estimated size and time of the build; writes nothing to the cache's folder."""
     from pipeline.building import estimate
@@ -398,7 +466,8 @@ def _print_estimate(
     pieces = [assignment.piece for assignment in to_do]
     is_local = beam_arguments[0] == "--runner=FnApiRunner"
     local_arguments = beam_arguments if is_local else ["--runner=FnApiRunner"]
-    expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments)
+    copies = exclusion.copies(job.folder, job.plan, lists)
+    expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
 
     splits = list(job.plan.shards)
     rows = [
@@ -410,6 +479,8 @@ def _print_estimate(
         ("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)),
     ]
     print(table(("", *splits), rows))
+    if job.plan.filters:
+        print(_rules_table(expected.filtered))
     size = sum(assignment.piece.bytes for assignment in assignments)
     left = sum(piece.bytes for piece in pieces)
     seconds = f" in {expected.seconds:.1f} s with --workers={options.workers}" if is_local else ""

@@ -19,11 +19,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 from pipeline.building import graph
 from pipeline.building.write import finished
+from pipeline.filtering.stages import Filters
 from tasks.cache.manifest import Shard
 from tasks.reading import cutting
 from tasks.reading.corpus import FilePart, FileRange
@@ -80,12 +82,14 @@ class Estimate:
 
     Attributes:
       counts: by split, "documents", "tokens", "rows" and "disk" (bytes) of the whole cache.
+      filtered: documents that filters judge and drop, by the keys of `Filters.tally`.
       sampled: bytes of the corpus that were built for the estimate.
       core_seconds: time for the unfinished pieces, summed over processes of this machine.
       seconds: time from the start of the runner to its end on this machine.
     """
 
     counts: dict[str, dict[str, Quantity]]
+    filtered: dict[tuple[str, str], Quantity]
     sampled: int
     core_seconds: float
     seconds: float
@@ -93,13 +97,14 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Built:
-    """A built piece: its process, start time, duration and shards."""
+    """A built piece: its process, start time, duration, shards, and `Filters.tally`."""
 
     piece: Piece
     process: int
     begin: float
     seconds: float
     shards: dict[str, Shard]
+    tally: Counter[tuple[str, str]]
 
 
 def estimate(
@@ -108,6 +113,7 @@ def estimate(
     to_do: list[Piece],
     workers: int,
     runner_arguments: list[str],
+    copies: Mapping[str, str],
     seed: int = 0,
 ) -> Estimate:
     """Builds a sample in a temporary folder and scales the result up.
@@ -118,6 +124,7 @@ def estimate(
       to_do: the pieces that are not built yet.
       workers: processes on this machine.
       runner_arguments: Beam's arguments, to time its runner on an empty job.
+      copies: further files that the cache has, by name: its exclude lists.
       seed: seed of the sample.
 
     Raises:
@@ -131,6 +138,8 @@ def estimate(
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
         files.write_bytes(files.join(scratch, loaded.record.file_name), loaded.model)
+        for name, path in copies.items():
+            files.copy(path, files.join(scratch, name))
         plan = dataclasses.replace(job.plan, shards=dict.fromkeys(job.plan.shards, len(to_build)))
         aside = graph.for_workers(dataclasses.replace(job, folder=scratch, plan=plan))
         built = _build(aside, to_build, workers)
@@ -144,6 +153,7 @@ def estimate(
     loading = max(each.seconds - per_piece - per_byte * each.piece.bytes for each in first.values())
     return Estimate(
         counts=_scale_up(job.corpus.pieces, sampled, list(job.plan.shards)),
+        filtered=_filtered(job.corpus.pieces, sampled),
         sampled=sum(piece.bytes for piece in slices),
         core_seconds=sum(costs),
         seconds=runner_seconds + max(loading, 0.0) + _longest(costs, workers) if to_do else 0.0,
@@ -218,10 +228,10 @@ def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
     """Yields (begin, end, part) of the parts cut to about `size` bytes, in bytes of the piece."""
     end = 0
     for part in piece.parts:
-        whole = FileRange(part.start, part.stop, part.bytes)
+        whole = FileRange(part.start, part.stop, part.bytes, part.cuts)
         for each in cutting.cut([whole], size):
             begin, end = end, end + each.bytes
-            yield begin, end, FilePart(part.file, each.start, each.stop, each.bytes)
+            yield begin, end, FilePart(part.file, each.start, each.stop, each.bytes, each.cuts)
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
@@ -245,7 +255,8 @@ def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
 def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
     begin = time.monotonic()
     shards = tuple((split, number) for split in piece.splits)
-    graph.build_piece(job, graph.Assignment(piece, shards))
+    filters = Filters(job.plan.filters) if job.plan.filters else None
+    graph.build_piece(job, graph.Assignment(piece, shards), filters)
     seconds = time.monotonic() - begin
     sizes = files.list_sizes(job.folder)
     found = {split: finished(job.folder, job.plan, split, number, sizes) for split in piece.splits}
@@ -253,7 +264,9 @@ def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
     for shard in there.values():
         for name in shard.files:
             files.remove(files.join(job.folder, name))
-    return _Built(piece, os.getpid(), begin, seconds, there)
+    return _Built(
+        piece, os.getpid(), begin, seconds, there, filters.tally if filters else Counter()
+    )
 
 
 def _costs(measured: list[_Built]) -> tuple[float, float]:
@@ -282,6 +295,19 @@ def _scale_up(
                 whole = sum(each.piece.bytes for each in mine) >= total
                 counts[split][name] += _ratio(values, sizes, total, whole)
     return counts
+
+
+def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str, str], Quantity]:
+    found = dict.fromkeys(sorted({key for each in built for key in each.tally}), Quantity())
+    for splits, stratum in _strata(pieces).items():
+        mine = [each for each in built if each.piece.splits == splits]
+        sizes = [each.piece.bytes for each in mine]
+        total = sum(piece.bytes for piece in stratum)
+        for key in found:
+            found[key] += _ratio(
+                [each.tally[key] for each in mine], sizes, total, sum(sizes) >= total
+            )
+    return found
 
 
 def _text(built: _Built) -> int:

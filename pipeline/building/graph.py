@@ -14,17 +14,25 @@ import numpy as np
 
 from pipeline.building import pairs
 from pipeline.building.write import ShardWriter
+from pipeline.excluding.filter import Filter
+from pipeline.excluding.lists import EXCLUDED
+from pipeline.filtering.stages import FILTERED, Filters
 from pipeline.runners import beam_job, secret
 from pipeline.tokenizer import tokenize
-from tasks import vocabulary
+from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan
 from tasks.cache.pack import Documents
 from tasks.reading import sources
+from tasks.vocabularies import registered
 
 # A reason to quarantine a document: nothing is left after normalisation.
 EMPTY = "empty"
-# Reasons that are no faults of the corpus: of these, no document is lost, or by the user's choice.
-NOT_FAULTY = frozenset({EMPTY, *pairs.NOT_FAULTY})
+_NOT_FAULTY = frozenset({EMPTY, *pairs.NOT_FAULTY})
+
+
+def is_fault(reason: str) -> bool:
+    """Returns whether a reason is a fault of the corpus; others lose nothing, or by choice."""
+    return reason not in _NOT_FAULTY and not reason.startswith((EXCLUDED, FILTERED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Job:
       tokenizer: one of `tokenize.ENGINES`; does not affect the output.
       hf_token_secret: name of the secret with the Hub's token, "" for none; does not affect the
         output.
+      task_module: name of the module that registers the vocabulary, "" if none does.
     """
 
     folder: str
@@ -45,6 +54,7 @@ class Job:
     corpus: sources.Corpus
     tokenizer: str = tokenize.FAST
     hf_token_secret: str = ""
+    task_module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +65,14 @@ class Assignment:
     shards: tuple[tuple[str, int], ...]
 
 
-def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
+def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
+
+    `filters`: those of the plan, to count what each rule drops; made here if not given.
 
     Raises:
       UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
-        found the fast tokenizer to differ from SentencePiece.
+        found the fast tokenizer to differ from the library.
       OSError: the shards cannot be written.
     """
     secret.provide_hf_token(job.hf_token_secret)
@@ -72,8 +84,17 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
             split: stack.enter_context(ShardWriter(job.folder, job.plan, split, index))
             for split, index in assignment.shards
         }
+        lists = [each.sha256 for each in job.plan.exclude or ()]
+        excluding = {split: Filter.of_cache(job.folder, lists) for split in writers if lists}
+        if filters is None and job.plan.filters:
+            filters = Filters(job.plan.filters)
         for split, batch in sources.read(job.corpus, assignment.piece):
             writer = writers[split]
+            if excluding:
+                batch = excluding[split](batch, writer)
+                writer.cut_paragraphs = excluding[split].cut
+            if filters:
+                batch = filters(batch, writer)
             if job.plan.pairs:
                 limits = pairs.Limits.of(job.plan.pairs, job.corpus.max_document_bytes)
                 counts.update(pairs.write(batch, writer, vocabulary, tokenizer, limits))
@@ -86,7 +107,8 @@ def build_piece(job: Job, assignment: Assignment) -> Counter[str]:
             tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
             dropped = np.flatnonzero(lengths == 0).tolist()
             for number in dropped:
-                problem = batch.column("problem")[number].as_py() or EMPTY
+                failure = tokenizer.failures.get(number)
+                problem = batch.column("problem")[number].as_py() or failure or EMPTY
                 writer.quarantine(
                     ids[number].as_py(),
                     batch.column("place")[number].as_py(),
@@ -126,6 +148,8 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
     try:
         loaded = waiting.pop()
     except IndexError:
+        if job.task_module and record.file == registered.FILE:
+            registry.load(job.task_module)
         of_cache = vocabulary.of_cache(job.folder, record)
         loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer)
     try:

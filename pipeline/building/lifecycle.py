@@ -11,18 +11,27 @@ info, stats, manifest.json, COMPLETED   in this order, when all shards are finis
 
 An extension is a plan with more files. COMPLETED and the manifest are deleted, plan.json is
 replaced, existing shards are renamed to the new number of shards, and the build continues as usual.
+
+A takedown is a plan with more exclude lists. The lists are copied into the folder, and so is the
+lineage of the shards that have a listed document, with the manifest (see tasks.cache.superseded).
+COMPLETED, the manifest and the receipts of those shards are deleted, and plan.json is replaced.
+Until then the receipts that are left belong to either plan, so the command of either one completes
+the folder.
 """
 
 import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
+from pipeline.building import exclusion
 from pipeline.building.write import finished, read_receipt
+from pipeline.excluding.lists import Given
+from tasks.cache import superseded
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -38,6 +47,7 @@ from tasks.cache.manifest import (
 from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies import tokenizer_json
 from tasks.vocabulary import Vocabulary
 
 COMPLETED = "COMPLETED"
@@ -111,6 +121,8 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
     if ours.difference(existing):
         if _manifest_has(folder, ours):
             return ours
+        if exclusion.grows(existing, ours):
+            return existing
         _check_extends(folder, existing, ours, extend)
     return existing
 
@@ -154,8 +166,12 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
     )
 
 
-def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None:
-    """Writes plan.json, its mark and the vocabulary unless they exist already.
+def begin(
+    folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
+) -> None:
+    """Writes plan.json, its mark, the vocabulary and exclude lists unless they exist already.
+
+    Shards that hold what a further list excludes lose their receipts, and are built again.
 
     `extend`: whether an existing plan may be replaced by one with more files.
 
@@ -163,8 +179,13 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
       UserError: the folder holds a different cache, or other files; nothing is changed.
     """
     existing = check(folder, plan, extend)
+    exclusion.copy(folder, plan, lists)
     if existing and plan.difference(existing):
-        invalidate(folder, plan)
+        grows = exclusion.grows(existing, plan)
+        redo = list(exclusion.affected(folder, existing, plan)) if grows else []
+        if redo:
+            superseded.keep(folder, existing, redo)
+        invalidate(folder, plan, redo)
     # Until the new plan is written, the marks of both are there.
     marks = _marks(folder)
     if plan.fingerprint not in marks:
@@ -174,6 +195,7 @@ def begin(folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool) -> None
         files.write_bytes(files.join(folder, PLAN), text)
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
+    exclusion.remove_others(folder, plan)
     copy = files.join(folder, plan.vocabulary.file_name)
     if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
         files.write_bytes(copy, vocabulary.model)
@@ -318,7 +340,7 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
     }
-    manifest = _keep_software(folder, CacheManifest(plan, splits, _software()))
+    manifest = _keep_software(folder, CacheManifest(plan, splits, _software(plan)))
     wanted = closing_files(folder, manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
@@ -359,8 +381,11 @@ def _holds(path: str, data: bytes) -> bool:
         return False
 
 
-def _software() -> dict[str, str]:
-    versions = {package: metadata.version(package) for package in _PACKAGES}
+def _software(plan: Plan) -> dict[str, str]:
+    packages = [*_PACKAGES]
+    if plan.vocabulary.file_name == tokenizer_json.FILE:
+        packages.append("tokenizers")
+    versions = {package: metadata.version(package) for package in packages}
     return {"python": platform.python_version(), **versions}
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from pipeline.building.graph import NOT_FAULTY, Assignment
+from pipeline.building.graph import Assignment, is_fault
 from pipeline.building.write import finished
 from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
@@ -25,15 +25,12 @@ def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
     """Returns the share of documents that were left out as faulty.
 
     Empty documents are not counted at all: nothing is lost with them, and some corpora are full of
-    blank lines. Nor are pairs that the user chose to leave out because they are too long. `unseen`
-    is the share of the corpus that was not read yet; it is assumed to hold no faulty documents, and
-    as many documents per byte.
+    blank lines. Nor are documents that the user chose to leave out: listed ones, long pairs.
+    `unseen` is the share of the corpus that was not read yet; it is assumed to hold no faulty
+    documents, and as many documents per byte.
     """
     bad = sum(
-        count
-        for shard in shards
-        for reason, count in shard.dropped.items()
-        if reason not in NOT_FAULTY
+        count for shard in shards for reason, count in shard.dropped.items() if is_fault(reason)
     )
     total = bad + sum(shard.documents for shard in shards)
     return bad / total * (1 - unseen) if total else 0.0

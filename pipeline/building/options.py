@@ -21,12 +21,19 @@ class Options:
     )
     vocabulary: str = field(REQUIRED, FORMS)
     cache_dir: str = field(REQUIRED, "folder of caches; the cache is written to CACHE_DIR/TASK")
-    corpus: str | None = field(
-        None,
+    corpus: tuple[str, ...] = field(
+        (),
         "corpus to read instead of the task's own: parquet:GLOB, json:GLOB, text:GLOB, "
+        "csv:GLOB, tsv:GLOB, arrow:GLOB or FOLDER, wet:GLOB, warc:GLOB, "
         "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=..., text "
         "with ?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
-        "templates such as ?inputs={premise} </s> {hypothesis}",
+        "templates such as ?inputs={premise} </s> {hypothesis}; several languages are one with "
+        "{language} in it, or NAME=SPEC, repeated",
+    )
+    languages: str | None = field(
+        None,
+        "languages, as ro,en, in place of {language} in --corpus; without it, those of which "
+        "there are folders or files",
     )
     name: str | None = field(
         None, "name of a --corpus of your own; its task is then called NAME_TASK everywhere"
@@ -60,6 +67,7 @@ class Options:
         None,
         "pairs with a side of more tokens than that, or of more bytes than --max_document_bytes: "
         "quarantine, the default, leaves them out and counts them; cut keeps the beginning of the "
+        "side; split makes several pairs, each with a stretch of the long side and the whole other "
         "side",
         choices=TOO_LONG,
     )
@@ -70,10 +78,21 @@ class Options:
     )
     tokenizer: str = field(
         "fast",
-        "fast: compiled code that returns SentencePiece's ids, audited during the build, where it "
+        "fast: compiled code that returns the library's ids, audited during the build, where it "
         "knows the vocabulary, else as library; library: SentencePiece itself or, for a "
         "tokenizer.json, Hugging Face's tokenizers; sentencepiece: the former, under its name",
         choices=("fast", "library", "sentencepiece"),
+    )
+    exclude: str | None = field(
+        None,
+        "exclude lists of pipeline.dedup, or text files of ids, one a line, separated by commas: "
+        "their documents are left out. Of an existing cache, only the shards that hold them are "
+        "written anew. A list stays in force for every later build of the cache",
+    )
+    filter: tuple[str, ...] = field(
+        (),
+        "sets of rules that every document must pass, as gopher,c4; one set with settings, as "
+        "'gopher?min_words=30'; or a TOML file; may be repeated",
     )
     extend: bool = field(
         False, "add the corpus's new files to the existing cache, as further shards"
@@ -92,6 +111,8 @@ class Options:
         "HF_TOKEN read their Hugging Face token",
     )
     task_module: str | None = field(
-        None, "Python module that defines further tasks in a tuple TASKS"
+        None,
+        "Python module that defines further tasks in a tuple TASKS, or registers a vocabulary; "
+        "workers import it, too",
     )
     verbose: bool = field(False, "show Beam's log")

@@ -1,7 +1,9 @@
 """Tokenizes and writes batches of pairs, and leaves out those that cannot be used.
 
-A side that is too long, in bytes or in tokens, is cut at its end or makes the pair one that is left
-out, as the plan says. A pair is never split into several: half of a question has no answer.
+A side that is too long, in bytes or in tokens, is cut at its end, or its pair is left out or split
+into several, as the plan says. The first of these has the first stretch of the long side and all of
+the other one, the second has the second stretch, and so on; of two long sides the stretches go
+together, and the side with fewer repeats its last. So every token is in a pair.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.building.write import ShardWriter
 from pipeline.tokenizer import tokenize
-from tasks.cache.manifest import PairLimits
+from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, PairLimits
 from tasks.cache.pack import Pairs
 from tasks.reading import long_documents
 from tasks.reading.pairs import SIDES
@@ -35,19 +37,19 @@ class Limits:
     Attributes:
       tokens: most tokens of each side without EOS, by side; 0 for no limit.
       bytes: most bytes of UTF-8 that are tokenized.
-      cut: whether longer sides are cut; if not, their pairs are left out.
+      too_long: what becomes of pairs with longer sides, one of TOO_LONG.
     """
 
     tokens: dict[str, int]
     bytes: int
-    cut: bool
+    too_long: str
 
     @classmethod
     def of(cls, pairs: PairLimits, max_bytes: int) -> "Limits":
         """Returns the limits of a plan, whose numbers of tokens include an EOS."""
         most = {"inputs": pairs.max_inputs, "targets": pairs.max_targets}
         tokens = {side: limit - 1 if limit else 0 for side, limit in most.items()}
-        return cls(tokens, max_bytes, pairs.too_long == "cut")
+        return cls(tokens, max_bytes, pairs.too_long)
 
 
 def spelt_reason(vocabulary: Vocabulary) -> str:
@@ -58,13 +60,29 @@ def spelt_reason(vocabulary: Vocabulary) -> str:
 
 
 class _Side(NamedTuple):
-    """One side of a batch: its tokens, how many each pair has, and bool [pairs] facts."""
+    """One side of a batch.
+
+    Attributes:
+      tokens: int32, those of all pairs, concatenated.
+      lengths: int64 [stretches], how many each stretch has.
+      stretches: int64 [pairs], how many stretches each pair has: 1 unless it is split.
+      spelt, long: bool [pairs], whether it spells a special token, and whether it is too long.
+      failures: number of a pair -> why a user's class cannot encode the side.
+      bytes: int64 [pairs], bytes of its text.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
+    stretches: np.ndarray
     spelt: np.ndarray
     long: np.ndarray
     bytes: np.ndarray
+    failures: dict[int, str]
+
+    @property
+    def totals(self) -> np.ndarray:
+        """Number of tokens of each pair, int64 [pairs]."""
+        return _sums(self.lengths, self.stretches)
 
 
 def write(
@@ -81,28 +99,31 @@ def write(
     }
     reasons = np.full(batch.num_rows, None, object)
     for name, side in sides.items():
-        empty = (side.lengths == 0) & ~side.spelt
+        empty = (side.totals == 0) & ~side.spelt
         for reason, holds in (
-            (LONG[name], side.long if not limits.cut else np.zeros_like(side.long)),
+            (LONG[name], side.long & (limits.too_long == QUARANTINE)),
             (spelt_reason(vocabulary), side.spelt),
             (EMPTY[name], empty),
         ):
             reasons[holds & (reasons == None)] = reason  # noqa: E711
+        for number, failure in side.failures.items():
+            if reasons[number] in (None, EMPTY[name]):
+                reasons[number] = failure
     problems = np.array(batch.column("problem").to_pylist(), object)
     reasons = np.where(problems == None, reasons, problems)  # noqa: E711
     kept = reasons == None  # noqa: E711
     ids, places = batch.column("id"), batch.column("place")
     for number in np.flatnonzero(~kept).tolist():
         writer.quarantine(ids[number].as_py(), places[number].as_py(), reasons[number])
-    chosen = {name: _chosen(side, kept) for name, side in sides.items()}
     text_bytes = int(sum(side.bytes[kept].sum() for side in sides.values()))
-    writer.add_pairs(
-        Pairs(ids.filter(pa.array(kept)), *chosen["inputs"], *chosen["targets"]),
-        text_bytes,
-        *(int((side.long & kept).sum()) for side in sides.values()),
-    )
+    cut = [int((side.long & kept).sum()) * (limits.too_long == CUT) for side in sides.values()]
+    split = np.maximum(*(side.stretches for side in sides.values()))[kept]
+    chosen = {name: _chosen(side, kept, split) for name, side in sides.items()}
+    names = _numbered(ids.filter(pa.array(kept)), split)
+    made = Pairs(names, *chosen["inputs"], *chosen["targets"])
+    writer.add_pairs(made, text_bytes, cut[0], cut[1], split=int((split > 1).sum()))
     return Counter(
-        documents=int(kept.sum()),
+        documents=int(split.sum()),
         quarantined=int((~kept).sum()),
         tokens=sum(len(tokens) for tokens, _ in chosen.values()),
         text_bytes=text_bytes,
@@ -116,33 +137,87 @@ def _tokenized(
     limits: Limits,
     most: int,
 ) -> _Side:
-    """Tokenizes one side, cut to `most` tokens if that is not 0."""
+    """Tokenizes one side, cut or split to `most` tokens if that is not 0."""
     texts = texts.fill_null("") if texts.null_count else texts
-    long = tokenize.text_bytes(texts) > limits.bytes
+    sizes = tokenize.text_bytes(texts)
+    long = sizes > limits.bytes
+    parts = np.ones(len(texts), np.int64)
     if long.any():
-        texts = pa.array(
-            [_beginning(text.as_py(), limits) if cut else text.as_py()
-             for text, cut in zip(texts, long.tolist(), strict=True)],
-            texts.type,
-        )  # fmt: skip
+        parted = [
+            _parts(text.as_py(), limits) if is_long else [text.as_py()]
+            for text, is_long in zip(texts, long.tolist(), strict=True)
+        ]
+        parts = np.array(list(map(len, parted)), np.int64)
+        texts = pa.array([part for each in parted for part in each], texts.type)
+        sizes = _sums(tokenize.text_bytes(texts), parts)
     tokens, lengths = tokenizer.encode(texts)
+    of_parts = np.repeat(np.arange(len(parts)), parts)
+    failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
     tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
-    if most and (lengths > most).any():
-        long = long | (lengths > most)
-        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        tokens = tokens[np.arange(len(tokens)) - starts < most]
-        lengths = np.minimum(lengths, most)
     # The tokenizer overwrites its buffer for the other side.
-    return _Side(tokens.copy(), lengths.copy(), spelt, long, tokenize.text_bytes(texts))
+    tokens, lengths, spelt = tokens.copy(), lengths.copy(), _sums(spelt, parts) > 0
+    if len(parts) < len(lengths):
+        lengths, parts = _without_empty(lengths, parts)
+    if most and (lengths > most).any():
+        long = long | (_sums(lengths > most, parts) > 0)
+        if limits.too_long == SPLIT:
+            counts = np.maximum(-(-lengths // most), 1)
+            last = lengths - (counts - 1) * most
+            parts = _sums(counts, parts)
+            lengths = np.full(int(counts.sum()), most, np.int64)
+            lengths[np.cumsum(counts) - 1] = last
+        else:
+            starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+            tokens = tokens[np.arange(len(tokens)) - starts < most]
+            lengths = np.minimum(lengths, most)
+    return _Side(tokens, lengths, parts, spelt, long, sizes, failures)
 
 
-def _beginning(text: str, limits: Limits) -> str:
-    """Returns the beginning of a text of too many bytes; "" if its pair is left out anyway."""
-    if not limits.cut:
-        return ""
-    return next(long_documents.split(long_documents.chunked(text.encode()), limits.bytes)).decode()
+def _parts(text: str, limits: Limits) -> list[str]:
+    """Returns what is tokenized of a text of too many bytes: "" if its pair is left out anyway."""
+    if limits.too_long == QUARANTINE:
+        return [""]
+    parts = long_documents.split(long_documents.chunked(text.encode()), limits.bytes)
+    if limits.too_long == CUT:
+        return [next(parts).decode()]
+    return [part.decode() for part in parts if part.strip()] or [""]
 
 
-def _chosen(side: _Side, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens, lengths) of the pairs that are kept."""
-    return side.tokens[np.repeat(kept, side.lengths)], side.lengths[kept]
+def _without_empty(lengths: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `lengths` and `parts` without the stretches of no tokens, as of characters that
+    normalisation deletes; a side that has nothing else keeps the first of them."""
+    kept = lengths > 0
+    kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
+    return lengths[kept], _sums(kept, parts)
+
+
+def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns the sum of each of consecutive groups of `counts` values, one or more, int64."""
+    values = np.asarray(values, np.int64)
+    return np.add.reduceat(values, np.cumsum(counts) - counts) if len(values) else values
+
+
+def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
+    """Returns the ids of pairs that become `split` ones each: ID, ID#part2, …"""
+    if (split == 1).all():
+        return ids
+    names = [
+        name if number == 1 else f"{name}#part{number}"
+        for name, count in zip(ids.to_pylist(), split.tolist(), strict=True)
+        for number in range(1, count + 1)
+    ]
+    return pa.array(names, pa.string())
+
+
+def _chosen(side: _Side, kept: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (tokens, lengths) of the pairs that are kept, of which `split` each are made."""
+    if (side.stretches == 1).all() and (split == 1).all():
+        return side.tokens[np.repeat(kept, side.lengths)], side.lengths[kept]
+    counts = side.stretches[kept]
+    firsts = (np.cumsum(side.stretches) - side.stretches)[kept]
+    number = np.arange(int(split.sum())) - np.repeat(np.cumsum(split) - split, split)
+    taken = np.repeat(firsts, split) + np.minimum(number, np.repeat(counts - 1, split))
+    lengths = side.lengths[taken]
+    begins = (np.cumsum(side.lengths) - side.lengths)[taken]
+    shifts = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
+    return side.tokens[np.arange(int(lengths.sum())) + shifts], lengths

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
@@ -34,6 +35,8 @@ from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+# Documents of each reason of which the quarantine file has more than the reason.
+_SAMPLES = 3
 # Lineage rows per Parquet row group, fixed so that the bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
 _LINEAGE = pa.schema(
@@ -42,7 +45,12 @@ _LINEAGE = pa.schema(
 
 
 class ShardWriter:
-    """Writer of one shard: the end of the `with` block finishes it, an error removes it."""
+    """Writer of one shard: the end of the `with` block finishes it, an error removes it.
+
+    Attributes:
+      cut_paragraphs: number of paragraphs that were cut from the documents, for the receipt.
+      edits: how often filters changed something in the texts, by what they did, for the receipt.
+    """
 
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
         self._folder = folder
@@ -65,6 +73,8 @@ class ShardWriter:
         )  # fmt: skip
         self._pieces = 0
         self._dropped: dict[str, int] = {}
+        self.cut_paragraphs = 0
+        self.edits: Counter[str] = Counter()
 
     def __enter__(self) -> "ShardWriter":
         from pyarrow import parquet
@@ -102,7 +112,12 @@ class ShardWriter:
         self._write(self._packer.add(documents))
 
     def add_pairs(
-        self, pairs: Pairs, text_bytes: int, cut_inputs: int = 0, cut_targets: int = 0
+        self,
+        pairs: Pairs,
+        text_bytes: int,
+        cut_inputs: int = 0,
+        cut_targets: int = 0,
+        split: int = 0,
     ) -> None:
         """Writes tokenized pairs, one a row.
 
@@ -110,6 +125,7 @@ class ShardWriter:
           pairs: ids and tokens.
           text_bytes: bytes of their text.
           cut_inputs, cut_targets: how many of them have a side that was cut.
+          split: how many pairs of the corpus were split into several of these.
         """
         rows = len(pairs.ids)
         if not rows:
@@ -131,6 +147,7 @@ class ShardWriter:
         text = of_inputs + of_targets
         self._counts["documents"] += rows
         self._counts["text_bytes"] += text_bytes
+        self._counts["split_documents"] += split
         self._count(rows, tokens, text)
         counts = self._pair_counts
         counts["inputs_tokens"] += int(of_inputs.sum())
@@ -140,11 +157,22 @@ class ShardWriter:
             name = f"longest_{side}"
             counts[name] = max(counts[name], int(lengths.max()))
 
-    def quarantine(self, name: str | None, location: str, reason: str) -> None:
-        """Records a document that is left out of the cache."""
+    def quarantine(
+        self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
+    ) -> None:
+        """Records a document that is left out of the cache.
+
+        `value` is what a rule measured. `text` is an excerpt; those of each reason's first
+        documents are kept.
+        """
         if "quarantine" not in self._files:
             self._open("quarantine")
-        line = json.dumps({"id": name, "location": location, "reason": reason}, ensure_ascii=False)
+        entry = {"id": name, "location": location, "reason": reason}
+        if value is not None:
+            entry["value"] = value
+        if text and self._dropped.get(reason, 0) < _SAMPLES:
+            entry["text"] = text
+        line = json.dumps(entry, ensure_ascii=False)
         self._files["quarantine"].write(line.encode() + b"\n")
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
@@ -170,6 +198,8 @@ class ShardWriter:
             dropped=dict(sorted(self._dropped.items())),
             pairs=PairCounts(**self._pair_counts) if self._is_pairs else None,
             adopted=None,
+            cut_paragraphs=self.cut_paragraphs or None,
+            edits=dict(sorted(self.edits.items())) or None,
             **self._counts,
         )
         receipt = files.join(self._folder, self._name("receipt"))

@@ -7,7 +7,6 @@ first build's.
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -16,11 +15,14 @@ import random
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+from pipeline.faults import corpora
 from pipeline.faults.process_group import ModuleGroup
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import pairs, sources
@@ -86,10 +88,14 @@ class Harness:
       folder: holds everything that is written.
       corpus: folder of the copied corpus.
       sides: options of the copy's SPEC, if it holds pairs.
+      task: flags that name the task, then the name of its cache.
+      rows: its documents.
       corpus_bytes: bytes of its documents.
       reference: folder of the cache built without faults.
       plan: plan of that cache.
       seconds: (from the start of that build to its first row, from there to its end).
+      lock, further: further references by name, which several trials need, and the lock that is
+        held while one is made.
       runner: flags that choose where the other builds run; worker processes of their own if empty.
     """
 
@@ -101,7 +107,13 @@ class Harness:
         self.corpus = folder / "corpus"
         is_pairs = sources.parse(flags.corpus).is_pairs
         self.sides = "inputs=inputs&targets=targets&" if is_pairs else ""
-        self.corpus_bytes = _copy_corpus(flags.corpus, flags.corpus_bytes, self.corpus)
+        self.task: tuple[str, ...] = (f"--task={flags.task}", flags.task)
+        if is_pairs:
+            self.task = ("--task=supervised", "--name=chaos", "chaos_supervised")
+        if is_pairs and flags.format == "wet":
+            raise UserError("a WET file has one text a document: give pairs another --format")
+        self.rows, self.corpus_bytes = _documents_of(flags.corpus, flags.corpus_bytes)
+        self.write_corpus(self.corpus, CORPUS_FILES)
         begin = time.monotonic()
         trial = Trial(self, Outcome("none"), "reference")
         build = trial.launch(1)
@@ -113,7 +125,17 @@ class Harness:
         self.reference = trial.cache
         self.plan = CacheManifest.load(str(self.reference)).plan
         self.expected = checksums(self.reference)
-        self.documents = _documents(self.reference)
+        self.documents = documents_of(self.reference)
+        self.lock = threading.Lock()
+        self.further: dict[str, Any] = {}
+
+    def write_corpus(self, folder: pathlib.Path, count: int) -> None:
+        """Writes the documents into `count` files of a new folder."""
+        folder.mkdir(parents=True)
+        for number in range(count):
+            name = corpora.file_name(self.flags.format, number)
+            data = corpora.encoded(self.flags.format, self.rows[number::count])
+            (folder / name).write_bytes(data)
 
     def run_trials(self, faults: list[Fault], parallel: int) -> list[Outcome]:
         """Runs trials, `parallel` at a time, until every fault was injected often enough.
@@ -171,10 +193,14 @@ class Trial:
         self.injections = injections
         self.random = random.Random(f"{harness.flags.seed} {name}")
         self.folder = harness.folder / name
-        self.cache = self.folder / harness.flags.task
+        self.cache = self.folder / harness.task[-1]
         self.corpus = harness.corpus
-        # Checksums of the files that this trial's cache must have; {} for those of the reference.
+        # Checksums of the files that this trial's cache must have, and its documents; {} for those
+        # of the reference.
         self.expected: dict[str, str] = {}
+        self.documents: Counter[tuple] = Counter()
+        self.exclude = ""  # lists to give to builds
+        self.filters: tuple[str, ...] = ()  # flags that give builds their filters
         self._finished: dict[pathlib.Path, tuple[int, int]] = {}
         self._log = harness.folder / f"{name}.log"
 
@@ -194,12 +220,30 @@ class Trial:
         flags = self.harness.flags
         module = [
             *("pipeline.build", f"--cache_dir={self.folder}"),
-            *(f"--task={flags.task}", f"--vocabulary={flags.vocabulary}"),
+            *(*self.harness.task[:-1], f"--vocabulary={flags.vocabulary}"),
             *(f"--extra_ids={flags.extra_ids}", f"--shard_bytes={flags.shard_bytes}"),
-            f"--corpus=json:{self.corpus}/*.jsonl?{self.harness.sides}validation=0.1",
+            f"--corpus={corpora.spec(flags.format, str(self.corpus))}{self.harness.sides}"
+            "validation=0.1",
+            *((f"--exclude={self.exclude}",) if self.exclude else ()),
+            *self.filters,
             *(self.harness.runner or (f"--workers={workers}",)),
         ]
         return ModuleGroup(module, self._log, **options)
+
+    def launch_search(self, workers: int) -> ModuleGroup:
+        """Starts a search for duplicates, whose list is written to `search`."""
+        module = [
+            *("pipeline.dedup", f"--output={self.search}", "--rows=4"),
+            f"--shard_bytes={self.harness.flags.shard_bytes}",
+            f"--corpus=json:{self.corpus}/*.jsonl?{self.harness.sides.removesuffix('&')}",
+            *(self.harness.runner or (f"--workers={workers}",)),
+        ]
+        return ModuleGroup(module, self._log)
+
+    @property
+    def search(self) -> pathlib.Path:
+        """Folder of a search for duplicates."""
+        return self.folder / "search"
 
     def start(self, workers: int, **options) -> ModuleGroup:
         """Notes which shards are finished and valid, then launches a build."""
@@ -264,9 +308,10 @@ class Trial:
         actual = checksums(self.cache)
         names = sorted(actual.keys() | expected.keys())
         differing = [name for name in names if actual.get(name) != expected.get(name)]
-        documents = _documents(self.cache)
-        outcome.lost += (self.harness.documents - documents).total()
-        outcome.duplicated += (documents - self.harness.documents).total()
+        documents = documents_of(self.cache)
+        wanted = self.documents or self.harness.documents
+        outcome.lost += (wanted - documents).total()
+        outcome.duplicated += (documents - wanted).total()
         faults = verify(str(self.cache))[1]
         if differing or faults:
             what = ", ".join(differing[:3]) or str(faults[0])
@@ -302,33 +347,29 @@ def _identity(path: pathlib.Path) -> tuple[int, int]:
     return state.st_ino, state.st_mtime_ns
 
 
-def _copy_corpus(spec: str, limit: int, folder: pathlib.Path) -> int:
-    """Writes up to `limit` bytes of documents as files of JSON lines; returns their bytes."""
-    folder.mkdir()
+def _documents_of(spec: str, limit: int) -> tuple[list[corpora.Row], int]:
+    """Returns documents of a corpus, up to `limit` bytes of them as JSON lines, and their bytes."""
     corpus = sources.resolve(sources.parse(spec))
-    with contextlib.ExitStack() as stack:
-        parts = [
-            stack.enter_context(open(folder / f"part-{number}.jsonl", "wb"))
-            for number in range(CORPUS_FILES)
-        ]
-        batches = (batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece))
-        columns = ["id", *pairs.texts(corpus.spec)]
-        documents = (row for batch in batches for row in batch.select(columns).to_pylist())
-        for number, document in enumerate(documents):
-            part = parts[number % CORPUS_FILES]
-            part.write(json.dumps(document).encode() + b"\n")
-            size = sum(part.tell() for part in parts)
-            if size >= limit:
-                break
-    return size
+    columns = ["id", *pairs.texts(corpus.spec)]
+    rows: list[corpora.Row] = []
+    size = 0
+    for piece in corpus.pieces:
+        for _, batch in sources.read(corpus, piece):
+            usable = batch.filter(batch.column("problem").is_null())
+            for row in usable.select(columns).to_pylist():
+                rows.append(row)
+                size += len(json.dumps(row)) + 1
+                if size >= limit:
+                    return rows, size
+    return rows, size
 
 
 def checksums(folder: pathlib.Path) -> dict[str, str]:
     """Returns the sha256 of every file in a folder, by name."""
-    return {path.name: files.sha256(str(path)) for path in folder.iterdir()}
+    return {path.name: files.sha256(str(path)) for path in folder.iterdir() if path.is_file()}
 
 
-def _documents(folder: pathlib.Path) -> Counter[tuple]:
+def documents_of(folder: pathlib.Path) -> Counter[tuple]:
     """Returns how often each part of a document is in the cache, by split, id and offset."""
     from pyarrow import parquet
 

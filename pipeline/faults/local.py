@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+from pipeline.faults import corpora, exclusion, filtering
 from pipeline.faults.harness import CORPUS_FILES, Fault, Trial, checksums
 from pipeline.faults.process_group import ModuleGroup
 from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
@@ -29,8 +30,11 @@ _SMALL_FILES = 300
 _STARTUP_SHARE = 0.1
 
 
-def faults(kills: int, others: int) -> list[Fault]:
-    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other."""
+def faults(kills: int, others: int, of_texts: bool = True) -> list[Fault]:
+    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other.
+
+    `of_texts`: whether the corpus has texts, which can be filtered, and not pairs.
+    """
     shares = (_WORKER_SHARE, _EARLY_SHARE, _LAST_FILES_SHARE)
     workers, early, last_files = (max(1, round(kills * share)) for share in shares)
     builds = kills - workers - early - last_files
@@ -52,6 +56,8 @@ def faults(kills: int, others: int) -> list[Fault]:
         Fault("corpus of small files, build killed", others, _kill_with_small_files),
         Fault("corpus of symbolic links, build killed", others, _kill_with_links),
         Fault("second build in the same folder", others, _run_two_builds),
+        *exclusion.faults(others),
+        *(filtering.faults(others) if of_texts else ()),
     ]
 
 
@@ -294,14 +300,7 @@ def _edit_manifest(trial: Trial) -> None:
 def _kill_with_small_files(trial: Trial) -> None:
     """Kills a build of many small files that hold the documents of the reference."""
     trial.corpus = trial.folder / "corpus"
-    trial.corpus.mkdir(parents=True)
-    lines = [
-        line
-        for path in sorted(trial.harness.corpus.iterdir())
-        for line in path.read_bytes().splitlines(keepends=True)
-    ]
-    for number in range(_SMALL_FILES):
-        (trial.corpus / f"{number:03d}.jsonl").write_bytes(b"".join(lines[number::_SMALL_FILES]))
+    trial.harness.write_corpus(trial.corpus, _SMALL_FILES)
     build = trial.start(1)
     if trial.finish(build):
         trial.fail(f"the build without faults failed: {build.log_tail()}")
@@ -330,7 +329,7 @@ def _kill_while_writing(trial: Trial) -> None:
 
 
 def _remove_corpus_file(trial: Trial) -> None:
-    _damage_corpus(trial, lambda path: path.rename(path.with_suffix(".away")))
+    _damage_corpus(trial, lambda path: path.rename(path.with_name("away")))
 
 
 def _truncate_corpus_file(trial: Trial) -> None:
@@ -341,7 +340,8 @@ def _damage_corpus(trial: Trial, damage: Callable[[pathlib.Path], object]) -> No
     """Damages a file of the corpus while it is read, and restores it for the next build."""
     trial.corpus = trial.folder / "corpus"
     shutil.copytree(trial.harness.corpus, trial.corpus)
-    path = trial.corpus / f"part-{trial.random.randrange(CORPUS_FILES)}.jsonl"
+    number = trial.random.randrange(CORPUS_FILES)
+    path = trial.corpus / corpora.file_name(trial.harness.flags.format, number)
     build = trial.start(trial.draw_workers())
     # Before the plan is written, this would simply be another corpus, with a cache of its own.
     trial.wait_for(build, (trial.cache / PLAN).exists)

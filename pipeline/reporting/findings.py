@@ -51,7 +51,7 @@ class Findings:
       duplicates: number of documents that repeat an earlier one.
       groups: number of distinct documents that are repeated.
       top_duplicates: the largest groups of equal documents.
-      quarantine: (id, location) of some documents by reason.
+      quarantine: (id, location, excerpt of the text or "") of some documents by reason.
       rows: some rows.
     """
 
@@ -64,12 +64,12 @@ class Findings:
     duplicates: int = 0
     groups: int = 0
     top_duplicates: list[DuplicateGroup] = dataclasses.field(default_factory=list)
-    quarantine: dict[str, list[tuple[str, str]]] = dataclasses.field(default_factory=dict)
+    quarantine: dict[str, list[tuple[str, str, str]]] = dataclasses.field(default_factory=dict)
     rows: list[SampleRow] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
-class _ShardContent:
+class ShardContent:
     """One shard: its tokens, the start of each row, and the parts of documents in its lineage."""
 
     tokens: np.ndarray
@@ -113,7 +113,7 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
     with progress.shown("reading", len(chosen)) as bar:
         for number, (split, index) in enumerate(chosen, 1):
             shard = manifest.splits[split][index]
-            content = _read(folder, manifest, split, index)
+            content = read_shard(folder, manifest, split, index)
             found.pieces += np.bincount(content.tokens, minlength=loaded.size)
             documents = list(content.documents())
             lengths.append(np.array([len(tokens) for _, tokens in documents], np.int64))
@@ -142,7 +142,13 @@ def _choose(manifest: CacheManifest, split: str, count: int) -> list[tuple[str, 
     return [(split, index) for index in sorted(indices)]
 
 
-def _read(folder: str, manifest: CacheManifest, split: str, index: int) -> _ShardContent:
+def read_shard(folder: str, manifest: CacheManifest, split: str, index: int) -> ShardContent:
+    """Returns the content of one shard.
+
+    Raises:
+      CorruptRecord: a record is damaged.
+      OSError: a file cannot be read.
+    """
     from pyarrow import parquet
 
     from tasks.cache import records
@@ -167,7 +173,7 @@ def _read(folder: str, manifest: CacheManifest, split: str, index: int) -> _Shar
     )
     ids = lineage.column("id").to_pylist()
     begins = row_begins[row] + position
-    return _ShardContent(np.concatenate(tokens), row_begins, begins, lengths, offsets, ids)
+    return ShardContent(np.concatenate(tokens), row_begins, begins, lengths, offsets, ids)
 
 
 def _digest(tokens: np.ndarray) -> bytes:
@@ -175,7 +181,7 @@ def _digest(tokens: np.ndarray) -> bytes:
     return hashlib.blake2b(tokens.tobytes(), digest_size=15).digest() + b"."
 
 
-def _count_words(found: Findings, loaded: Vocabulary, content: _ShardContent) -> None:
+def _count_words(found: Findings, loaded: Vocabulary, content: ShardContent) -> None:
     left = _WORD_TOKENS - found.word_tokens
     if left > 0 and len(content.tokens):
         tokens = content.tokens[: max(1, left // max(1, found.shards[0] // 4))]
@@ -194,10 +200,10 @@ def _quarantine(
             entry = json.loads(line)
             examples = found.quarantine.setdefault(entry["reason"], [])
             if len(examples) < _EXAMPLES:
-                examples.append((entry["id"] or "", entry["location"]))
+                examples.append((entry["id"] or "", entry["location"], entry.get("text", "")))
 
 
-def _sample_row(loaded: Vocabulary, content: _ShardContent, split: str, index: int) -> SampleRow:
+def _sample_row(loaded: Vocabulary, content: ShardContent, split: str, index: int) -> SampleRow:
     """Returns the row in the middle of the shard."""
     number = len(content.row_begins) // 2
     begin = int(content.row_begins[number])
@@ -235,7 +241,7 @@ def _find_duplicates(
         ids, start = [], ""
         for place in places:
             number = int(np.searchsorted(firsts, place, side="right")) - 1
-            documents = list(_read(folder, manifest, *chosen[number]).documents())
+            documents = list(read_shard(folder, manifest, *chosen[number]).documents())
             name, tokens = documents[place - int(firsts[number])]
             ids.append(name)
             start = loaded.decode(tokens[:_START_TOKENS])

@@ -1,12 +1,15 @@
 """The report on a cache as an HTML page."""
 
+import itertools
+import math
 from collections import Counter
 
 import numpy as np
 
 from pipeline.reporting.findings import Findings
 from tasks.cache.manifest import CacheManifest
-from tasks.inspection import page as html_page
+from tasks.pages import chart
+from tasks.pages import document as html_page
 from tasks.vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, Vocabulary
 
 _TOP_PIECES = 24
@@ -14,6 +17,7 @@ _TOP_FILES = 200  # rows of the table of files
 _QUANTILES = (0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _BINS_PER_OCTAVE = 2
 _MIN_BINS = 8
+_AXES = {"bin": "tokens of a document"}
 
 
 def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
@@ -32,21 +36,14 @@ def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findin
         *([("Files", _files(manifest, found, note))] if manifest.plan.corpus.get("files") else []),
         ("Provenance", _provenance(folder, manifest)),
     ]
-    body = "".join(
-        f"<article id={_slug(name)}><h2>{name}</h2>{content}</article>"
-        for name, content in sections
-    )
+    body, links = html_page.sections(sections)
     return html_page.document(
         f"Cache of {plan.task}",
-        {_slug(name): name for name, _ in sections},
+        links,
         head=f"<p>{html_page.text(plan.corpus['spec'])}</p>{_headline(manifest)}",
-        body=f"<main>{body}</main>",
-        interactive=False,
+        body=body,
+        charts=chart.data(_charts(found), _AXES),
     )
-
-
-def _slug(name: str) -> str:
-    return name.lower().replace(" ", "-")
 
 
 def _headline(manifest: CacheManifest) -> str:
@@ -156,48 +153,24 @@ def _lengths(manifest: CacheManifest, found: Findings) -> str:
         [("tokens", *(f"{value:,}" for value in quantiles))],
     )
     mean = found.lengths.mean()
-    return f"{_histogram(found.lengths)}{table}<p>The mean is {mean:,.1f} tokens.</p>"
+    return f"{chart.figures(_charts(found), _AXES)}{table}<p>The mean is {mean:,.1f} tokens.</p>"
 
 
-def _histogram(lengths: np.ndarray) -> str:
-    """Returns a histogram with logarithmic bins as SVG; each bar's title gives its numbers."""
+def _charts(found: Findings) -> list[chart.Chart]:
+    return [_histogram(found.lengths)] if len(found.lengths) else []
+
+
+def _histogram(lengths: np.ndarray) -> chart.Chart:
+    """Returns a histogram with logarithmic bins."""
     bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_PER_OCTAVE).astype(int)
-    low, high = int(bins.min()), max(int(bins.max()), int(bins.min()) + _MIN_BINS - 1)
-    counts = np.bincount(bins - low, minlength=_MIN_BINS)
-    width, height, left, right, bottom = 736, 220, 56, 28, 34
-    step = (width - left - right) / len(counts)
-    top = int(counts.max())
-    marks = []
-    for number, count in enumerate(counts.tolist()):
-        tall = (height - bottom - 18) * count / top
-        x, y = left + number * step, height - bottom - tall
-        begin, end = (2 ** ((low + number + more) / _BINS_PER_OCTAVE) for more in (0, 1))
-        span = f"{np.ceil(begin):,.0f} to {np.ceil(end) - 1:,.0f} tokens: {count:,} documents"
-        marks.append(
-            f"<rect x={x + 1:.1f} y={y:.1f} width={max(step - 2, 1):.1f} height={tall:.1f}>"
-            f"<title>{span}</title></rect>"
-        )
-    octaves = range(-(-low // _BINS_PER_OCTAVE), high // _BINS_PER_OCTAVE + 2)
-    every = max(1, len(octaves) // 8)
-    for octave in list(octaves)[::every]:
-        x = left + (octave * _BINS_PER_OCTAVE - low) * step
-        if left <= x <= width - right + 1:
-            marks.append(
-                f"<text x={x:.1f} y={height - bottom + 16} text-anchor=middle>{2**octave:,}</text>"
-            )
-    base = height - bottom
-    marks.append(f"<text x={left - 8} y={base} text-anchor=end>0</text>")
-    marks.append(f"<text x={left - 8} y=22 text-anchor=end>{top:,}</text>")
-    marks.append(f"<text x={left} y=12>documents</text>")
-    marks.append(
-        f"<text x={(left + width - right) / 2} y={height - 3} text-anchor=middle>"
-        "tokens per document (logarithmic)</text>"
-    )
-    marks.append(f"<path d='M{left} {base}H{width - right}'/>")
-    label = f"Histogram of document lengths from {lengths.min():,} to {lengths.max():,} tokens"
-    return (
-        f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{label}'>{''.join(marks)}</svg>"
-    )
+    low = int(bins.min())
+    counts = np.bincount(bins - low, minlength=_MIN_BINS).tolist()
+    edges = [
+        math.ceil(2 ** ((low + number) / _BINS_PER_OCTAVE)) for number in range(len(counts) + 1)
+    ]
+    labels = [f"{begin:,}\u2013{end - 1:,}" for begin, end in itertools.pairwise(edges)]
+    bars = chart.Series("documents", {"bin": range(len(counts))}, counts)
+    return chart.Chart("lengths", "Documents by length", [bars], "in tokens", labels)
 
 
 def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
@@ -258,14 +231,24 @@ def _left_out(manifest: CacheManifest, found: Findings) -> str:
     counts: Counter[str] = Counter()
     for split in manifest.splits:
         counts.update(manifest.dropped(split))
+    edits: Counter[str] = Counter()
+    for shards in manifest.splits.values():
+        for shard in shards:
+            edits.update(shard.edits or {})
+    edited = [(what, f"{count:,}") for what, count in sorted(edits.items())]
+    more = html_page.table("Edits by filters", ("what", "times"), edited) if edited else ""
     if not counts:
-        return "<p>No document was left out.</p>"
+        return "<p>No document was left out.</p>" + more
     rows = []
     for reason, count in counts.most_common():
         examples = found.quarantine.get(reason, [])
-        places = "; ".join(f"{name} ({place})" if name else place for name, place in examples)
+        places = "; ".join(
+            (f"{name} ({place})" if name else place) + (f": {text}" if text else "")
+            for name, place, text in examples
+        )
         rows.append((reason, f"{count:,}", places or "in shards that were not read"))
-    return html_page.table("Documents by reason", ("reason", "documents", "some of them"), rows)
+    header = ("reason", "documents", "some of them")
+    return html_page.table("Documents by reason", header, rows) + more
 
 
 def _rows(found: Findings) -> str:

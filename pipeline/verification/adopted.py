@@ -45,7 +45,9 @@ class AdoptedChecker:
         except FileNotFoundError:
             checked.faults.append(Fault(rows, "missing", _AGAIN))
         try:
-            seen = engine.shard_of(name, rows, self._scan(name, self._plan.vocabulary.size))
+            vocabulary = self._plan.vocabulary
+            scan = self._scan(name, vocabulary.size, vocabulary.special_ids.eos)
+            seen = engine.shard_of(name, rows, scan)
         except FileNotFoundError:
             checked.faults.append(Fault(name, "missing", advice))
             return checked

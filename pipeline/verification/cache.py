@@ -6,14 +6,16 @@ import itertools
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
+from pipeline.excluding.lists import copy_name
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
+from tasks.cache import superseded
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -37,10 +39,13 @@ _CHUNK = 16
 _SMALL_BYTES = 64 << 20
 
 
-def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Fault]]:
+def verify(
+    folder: str, workers: int = 1, exclude: Sequence[str] = ()
+) -> tuple[dict[str, Checked], list[Fault]]:
     """Returns (contents by split, all faults in order); a valid cache has no faults.
 
-    `workers` is the largest number of processes.
+    `workers` is the largest number of processes. `exclude` are paths of exclude lists, as local
+    files, whose documents must not be in the cache, besides the cache's own lists.
 
     Raises:
       UserError: there is no cache in `folder`.
@@ -55,9 +60,14 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
             raise
         return {}, [Fault(MANIFEST, str(error), FINISH)]
     if manifest.plan.adopted:
+        if exclude:
+            raise UserError(f"{folder} is another program's cache, which records no documents")
         faults = check_shared_files(folder, manifest)
     else:
         faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
+    own, of_lists = _own_lists(folder, manifest.plan)
+    faults += of_lists
+    exclude = [*own, *exclude]
     jobs = [
         (split, index, shard)
         for split, shards in manifest.splits.items()
@@ -72,7 +82,7 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
         digests = _Digests(scratch)
         done = 0
         workers = workers if sum(sizes) > _SMALL_BYTES else 1
-        results = _checked(folder, manifest.plan, jobs, workers)
+        results = _checked(folder, manifest.plan, jobs, workers, exclude)
         for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
             _add(splits[split], checked)
             faults += checked.faults
@@ -86,16 +96,18 @@ def verify(folder: str, workers: int = 1) -> tuple[dict[str, Checked], list[Faul
 _Job = tuple[str, int, Shard]
 
 
-def _checked(folder: str, plan: Plan, jobs: list[_Job], workers: int) -> Iterator[Checked]:
+def _checked(
+    folder: str, plan: Plan, jobs: list[_Job], workers: int, exclude: Sequence[str]
+) -> Iterator[Checked]:
     """Yields the result of each job in order; only some chunks of them are held at a time."""
     if workers == 1:
-        yield from itertools.starmap(_checker_of(folder, plan), jobs)
+        yield from itertools.starmap(_checker_of(folder, plan, exclude), jobs)
         return
     import multiprocessing
 
     chunks = (jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan))
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan, exclude))
     running: collections.deque[Future[list[Checked]]] = collections.deque()
     try:
         running.extend(
@@ -116,15 +128,17 @@ _Checker = ShardChecker | AdoptedChecker
 _checker: _Checker
 
 
-def _checker_of(folder: str, plan: Plan) -> _Checker:
-    return AdoptedChecker(folder, plan) if plan.adopted else ShardChecker(folder, plan)
+def _checker_of(folder: str, plan: Plan, exclude: Sequence[str]) -> _Checker:
+    if plan.adopted:
+        return AdoptedChecker(folder, plan)
+    return ShardChecker(folder, plan, exclude)
 
 
-def _start(folder: str, plan: Plan) -> None:
+def _start(folder: str, plan: Plan, exclude: Sequence[str]) -> None:
     """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
     global _checker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _checker = _checker_of(folder, plan)
+    _checker = _checker_of(folder, plan, exclude)
 
 
 def _check(jobs: list[_Job]) -> list[Checked]:
@@ -160,17 +174,33 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
             faults.append(Fault(file, "not the vocabulary of the rows", FINISH))
         elif not vocabulary.Vocabulary(model, plan.vocabulary, file).counts_agree():
             faults.append(Fault(PLAN, "its vocabulary sizes are wrong", FINISH))
-    known = {PLAN, PLAN_MARK + plan.fingerprint, file, *wanted}
+    lists = {copy_name(each.sha256) for each in plan.exclude or ()}
+    known = {PLAN, PLAN_MARK + plan.fingerprint, file, *lists, *wanted}
     for split, shards in manifest.splits.items():
         for index, shard in enumerate(shards):
             known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}
-    for name in sorted(names - known):
+    for name in sorted(name for name in names - known if not name.startswith(superseded.BEFORE)):
         if name.startswith(files.PARTIAL):
             remedy = "run pipeline.build again, or delete it if no build is running"
             faults.append(Fault(name, "left behind by a killed build", remedy))
         else:
             faults.append(Fault(name, "not a file of this cache", "move or delete it"))
     return faults
+
+
+def _own_lists(folder: str, plan: Plan) -> tuple[list[str], list[Fault]]:
+    """Returns the paths of the sound exclude lists of a cache, and the faults of the others."""
+    sound, faults = [], []
+    for record in plan.exclude or ():
+        name = copy_name(record.sha256)
+        path = files.join(folder, name)
+        there = files.exists(path)
+        if there and files.sha256(path) == record.sha256:
+            sound.append(path)
+        else:
+            what = "its bytes were changed" if there else "missing"
+            faults.append(Fault(name, what, "give that list with pipeline.build --exclude again"))
+    return sound, faults
 
 
 class _Digests:

@@ -8,11 +8,12 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.excluding.filter import Filter
 from tasks.cache import records
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
@@ -42,6 +43,7 @@ _WRITTEN_WRONG = (
     "its checksum is right, so it was written like this: delete the shard's receipt, run "
     "pipeline.build again with the same flags, and report a bug if the fault reappears"
 )
+_EXCLUDE = "run pipeline.build with --exclude and that list"
 _BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 12  # header of a TFRecord: its length and the length's checksum
 
@@ -78,8 +80,9 @@ class Checked:
 class ShardChecker:
     """Checks shards of one cache."""
 
-    def __init__(self, folder: str, plan: Plan):
+    def __init__(self, folder: str, plan: Plan, exclude: Sequence[str] = ()):
         self._folder, self._plan = folder, plan
+        self._filter = Filter.of_files(exclude)
         self._first_sentinel = plan.vocabulary.size - plan.vocabulary.sentinels
         self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
@@ -119,6 +122,11 @@ class ShardChecker:
         if lineage is None:
             return checked
         documents = _check_lineage(lineage, rows, plan, require)
+        names = lineage.column("id").to_pylist() if self._filter else []
+        if listed := self._filter.listed(names, shard.split_documents > 0):
+            some = ", ".join(names[row] for row in listed[:3]) + ("…" if len(listed) > 3 else "")
+            what = f"it holds {len(listed):,} documents of an exclude list: {some}"
+            faults.append(Fault(named["documents"], what, _EXCLUDE))
         dropped = _quarantined(content.get("quarantine") or b"", require)
         counts = {
             "rows": len(rows.lengths),

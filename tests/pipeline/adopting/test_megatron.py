@@ -10,7 +10,8 @@ from pipeline.adopt import main
 from tasks.cache.cache import Cache
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
-from tests import foreign_caches
+from tasks.vocabulary import EOS_ID, load
+from tests import foreign_caches, small_tokenizers
 
 ROWS = [[3, 4, 5], [], [6], [7, 8, 9, 10, 1]]
 VALID = [[11, 12]]
@@ -56,6 +57,29 @@ def test_a_large_file_is_scanned_in_blocks(tmp_path, monkeypatch):
     assert shard.adopted
     assert shard.adopted.targets_ends == 200
     assert shard.adopted.ids == max(max(row, default=0) for row in rows) + 1
+
+
+@pytest.mark.parametrize("program", ["megatron", "seqio"])
+def test_the_ends_of_rows_are_the_eos_of_the_vocabulary(tmp_path, program, capsys):
+    texts = small_tokenizers.documents(40)
+    model = small_tokenizers.gpt2(tmp_path / "gpt2", texts)
+    eos = load(model).special.eos
+    assert eos != EOS_ID
+    rows = [[3, 4, eos], [5, eos], [6, 1, eos]]
+    folder = tmp_path / "rows"
+    if program == "megatron":
+        foreign_caches.write_megatron(folder, "x", rows)
+    else:
+        foreign_caches.write_seqio(folder, {"train": [{"targets": row} for row in rows]}, 1)
+    assert run(folder).manifest.plan.separator == "none"
+    assert "targets: 0 of 3 rows end in id 1" in capsys.readouterr().out
+    assert run(folder, f"--vocabulary={model}").manifest.plan.separator == "eos"
+    assert "targets: 3 of 3 rows end in EOS" in capsys.readouterr().out
+    assert verify.main([f"--cache={folder}"]) == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    run(folder, f"--vocabulary={model}")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert run(folder).manifest.plan.separator == "none"
 
 
 def cut(folder):

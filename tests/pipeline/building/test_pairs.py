@@ -126,11 +126,11 @@ def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkey
     whole = checksums(make())
     add, calls = write.ShardWriter.add_pairs, []
 
-    def killed(self, *arguments):
+    def killed(self, *arguments, **counts):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return add(self, *arguments)
+        return add(self, *arguments, **counts)
 
     monkeypatch.setattr(write.ShardWriter, "add_pairs", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -150,8 +150,8 @@ def test_extension_keeps_old_shards(make, tmp_path, rows):
     assert not verify(str(cache))[1]
 
 
-@pytest.mark.parametrize("too_long", ["cut", "quarantine"])
-def test_pairs_that_are_too_long(make, too_long):
+@pytest.mark.parametrize("too_long", ["cut", "quarantine", "split"])
+def test_pairs_that_are_too_long(make, too_long, capsys):
     whole = make()
     found = pairs_of(whole)
     cache = make(
@@ -170,10 +170,46 @@ def test_pairs_that_are_too_long(make, too_long):
         )
         cut = sum(each.cut_targets for each in counts)
         assert cut == sum(len(t) > 8 for _, t in found.values())
+    elif too_long == "split":
+        parts = {}
+        for name, (i, t) in found.items():
+            stretches = [
+                [side[k : k + n] for k in range(0, len(side), n)] for side, n in ((i, 29), (t, 8))
+            ]
+            for k in range(max(map(len, stretches))):
+                number = f"#part{k + 1}" if k else ""
+                parts[name + number] = tuple(each[min(k, len(each) - 1)] for each in stretches)
+        assert limited == parts
+        assert manifest.total("train", "split_documents") == len(long)
+        assert "split pairs" in capsys.readouterr().out
     else:
         assert limited == {name: pair for name, pair in found.items() if name not in long}
         dropped = manifest.dropped("train")
         assert dropped["inputs too long"] + dropped.get("targets too long", 0) == len(long)
+    assert not verify(str(cache))[1]
+
+
+def test_stretches_without_tokens_make_no_pairs(make, tmp_path):
+    corpus = tmp_path / "corpus" / "a.jsonl"
+    deleted = "\x01" * 60  # by the normalisation of SentencePiece
+    rows = [
+        {"id": "q", "q": f"{deleted} one two three {deleted}", "a": "yes"},
+        {"id": "a", "q": "one two three " * 5, "a": f"yes {deleted} no"},
+        {"id": "none", "q": deleted, "a": "yes"},
+    ]
+    corpus.write_text("\n".join(map(json.dumps, rows)))
+    cache = make(
+        f"--corpus=json:{corpus}?inputs=q&targets=a&validation=0", "--max_document_bytes=40",
+        "--too_long=split", "--max_quarantined=1",
+    )  # fmt: skip
+    found = pairs_of(cache)
+    assert all(len(inputs) and len(targets) for inputs, targets in found.values())
+    assert "q" in found
+    assert "q#part2" not in found
+    loaded = load(str(cache), 100)
+    targets = [loaded.decode(np.array(found[name][1])) for name in ("a", "a#part2")]
+    assert targets == ["yes", "no"]
+    assert CacheManifest.load(str(cache)).dropped("train") == {"empty inputs": 1}
     assert not verify(str(cache))[1]
 
 
@@ -185,6 +221,15 @@ def test_a_side_of_many_bytes_is_cut_before_it_is_tokenized(make, tmp_path):
     ((inputs, _),) = pairs_of(cache).values()
     loaded = load(str(cache), 100)
     assert loaded.decode(np.array(inputs)) == ("word " * 80).strip()
+    split = make(
+        f"--corpus=json:{corpus}?inputs=q&targets=a&validation=0", flags[0], "--too_long=split",
+        "--max_inputs=50", cache_dir=tmp_path / "split",
+    )  # fmt: skip
+    found = pairs_of(split)
+    assert len(found) > 13
+    texts = [loaded.decode(np.array(inputs)) for inputs, _ in found.values()]
+    assert "".join(texts).replace(" ", "") == "word" * 1000
+    assert {len(targets) for _, targets in found.values()} == {len(loaded.encode(["b"])[0])}
     with pytest.raises(UserError, match="no document with text"):
         make(
             f"--corpus=json:{corpus}?inputs=q&targets=a&validation=0",

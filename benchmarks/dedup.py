@@ -1,0 +1,219 @@
+"""Measures pipeline.dedup: what it finds of planted duplicates, and its speed beside datatrove's.
+
+    python -m benchmarks.dedup --corpus='parquet:text.parquet' --datatrove_python=VENV/bin/python
+
+Planted pairs are passages of the corpus and copies whose end is another passage, so that their
+Jaccard similarity over shingles of 5 words is known; it is computed from Python's own strings. The
+table has the share of pairs found at each similarity beside the probability that MinHash predicts.
+
+For the speed, every row is a separate command on the corpus itself; MB are 10^6 bytes of text, by
+the processor time of all its processes, without that of the same command on 20 documents.
+datatrove's is its first stage alone, the signatures, with FineWeb's parameters; VENV has `datatrove
+spacy xxhash`. "split at spaces" is the same without its tokenizer of words, spaCy.
+"""
+
+import itertools
+import json
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from benchmarks.build import run
+from benchmarks.machine import machine
+from pipeline import dedup
+from pipeline.deduplication.options import Options
+from pipeline.excluding.lists import EXACT, ExcludeList, id_digests
+from tasks.reading import sources
+from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.table import table
+
+SHINGLE = 5
+PASSAGE = 150  # words of a passage
+LEVELS = tuple(level / 100 for level in range(50, 100, 5))
+
+_DATATROVE = """
+import json, sys, tempfile, time
+from datatrove.data import Document
+from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from datatrove.utils.hashing import HashConfig
+path, split = sys.argv[1:]
+rows = [json.loads(line) for line in open(path)]
+config = MinhashConfig(
+    n_grams=5, num_buckets=14, hashes_per_bucket=8,
+    hash_config=HashConfig(precision=64, hash_fc="xxhash"),
+)
+class Split:
+    def word_tokenize(self, text):
+        return text.split()
+with tempfile.TemporaryDirectory() as folder:
+    stage = MinhashDedupSignature(output_folder=folder, config=config, language="eng")
+    if split == "split":
+        stage.word_tokenizer = Split()
+    else:
+        stage.word_tokenizer.word_tokenize("load it")
+    begin = time.process_time()
+    stage.run((Document(text=row["text"], id=row["id"]) for row in rows), 0, 1)
+    print(time.process_time() - begin)
+"""
+
+
+def words_of(text: str) -> list[str]:
+    """Returns the words as the command sees them, by Python's regular expressions."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def shingles(words: list[str]) -> set[tuple[str, ...]]:
+    """Returns all shingles of some words."""
+    return {tuple(words[at : at + SHINGLE]) for at in range(len(words) - SHINGLE + 1)}
+
+
+def documents(corpus: str) -> Iterator[tuple[str, str]]:
+    """Yields (id, text) of a corpus."""
+    resolved = sources.resolve(sources.parse(corpus))
+    for piece in resolved.pieces:
+        for _, batch in sources.read(resolved, piece):
+            yield from zip(
+                batch.column("id").to_pylist(), batch.column("text").to_pylist(), strict=True
+            )
+
+
+def passages(corpus: str, wanted: int) -> list[list[str]]:
+    """Returns passages of words that share no shingle with one another."""
+    known: set[tuple[str, ...]] = set()
+    found: list[list[str]] = []
+    for _, text in documents(corpus):
+        words = words_of(text or "")
+        for start in range(0, len(words) - PASSAGE, PASSAGE):
+            passage = words[start : start + PASSAGE]
+            mine = shingles(passage)
+            if not mine & known and len(mine) > PASSAGE // 2:
+                known |= mine
+                found.append(passage)
+                if len(found) == wanted:
+                    return found
+    return found
+
+
+def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[str, float]]:
+    """Returns (texts by id, the true similarity of each planted copy to its original)."""
+    texts: dict[str, str] = {}
+    true: dict[str, float] = {}
+    generator = random.Random(0)
+    generator.shuffle(found)
+    free = iter(found)
+    for level, number in itertools.product(LEVELS, range(per_level)):
+        pair = tuple(itertools.islice(free, 2))
+        if len(pair) < 2:
+            break
+        original, other = pair
+        kept = round(2 * level / (1 + level) * (PASSAGE - SHINGLE + 1)) + SHINGLE - 1
+        copy = [*original[:kept], *other[: PASSAGE - kept]]
+        first, second = shingles(original), shingles(copy)
+        name = f"{level}/{number}"
+        texts[f"original {name}"], texts[f"copy {name}"] = " ".join(original), " ".join(copy)
+        true[f"copy {name}"] = len(first & second) / len(first | second)
+        if not number % 4:
+            texts[f"same {name}"] = "  \n" + " ".join(original).upper()
+    return texts, true
+
+
+def measure_finding(corpus: str, per_level: int, flags: list[str]) -> str:
+    """Returns the table of what is found of planted duplicates."""
+    texts, true = plant(passages(corpus, 2 * per_level * len(LEVELS)), per_level)
+    rules = Options(corpus="", output="").rules
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        lines = (json.dumps({"id": name, "text": text}) for name, text in texts.items())
+        (path / "planted.jsonl").write_text("\n".join(lines))
+        dedup.main([f"--corpus=json:{path}/planted.jsonl", f"--output={path}/out", *flags])
+        listed = ExcludeList(str(path / "out" / "exclude.arrow"))
+        digests = id_digests(texts)
+        named = dict(zip((tuple(map(int, each)) for each in digests), texts, strict=True))
+        found = {named[row["high"], row["low"]]: row for row in listed}
+    rows = []
+    for level in LEVELS:
+        mine = [name for name in true if name.startswith(f"copy {level}/")]
+        if mine:
+            predicted = sum(rules.probability(true[name]) for name in mine) / len(mine)
+            share = sum(name in found for name in mine) / len(mine)
+            mean = sum(true[name] for name in mine) / len(mine)
+            rows.append((f"{mean:.3f}", len(mine), f"{share:.3f}", f"{predicted:.3f}"))
+    exact = [name for name in texts if name.startswith("same ")]
+    exact_found = sum(found.get(name, {}).get("reason") == EXACT for name in exact)
+    near = [name for name in found if name in true]
+    others = len(found) - len(near) - sum(name in found for name in exact)
+    right = sum(true[name] >= rules.threshold for name in near)
+    alike = [name for name in true if true[name] >= rules.threshold]
+    return (
+        table(("similarity", "pairs", "found", "predicted"), rows, markdown=True)
+        + f"\n\nexact duplicates found: {exact_found:,} of {len(exact):,}; documents listed that "
+        f"were not planted: {others}\nprecision and recall at similarity {rules.threshold:.2f}: "
+        f"{right / max(len(near), 1):.3f}, {sum(name in found for name in alike) / len(alike):.3f}"
+    )
+
+
+def measure_speed(corpus: str, python: str | None, their_bytes: int) -> str:
+    """Returns the table of speeds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        sizes = {}
+        for name, limit in (("whole", None), ("some", their_bytes), ("few", 0)):
+            sizes[name] = _write(corpus, path / f"{name}.jsonl", limit)
+        costs = {}
+        for name in ("few", "few", "whole"):  # the first run compiles
+            command = [
+                sys.executable, "-m", "pipeline.dedup",
+                f"--corpus=json:{path}/{name}.jsonl", f"--output={path}/out-{len(costs)}{name}",
+            ]  # fmt: skip
+            costs[name] = run(command)
+        ours = sizes["whole"] / 1e6 / (costs["whole"] - costs["few"]).core
+        rows = [("pipeline.dedup, all of it", f"{sizes['whole'] / 1e6:.1f}", f"{ours:.2f}", "1.00")]
+        for how in ("spacy", "split") if python else ():
+            command = [python, "-c", _DATATROVE, f"{path}/some.jsonl", how]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            theirs = sizes["some"] / 1e6 / float(output.split()[-1])
+            words = "" if how == "spacy" else ", split at spaces"
+            rows.append(
+                (f"datatrove, signatures{words}", f"{sizes['some'] / 1e6:.1f}",
+                 f"{theirs:.2f}", f"{theirs / ours:.4f}")
+            )  # fmt: skip
+    return table(("command", "MB", "MB/s per core", "ratio"), rows, markdown=True)
+
+
+def _write(corpus: str, path: pathlib.Path, limit: int | None) -> int:
+    """Writes documents up to `limit` bytes, at least 20; returns the bytes of their text."""
+    size = 0
+    with path.open("w") as file:
+        for number, (name, text) in enumerate(documents(corpus)):
+            if limit is not None and number >= 20 and size >= limit:
+                break
+            file.write(json.dumps({"id": name, "text": text}) + "\n")
+            size += len((text or "").encode())
+    return size
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = Parser(prog="python -m benchmarks.dedup", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--corpus", default="python_docs", help="corpus SPEC")
+    add("--pairs", type=positive, default=200, help="planted pairs at each similarity")
+    add("--datatrove_python", help="interpreter of an environment with datatrove")
+    add("--their_bytes", type=positive, default=2 << 20, help="bytes of text for datatrove")
+    add("--only", choices=("finding", "speed"), help="measure only this")
+    flags = parser.parse_args()
+    print(machine())
+    if flags.only != "speed":
+        print(measure_finding(flags.corpus, flags.pairs, []))
+        print("\nwith --min_similarity=0.72:\n")
+        print(measure_finding(flags.corpus, flags.pairs, ["--min_similarity=0.72"]))
+    if flags.only != "finding":
+        print(measure_speed(flags.corpus, flags.datatrove_python, flags.their_bytes))
+
+
+if __name__ == "__main__":
+    main()

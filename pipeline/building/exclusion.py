@@ -1,0 +1,163 @@
+"""Exclude lists of a build: which ones a plan names, their copies, and what a new one changes."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+
+from pipeline.building.write import finished
+from pipeline.excluding import lists
+from pipeline.excluding.filter import Filter
+from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.manifest import Plan, Shard, shard_file
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+_Shard = tuple[str, int]
+
+
+def given(text: str | None, scratch: str) -> list[lists.Given]:
+    """Returns the lists of --exclude, paths separated by commas.
+
+    `scratch`: local folder for lists that must be made or fetched.
+
+    Raises:
+      UserError: a file is missing or is no list.
+    """
+    return [lists.given(path.strip(), scratch) for path in (text or "").split(",") if path.strip()]
+
+
+def records(
+    existing: Plan | None, new: Sequence[lists.Given], max_document_bytes: int, folder: str
+) -> tuple[ExcludeRecord, ...] | None:
+    """Returns the records of a plan: those that the cache has, then the new ones.
+
+    An exclusion stays in force, so a list of the cache need not be given again.
+
+    Raises:
+      UserError: a list was made for other parts of documents; or two lists of duplicates meet, each
+        of which may have kept the document that the other one leaves out.
+    """
+    before = (existing.exclude or ()) if existing else ()
+    added = [each for each in new if each.record not in before]
+    for each in added:
+        made_for = each.header.get("max_document_bytes", max_document_bytes)
+        if each.record.paragraphs and made_for != max_document_bytes:
+            raise UserError(
+                f"an exclude list has paragraphs of documents split at {made_for:,} bytes: give "
+                f"--max_document_bytes={made_for}, or make the list again with yours"
+            )
+        if existing and each.header["counts"].get("places"):
+            raise UserError(
+                f"{folder}: an exclude list tells documents of equal ids apart by their place, "
+                "which a cache does not record: build into another --cache_dir"
+            )
+    found = (*before, *(each.record for each in added))
+    for unit in ("documents", "paragraphs"):
+        of_duplicates = [
+            each for each in found if each.kind == lists.DUPLICATES and getattr(each, unit)
+        ]
+        if len(of_duplicates) > 1:
+            other = " and build into another --cache_dir" if before else ""
+            raise UserError(
+                f"{folder}: two lists of duplicate {unit} may leave out both of two twins: use one "
+                f"list{other}"
+            )
+    return found or None
+
+
+def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str]:
+    """Returns where the lists of a plan are, by the names that they have in a cache."""
+    given_at = {each.record: each.path for each in new}
+    names = {each: lists.copy_name(each.sha256) for each in plan.exclude or ()}
+    return {name: given_at.get(each) or files.join(folder, name) for each, name in names.items()}
+
+
+def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
+    """Copies lists into the cache, where all workers and later builds read them.
+
+    Raises:
+      UserError: a list of the cache is gone or damaged, and was not given again.
+    """
+    for record in plan.exclude or ():
+        name = lists.copy_name(record.sha256)
+        path = files.join(folder, name)
+        there = files.exists(path) and (
+            files.is_remote(folder) or files.sha256(path) == record.sha256
+        )
+        again = [each.path for each in new if each.record == record]
+        if not there and not again:
+            raise UserError(f"{path} is missing or damaged: give that list with --exclude again")
+        if not there:
+            files.copy(again[0], path)
+
+
+def remove_others(folder: str, plan: Plan) -> None:
+    """Deletes lists that the plan does not name: a takedown was killed before its plan was there.
+
+    They are found by the form of their names, which no other file of a cache has.
+    """
+    wanted = {lists.copy_name(each.sha256) for each in plan.exclude or ()}
+    for name in files.list_sizes(folder, lists.COPY).keys() - wanted:
+        files.remove(files.join(folder, name))
+
+
+def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
+    """Yields lines about lists of other corpora, and about those that were not given again."""
+    data = json.dumps(plan.corpus.get("files", []), sort_keys=True).encode()
+    for each in new:
+        if each.header.get("files", "") not in ("", hashlib.sha256(data).hexdigest()):
+            yield (
+                f"{lists.copy_name(each.record.sha256)} was made from other files, those of "
+                f"{each.header['corpus']}: documents are told by their ids alone"
+            )
+    for record in plan.exclude or ():
+        if record not in [each.record for each in new]:
+            yield (
+                f"still excluded: {record.documents:,} documents and {record.paragraphs:,} "
+                f"paragraphs of {lists.copy_name(record.sha256)}"
+            )
+
+
+def grows(existing: Plan, ours: Plan) -> bool:
+    """Returns whether our plan is the existing one with more exclude lists, and nothing else."""
+    before, now = existing.exclude or (), ours.exclude or ()
+    same = dataclasses.replace(existing, exclude=None).difference(
+        dataclasses.replace(ours, exclude=None)
+    )
+    return not same and len(now) > len(before) and now[: len(before)] == before
+
+
+def affected(folder: str, existing: Plan, ours: Plan) -> Iterator[_Shard]:
+    """Yields the finished shards that have a document, kept or quarantined, of a new list."""
+    before = existing.exclude or ()
+    added = (ours.exclude or ())[len(before) :]
+    filter_ = Filter.of_cache(folder, [each.sha256 for each in added])
+    sizes = files.list_sizes(folder)
+    for split, count in existing.shards.items():
+        for index in range(count):
+            shard = finished(folder, existing, split, index, sizes)
+            if shard and _touches(filter_, folder, split, index, count, shard):
+                yield split, index
+
+
+def _touches(
+    filter_: Filter, folder: str, split: str, index: int, count: int, shard: Shard
+) -> bool:
+    """Returns whether a shard has a document of the filter's lists."""
+    from pyarrow import parquet
+
+    parts = shard.split_documents > 0
+    path = files.join(folder, shard_file(split, "documents", index, count))
+    with files.open_read(path) as file, parquet.ParquetFile(file) as table:
+        for batch in table.iter_batches(columns=["id"]):
+            if filter_.touches(batch.column("id").to_pylist(), parts):
+                return True
+    if not shard.dropped:
+        return False
+    left_out = files.join(folder, shard_file(split, "quarantine", index, count))
+    return filter_.touches([line["id"] or "" for line in _lines(left_out)], True)
+
+
+def _lines(path: str) -> Iterator[dict]:
+    return (json.loads(line) for line in files.read_lines(path))

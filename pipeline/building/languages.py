@@ -1,0 +1,144 @@
+"""Builds a task of several languages: a cache for each, one after the other, and one summary.
+
+The cache of a language is what a build of that language alone writes, byte for byte. A finished one
+is kept, and one that was interrupted is continued.
+"""
+
+import dataclasses
+
+from pipeline.building import advice, engine
+from pipeline.building.options import Options
+from tasks import registry
+from tasks.cache import language_set
+from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.mixture import MixtureSpec
+from tasks.reading import languages
+from tasks.storage import files
+from tasks.task import OBJECTIVES, objective_of
+from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table
+
+# mT5's. Source: Xue et al. 2021 (arXiv:2010.11934), section 3.2.
+_ALPHA = 0.3
+
+
+def build(options: Options, beam_arguments: list[str]) -> None:
+    """Builds the cache of a task, or of each of its languages, and prints a report.
+
+    Raises as `engine.build` does, and a UserError if the languages are not as they were.
+    """
+    if not options.corpus:
+        if options.languages is not None:
+            raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")
+        return engine.build(options, beam_arguments)
+    corpora = languages.specs(options.corpus, options.languages)
+    if list(corpora) == [""]:
+        return engine.build(options, beam_arguments)
+    task = _task(options)
+    languages.check(corpora)
+    names = _all_languages(options, task, list(corpora))
+    for number, (language, spec) in enumerate(corpora.items(), 1):
+        print(f"language {language}, {number} of {len(corpora)}: {spec}", flush=True)
+        alone = dataclasses.replace(
+            options, name=f"{options.name}_{language}", corpus=(str(spec),), languages=None
+        )
+        try:
+            engine.build(alone, beam_arguments, advise=False)
+        except UserError as error:
+            raise UserError(f"language {language}: {error}") from error
+    if options.dry_run:
+        return None
+    language_set.write(options.cache_dir, task, names)
+    _report(options, task, names)
+    return None
+
+
+def _task(options: Options) -> str:
+    """Returns the name of the task that has the languages.
+
+    Raises:
+      UserError: --name and --task do not make one.
+    """
+    if options.name is None or options.task not in OBJECTIVES:
+        raise UserError(
+            "several languages need --name=NAME and, as --task, one of the objectives "
+            f"{', '.join(OBJECTIVES)}: each language is then the task NAME_LANGUAGE_OBJECTIVE"
+        )
+    task = f"{options.name}_{options.task}"
+    if objective_of(task) != options.task:
+        raise UserError(
+            f"--name={options.name} cannot begin the name of a task {task}: choose another, of "
+            "letters, digits, _, - and ."
+        )
+    if files.exists(files.join(options.cache_dir, task, MANIFEST)):
+        raise UserError(
+            f"{files.join(options.cache_dir, task)} is a cache of one corpus: choose another "
+            "--name or --cache_dir for several languages"
+        )
+    return task
+
+
+def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
+    """Returns the languages that the task has once the build is finished.
+
+    Raises:
+      UserError: it has others already, and the build does not extend it.
+    """
+    known = language_set.languages(options.cache_dir, task)
+    added = [name for name in given if name not in known]
+    if not known:
+        return given
+    if added and not options.extend:
+        raise UserError(
+            f"{task} in {options.cache_dir} has the languages {', '.join(known)}, not "
+            f"{', '.join(added)}: add --extend to add these"
+        )
+    return [*known, *added]
+
+
+def _report(options: Options, task: str, names: list[str]) -> None:
+    """Prints one row for each language, and their sum."""
+    cells = [language_set.cache_of(task, name) for name in names]
+    manifests = [CacheManifest.load(files.join(options.cache_dir, each)) for each in cells]
+    counts = [
+        [manifest.total("train", each) for each in ("documents", "tokens", "rows", "text_bytes")]
+        for manifest in manifests
+    ]
+    held_out = [
+        manifest.total("validation", "documents") if "validation" in manifest.splits else 0
+        for manifest in manifests
+    ]
+    spec = MixtureSpec(task, tuple((name, None) for name in names), alpha=_ALPHA)
+    sizes = {name: float(max(count[1], 1)) for name, count in zip(names, counts, strict=True)}
+    weights = spec.weights(sizes)
+    total = sum(sizes.values())
+    rows = [
+        _row(name, count, held, sizes[name] / total, weights[name] / sum(weights.values()))
+        for name, count, held in zip(names, counts, held_out, strict=True)
+    ]
+    sums = [sum(column) for column in zip(*counts, strict=True)]
+    rows.append(_row("all", sums, sum(held_out), 1.0, 1.0))
+    header = ["language", "documents", "tokens", "rows", "MB", "bytes a token", "held out"]
+    print(table([*header, "share of tokens", f"at alpha {_ALPHA}"], rows))
+    command = advice.pretrain(
+        registry.get(task, options.task_module), options, held_out=any(held_out)
+    )
+    sampling = f" --mixing.alpha={_ALPHA}" if len(names) > 1 else ""  # refused where nothing mixes
+    print(f"next: {command}{sampling}")
+
+
+def _row(
+    name: str, counts: list[int], held_out: int, share: float, sampled: float
+) -> tuple[str, ...]:
+    documents, tokens, rows, size = counts
+    return (
+        name,
+        f"{documents:,}",
+        f"{tokens:,}",
+        f"{rows:,}",
+        f"{size / 1e6:,.2f}",
+        f"{size / max(tokens, 1):.2f}",
+        f"{held_out:,}",
+        f"{share:.2%}",
+        f"{sampled:.2%}",
+    )

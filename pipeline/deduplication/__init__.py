@@ -1,0 +1,1 @@
+"""Duplicates and contamination of a corpus: signatures, shared keys, clusters, exclude list."""

@@ -1,0 +1,105 @@
+"""Files of named arrays, of which ranges are read: mapped, or by requests to a store."""
+
+import json
+import math
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from tasks.storage import files
+
+_LENGTH = 8  # bytes of the head's own length, at the start of the file
+_ALIGNMENT = 64
+
+
+def write(path: str, arrays: dict[str, np.ndarray]) -> None:
+    """Writes arrays as one file, complete or not at all; equal arrays give equal bytes."""
+    places: dict[str, tuple[str, list[int], int]] = {}
+    at = 0
+    for name, array in arrays.items():
+        places[name] = (array.dtype.str, list(array.shape), at)
+        at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    head = json.dumps({"arrays": places, "bytes": at}).encode()
+    head += b" " * (-(len(head) + _LENGTH) % _ALIGNMENT)
+    with files.atomic_write(path) as file:
+        file.write(len(head).to_bytes(_LENGTH, "little") + head)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).data.cast("B") if array.nbytes else b"")
+            file.write(b"\0" * (-array.nbytes % _ALIGNMENT))
+
+
+class Arrays:
+    """The arrays of a file that `write` made.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is truncated, or no file of arrays.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._data: mmap.mmap | None = None
+        if files.is_remote(path):
+            length = int.from_bytes(self._bytes(0, _LENGTH), "little")
+            head = self._bytes(_LENGTH, length)
+            size = files.size(path)
+        else:
+            with open(files.local_path(path), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < _LENGTH:
+                    raise ValueError(f"{path} is truncated")
+                self._data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            length = int.from_bytes(self._data[:_LENGTH], "little")
+            head = self._data[_LENGTH : _LENGTH + length]
+        value = json.loads(head)
+        self._begin = _LENGTH + length
+        if size != self._begin + value["bytes"]:
+            raise ValueError(f"{path} is truncated")
+        self._places: dict[str, Any] = value["arrays"]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array."""
+        return tuple(self._places[name][1])
+
+    def read(self, name: str, row: int | None = None) -> np.ndarray:
+        """Returns a whole array or, of one of two dimensions, its row `row`."""
+        if row is None:
+            shape = self.shape(name)
+            return self._read(name, 0, math.prod(shape)).reshape(shape)
+        width = self.shape(name)[1]
+        return self._read(name, row * width, (row + 1) * width)
+
+    def part(self, name: str, begin: int, end: int, row: int = 0) -> np.ndarray:
+        """Returns elements [begin, end) of an array, or of the row `row` of two dimensions."""
+        shape = self.shape(name)
+        before = row * shape[1] if len(shape) == 2 else 0
+        return self._read(name, before + begin, before + end)
+
+    def _read(self, name: str, begin: int, end: int) -> np.ndarray:
+        kind, _, offset = self._places[name]
+        dtype = np.dtype(kind)
+        start = self._begin + offset + begin * dtype.itemsize
+        if self._data is not None:
+            return np.frombuffer(self._data, dtype, end - begin, start)
+        return np.frombuffer(self._bytes(start, (end - begin) * dtype.itemsize), dtype)
+
+    def _bytes(self, start: int, count: int) -> bytes:
+        if not count:
+            return b""
+        return files.on_store(
+            self._path, lambda fs, inner: fs.cat_file(inner, start=start, end=start + count)
+        )
+
+
+def is_complete(path: str) -> bool:
+    """Returns whether a local or remote file of arrays is there and not truncated."""
+    try:
+        Arrays(path)
+    except (FileNotFoundError, ValueError):
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""The last stage: clusters of duplicates, and the exclude list, written by one process.
+
+Of a cluster the unit that comes first in the corpus is kept. Memory is 9 bytes for each unit of the
+corpus (13 if there are more than 2**32), the pairs of one partition, and the units of one piece.
+"""
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.deduplication import arrays, kernels
+from pipeline.deduplication.contamination import Judge
+from pipeline.deduplication.edges import Pieces
+from pipeline.deduplication.plan import EDGES, LIST, PREFIXES, Job, partitions
+from pipeline.deduplication.signatures import COUNTS
+from pipeline.excluding import lists
+from tasks.storage import files
+from tasks.terminal import progress
+
+_BLOCK = 1 << 24  # units that are counted at a time
+_REASONS = [lists.EXACT, lists.NEAR, lists.CONTAMINATED]
+_EXACT, _NEAR, _CONTAMINATED = range(3)
+
+
+@dataclasses.dataclass
+class Result:
+    """The findings of a search.
+
+    Attributes:
+      counts: "documents", "text_bytes", "units", "groups" and, by reason, "exact", "near",
+        "contaminated"; "candidates" that shared a band with an earlier unit, and those of them that
+        were "unlike" it; "repeated" ids; "places" entries that need one.
+      sizes: number of clusters by their number of units.
+      unlike_twin: near duplicates whose estimated similarity to the kept twin is below the
+        threshold of the bands.
+    """
+
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    sizes: dict[int, int] = dataclasses.field(default_factory=dict)
+    unlike_twin: int = 0
+
+
+def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> Result:
+    """Joins the pairs of all partitions into clusters and writes the exclude list.
+
+    Args:
+      job: the search.
+      pieces: number of pieces.
+      of_keys: number of partitions.
+      header: what the list was made from.
+
+    Raises:
+      OSError: a file cannot be read or written.
+    """
+    opened = Pieces.open(job, pieces)
+    result = Result()
+    total = int(opened.starts[-1])
+    roots = np.arange(total, dtype=np.uint32 if total < 1 << 32 else np.uint64)
+    is_exact = np.zeros(total, bool)
+    repeated = [np.zeros((0, 2), np.uint64)]
+    for number in range(of_keys):
+        found = arrays.Arrays(job.path(EDGES, number))
+        for name in ("exact", "near"):
+            pairs = found.read(name)
+            kernels.join(roots, pairs[:, 0].copy(), pairs[:, 1].copy())
+        is_exact[found.read("exact")[:, 1]] = True
+        repeated.append(found.read("repeated"))
+        for name, count in zip(("candidates", "unlike"), found.read("counts"), strict=True):
+            result.counts[name] += int(count)
+    kernels.flatten(roots)
+    _count_clusters(roots, result)
+    shared = np.concatenate(repeated)
+    result.counts.update(units=total, repeated=len(shared))
+    judge = Judge(job, opened.opened) if job.contaminated else None
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        bar = stack.enter_context(progress.shown("listing", pieces))
+        for number in range(pieces):
+            entries = _Entries(job, opened, number, roots, is_exact, judge, shared)
+            entries.write(os.path.join(scratch, str(number)), result)
+            bar.update(number + 1)
+        _merge(job, scratch, pieces, header, result)
+    return result
+
+
+def _count_clusters(roots: np.ndarray, result: Result) -> None:
+    """Counts clusters by size."""
+    others = kernels.others_of(roots)
+    sizes: Counter[int] = Counter()
+    for begin in range(0, len(others), _BLOCK):
+        some = others[begin : begin + _BLOCK]
+        found, counts = np.unique(some[some > 0], return_counts=True)
+        sizes.update(dict(zip((found + 1).tolist(), counts.tolist(), strict=True)))
+    result.sizes = dict(sorted(sizes.items()))
+    result.counts["groups"] = sizes.total()
+
+
+class _Entries:
+    """The entries of one piece."""
+
+    def __init__(
+        self,
+        job: Job,
+        pieces: Pieces,
+        number: int,
+        roots: np.ndarray,
+        is_exact: np.ndarray,
+        judge: Judge | None,
+        repeated: np.ndarray,
+    ):
+        self._job, self._pieces, self._judge, self._repeated = job, pieces, judge, repeated
+        self._own = pieces.opened[number]
+        self._start = int(pieces.starts[number])
+        end = int(pieces.starts[number + 1])
+        self._roots = roots[self._start : end].astype(np.int64)
+        self._exact = is_exact[self._start : end]
+
+    def write(self, path: str, result: Result) -> None:
+        """Writes the entries in order to a local file, and counts them."""
+        here = np.arange(len(self._roots)) + self._start
+        units = np.flatnonzero(self._roots != here)
+        reasons = np.where(self._exact[units], _EXACT, _NEAR)
+        roots = self._roots[units]
+        twins = self._names(roots)
+        similarity = self._similarity(here[units], roots)
+        near = reasons == _NEAR
+        result.unlike_twin += int((similarity[near] < self._job.rules.threshold).sum())
+        if self._judge:
+            more, examples = self._judge.contaminated(self._own)
+            fresh = ~np.isin(more, units)
+            units = np.concatenate([units, more[fresh]])
+            reasons = np.concatenate([reasons, np.full(int(fresh.sum()), _CONTAMINATED)])
+            twins += [self._judge.name(example) for example in examples[fresh].tolist()]
+            nothing = np.full(int(fresh.sum()), np.nan, np.float32)
+            similarity = np.concatenate([similarity, nothing])
+        owners = self._own.read("owner")[units].astype(np.int64)
+        high, low = (self._own.read(name)[owners] for name in ("high", "low"))
+        shared = _has(self._repeated, high, low)
+        place = np.where(shared, self._own.read("places")[owners], np.uint64(0))
+        paragraph = self._own.read("paragraph")[units]
+        order = np.lexsort((paragraph, place, low, high))
+        entries = pa.record_batch(
+            {
+                "high": high[order], "low": low[order], "place": place[order],
+                "paragraph": paragraph[order], "reason": reasons[order].astype(np.uint8),
+                "twin": pa.array([twins[row] for row in order.tolist()], pa.large_string()),
+                "similarity": similarity[order],
+            }
+        )  # fmt: skip
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, entries.schema) as writer:
+            writer.write_batch(entries)
+        names = ("exact", "near", "contaminated")
+        counted = np.bincount(reasons, minlength=len(names)).tolist()
+        result.counts.update(dict(zip(names, counted, strict=True)))
+        result.counts["places"] += int(shared.sum())
+        of_piece = self._own.read("counts").tolist()
+        result.counts.update(dict(zip(COUNTS, of_piece, strict=True)))
+
+    def _names(self, units: np.ndarray) -> list[str]:
+        """Returns the ids of the documents of units of any piece."""
+        found = [""] * len(units)
+        for number, places, rows in self._pieces.grouped(units):
+            opened = self._pieces.opened[number]
+            data, bounds = opened.read("ids"), opened.read("id_bounds")
+            owners = opened.read("owner")[rows].astype(np.int64)
+            for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
+                found[place] = data[bounds[owner] : bounds[owner + 1]].tobytes().decode()
+        return found
+
+    def _similarity(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
+        """Returns float32[units], the estimated similarity of each to its root; NaN if unknown."""
+        if not self._job.rules.near or not len(units):
+            return np.full(len(units), np.nan, np.float32)
+        equal = (self._pieces.signatures(units) == self._pieces.signatures(roots)).sum(1)
+        return self._job.rules.estimate(equal).astype(np.float32)
+
+
+def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """Returns bool, whether each (high, low) is one of the sorted `pairs`."""
+    if not len(pairs) or not len(high):
+        return np.zeros(len(high), bool)
+    kind = np.dtype([("high", "<u8"), ("low", "<u8")])
+    wanted = np.stack([high, low], 1).view(kind).ravel()
+    return np.isin(wanted, np.ascontiguousarray(pairs).view(kind).ravel())
+
+
+def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: Result) -> None:
+    """Writes the list from the sorted entries of all pieces, one part of the keys at a time."""
+    spilled = [
+        pa.ipc.open_file(pa.memory_map(os.path.join(scratch, str(number)))).get_batch(0)
+        for number in range(pieces)
+    ]
+    highs = [batch.column("high").to_numpy() for batch in spilled]  # mapped
+    parts = partitions(sum(map(len, spilled)))
+    marks = np.arange(1, parts, dtype=np.uint64) * np.uint64(1 << 56) * np.uint64(PREFIXES // parts)
+    bounds = [[0, *np.searchsorted(high, marks).tolist(), len(high)] for high in highs]
+    entries = sum(map(len, spilled))
+    paragraphs = entries if job.rules.unit == "paragraph" else 0
+    counts = {
+        "documents": entries - paragraphs,
+        "paragraphs": paragraphs,
+        "places": result.counts["places"],
+    }
+    with files.atomic_write(files.join(job.folder, LIST)) as file:
+        writer = lists.Writer(file, {**header, "reasons": _REASONS, "counts": counts})
+        for part in range(parts):
+            some = pa.Table.from_batches(
+                batch.slice(bound[part], bound[part + 1] - bound[part])
+                for batch, bound in zip(spilled, bounds, strict=True)
+            )
+            keys = [some.column(name).to_numpy() for name in ("paragraph", "place", "low", "high")]
+            ordered = some.take(np.lexsort(keys)).combine_chunks()
+            writer.add({name: ordered.column(name) for name in ordered.column_names})
+        writer.close()

@@ -1,0 +1,157 @@
+"""N-grams of evaluation sets, and which units of a corpus have too many of them.
+
+Words are lower-case letters and digits without punctuation, as in both sources.
+
+Sources: Brown et al. 2020 (GPT-3, arXiv:2005.14165), appendix C: n-grams of 13 words, down to 8
+where examples are shorter; one shared n-gram is a collision, and n-grams that collide with more
+than 10 training documents are ignored. Gao et al. 2020 (The Pile, arXiv:2101.00027) take over these
+13-grams. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), section 8: 70 % of an example's 8-grams.
+Differences: GPT-3 cuts 200 characters around a collision, and drops a document cut into more than
+ten; here the unit with the collision is left out, which is a line if units are paragraphs.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.deduplication import arrays, kernels
+from pipeline.deduplication.plan import GRAMS, Job
+from pipeline.deduplication.words import Words, text_bytes
+from tasks.reading import sources
+from tasks.storage import files
+
+_SIEVE_BITS = (16, 30)  # least and most; eight bits for each n-gram between them
+
+
+class Grams:
+    """The n-grams of all examples: sorted hashes, and the examples that have each.
+
+    Attributes:
+      known: uint64, sorted.
+      bounds: int64[known + 1], where the examples of each begin in `examples`.
+      examples: int32, numbers of examples.
+      totals: int64[examples], number of different n-grams of each.
+    """
+
+    def __init__(self, opened: arrays.Arrays):
+        self.known = opened.read("known")
+        self.bounds, self.examples = opened.read("bounds"), opened.read("examples")
+        self.totals = opened.read("totals")
+        self._names, self._name_bounds = opened.read("names"), opened.read("name_bounds")
+        bits = min(max(_SIEVE_BITS[0], (8 * len(self.known)).bit_length()), _SIEVE_BITS[1])
+        self._sieve = np.zeros(1 << bits, np.bool_)
+        self._sieve[self.known >> np.uint64(64 - bits)] = True
+
+    @classmethod
+    def open(cls, folder: str) -> "Grams":
+        """Returns the n-grams in the folder of a search."""
+        return cls(arrays.Arrays(files.join(folder, GRAMS)))
+
+    def name(self, example: int) -> str:
+        """Returns an example's id, after its evaluation set."""
+        begin, end = self._name_bounds[example : example + 2]
+        return self._names[begin:end].tobytes().decode()
+
+    def shared(self, words: np.ndarray, bounds: np.ndarray, ngram: int) -> np.ndarray:
+        """Returns int64[found, 2] of texts and n-grams, as `kernels.shared_grams` does."""
+        factors = kernels.gram_factors(ngram)
+        return kernels.shared_grams(words, bounds, ngram, factors, self.known, self._sieve)
+
+
+class Summary(NamedTuple):
+    """Counts of an evaluation set; `short` examples have fewer words than an n-gram."""
+
+    corpus: str
+    examples: int
+    short: int
+    grams: int
+
+
+def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Summary]:
+    """Reads the evaluation sets and writes their n-grams; returns a summary of each.
+
+    Memory is about 50 bytes for each n-gram. Examples that share all their n-grams are one as far
+    as the share of an example goes.
+
+    Raises:
+      UserError: a set cannot be read.
+    """
+    reader = Words()
+    hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    names: list[str] = []
+    summaries = []
+    for corpus in sets:
+        before, short, grams = len(names), 0, 0
+        for ids, words, bounds in _read(corpus, reader):
+            found, ends = kernels.grams_of(words, bounds, ngram, kernels.gram_factors(ngram))
+            counts = np.diff(ends)
+            hashes.append(found)
+            owners.append(np.repeat(np.arange(len(ids)) + len(names), counts).astype(np.uint64))
+            short += int((counts == 0).sum())
+            grams += len(found)
+            names += [f"{corpus.spec}:{each}" for each in ids]
+        summaries.append(Summary(str(corpus.spec), len(names) - before, short, grams))
+    pairs = np.unique(np.stack([np.concatenate(hashes), np.concatenate(owners)], 1), axis=0)
+    known, first = np.unique(pairs[:, 0], return_index=True)
+    encoded = [name.encode() for name in names]
+    examples = pairs[:, 1].astype(np.int64)
+    arrays.write(
+        files.join(folder, GRAMS),
+        {
+            "known": known,
+            "bounds": np.append(first, len(pairs)).astype(np.int64),
+            "examples": examples,
+            "totals": np.bincount(examples, minlength=len(names)),
+            "names": np.frombuffer(b"".join(encoded), np.uint8),
+            "name_bounds": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
+        },
+    )
+    return summaries
+
+
+def _read(
+    corpus: sources.Corpus, reader: Words
+) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
+    for piece in corpus.pieces:
+        for _, batch in sources.read(corpus, piece):
+            data, bounds = text_bytes(batch)
+            words, word_bounds, _ = reader(data, bounds[:-1], bounds[1:])
+            yield batch.column("id").to_pylist(), words, word_bounds
+
+
+class Judge:
+    """Decides which units are contaminated, once all pieces have been read.
+
+    Args:
+      job: the search.
+      pieces: the opened files of all pieces, which are read twice, one at a time.
+    """
+
+    def __init__(self, job: Job, pieces: Sequence[arrays.Arrays]):
+        self._rules, self._grams = job.rules, Grams.open(job.folder)
+        self._counted = np.ones(len(self._grams.known), bool)
+        if job.rules.common:
+            units = np.zeros(len(self._grams.known), np.int64)
+            for piece in pieces:
+                units += np.bincount(piece.read("grams")[:, 1], minlength=len(units))
+            self._counted = units <= job.rules.common
+
+    def contaminated(self, piece: arrays.Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (int64 units of a piece in order, the first example found in each)."""
+        units, grams = piece.read("grams").astype(np.int64).T
+        kept = self._counted[grams]
+        units, grams = units[kept], grams[kept]
+        begins = self._grams.bounds[grams]
+        counts = self._grams.bounds[grams + 1] - begins
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        examples = self._grams.examples[np.repeat(begins, counts) + offsets]
+        pairs = np.stack([np.repeat(units, counts), examples], 1)
+        pairs, shared = np.unique(pairs, axis=0, return_counts=True)
+        enough = shared >= np.maximum(1, self._rules.share * self._grams.totals[pairs[:, 1]])
+        found, first = np.unique(pairs[enough, 0], return_index=True)
+        return found, pairs[enough, 1][first]
+
+    def name(self, example: int) -> str:
+        """Returns an example's id, after its evaluation set."""
+        return self._grams.name(example)

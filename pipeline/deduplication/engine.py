@@ -1,0 +1,227 @@
+"""One search for duplicates: checks, the two Beam jobs, the list and the report.
+
+Files are written in this order, and each is complete or not there:
+
+plan.json           all that the list depends on
+grams.arrays        n-grams of the evaluation sets
+signatures-N.arrays one for each piece of the corpus, by Beam
+edges-N.arrays      one for each partition of the keys, by Beam
+exclude.arrow, report.json; the files of the stages are then deleted
+
+The same command resumes: files that are there are kept.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pipeline.deduplication import arrays, contamination
+from pipeline.deduplication.clusters import write_list
+from pipeline.deduplication.edges import write_partition
+from pipeline.deduplication.options import Options
+from pipeline.deduplication.plan import (
+    EDGES,
+    GRAMS,
+    LIST,
+    NONE,
+    PARAGRAPH,
+    PLAN,
+    REPORT,
+    SIGNATURES,
+    STAGES,
+    Job,
+    partitions,
+    record,
+)
+from pipeline.deduplication.report import as_json, text
+from pipeline.deduplication.signatures import write_piece
+from pipeline.excluding import lists
+from pipeline.runners import beam_job, dataflow, portable, secret
+from tasks.reading import sources
+from tasks.storage import files, lock
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from tasks.terminal.watch import polling
+
+
+def search(options: Options, beam_arguments: list[str]) -> None:
+    """Writes the exclude list of a corpus into `options.output`, and prints a report.
+
+    Raises:
+      UserError: a mistake that the user can correct; finished files are kept.
+      OSError: the folder cannot be written. Finished files are kept.
+    """
+    spec = sources.parse(options.corpus)
+    if options.unit == PARAGRAPH and spec.is_pairs:
+        raise UserError(f"--unit={PARAGRAPH} is for texts, and corpus {spec} has pairs")
+    if options.duplicates == NONE and not options.against:
+        raise UserError(f"--duplicates={NONE} without --against looks for nothing")
+    if options.hf_token_secret:
+        secret.provide_hf_token(options.hf_token_secret)
+    if dataflow.is_runner(options.runner):
+        dataflow.check(beam_arguments, spec, options.output)
+    elif portable.is_runner(options.runner):
+        portable.check(beam_arguments)
+    with _claimed(options.output):
+        corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes)
+        sets = [sources.resolve(sources.parse(each)) for each in (options.against or "").split()]
+        job = Job(options.output, corpus, options.rules, bool(sets), options.hf_token_secret or "")
+        for note in corpus.notes:
+            print(note)
+        of_sets = [each.record for each in sets]
+        _begin(job, record(corpus, job.rules, of_sets, options.shard_bytes))
+        path = files.join(job.folder, LIST)
+        if files.exists(path) and files.exists(files.join(job.folder, REPORT)):
+            _clear(job.folder)
+            print(f"{path} is complete: nothing to do")
+            return
+        _search(job, sets, options, beam_arguments)
+        _clear(job.folder)
+
+
+def _search(
+    job: Job, sets: list[sources.Corpus], options: Options, beam_arguments: list[str]
+) -> None:
+    started = time.monotonic()
+    summaries = []
+    if sets:
+        summaries = contamination.write_grams(job.folder, sets, job.rules.ngram)
+    pieces = job.corpus.pieces
+    slim = _for_workers(job)
+    run = functools.partial(beam_job.run, folder=job.folder, arguments=beam_arguments,
+                            verbose=options.verbose)  # fmt: skip
+    to_do = _missing(job, SIGNATURES, len(pieces))
+    sizes = [piece.bytes for piece in pieces]
+    read = sum(sizes[number] for number in to_do)
+    with _progress(job, SIGNATURES, "reading", sizes):
+        if to_do:
+            run(functools.partial(write_piece, slim), [(n, pieces[n]) for n in to_do])
+    seconds = time.monotonic() - started
+    units = sum(
+        arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0]
+        for number in range(len(pieces))
+    )
+    count = partitions(units)
+    to_do = _missing(job, EDGES, count)
+    with _progress(job, EDGES, "comparing", [1] * count):
+        if to_do:
+            run(functools.partial(write_partition, slim, len(pieces), count), to_do)
+    result = write_list(job, len(pieces), count, _header(job))
+    total = time.monotonic() - started
+    report = as_json(job, result, summaries, {"read": read, "reading": seconds, "all": total})
+    files.write_json(files.join(job.folder, REPORT), report)
+    print(text(job, result, summaries))
+    print(
+        f"{files.join(job.folder, LIST)}: read {read / 1e6:,.1f} MB in {seconds:.1f} s, "
+        f"{read / 1e6 / max(seconds, 1e-9):.1f} MB/s; {total:.1f} s in all\n"
+        f"next: python -m pipeline.build … --exclude={files.join(job.folder, LIST)}"
+    )
+
+
+def _for_workers(job: Job) -> Job:
+    """Returns the job without its pieces and the list of files, which may be a million."""
+    record = {key: value for key, value in job.corpus.record.items() if key != "files"}
+    corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
+    return dataclasses.replace(job, corpus=corpus)
+
+
+def _header(job: Job) -> dict[str, Any]:
+    """Returns what the list says of its origin; `files` identifies those of the corpus."""
+    data = json.dumps(job.corpus.record.get("files", []), sort_keys=True).encode()
+    kind = lists.IDS if job.rules.duplicates == NONE else lists.DUPLICATES
+    return {
+        "kind": kind,
+        "corpus": str(job.corpus.spec),
+        "files": hashlib.sha256(data).hexdigest(),
+        "max_document_bytes": job.corpus.max_document_bytes,
+        "rules": dataclasses.asdict(job.rules),
+    }
+
+
+@contextlib.contextmanager
+def _claimed(folder: str) -> Iterator[None]:
+    """Creates and locks the folder, and deletes files that killed searches left partly written."""
+    files.make_folder(folder)
+    if files.is_remote(folder):
+        yield
+        return
+    with lock.held(folder, "search", "--output"):
+        files.remove_partial(folder)
+        yield
+
+
+def _begin(job: Job, plan: dict[str, Any]) -> None:
+    """Writes plan.json, or compares it.
+
+    Raises:
+      UserError: the folder holds another search, or other files.
+    """
+    path = files.join(job.folder, PLAN)
+    ours = json.loads(json.dumps(plan))
+    try:
+        theirs = files.read_json(path)
+    except FileNotFoundError:
+        others = [name for name in files.list_names(job.folder) if not name.startswith(".")]
+        if others:
+            raise UserError(
+                f"{job.folder} holds {others[0]} but no {PLAN}: choose another --output"
+            ) from None
+        files.write_json(path, plan)
+        return
+    differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    if "rules" in differ and isinstance(theirs.get("rules"), dict):
+        rules = ours["rules"]
+        differ.remove("rules")
+        differ += [
+            f"{key}: {rules[key]}, there: {theirs['rules'].get(key)}"
+            for key in rules
+            if rules[key] != theirs["rules"].get(key)
+        ]
+    if differ:
+        raise UserError(
+            f"{job.folder} holds a search with other settings ({'; '.join(differ)}): choose "
+            "another --output, or use the flags that it was begun with"
+        )
+
+
+def _missing(job: Job, stage: str, count: int) -> list[int]:
+    """Returns the numbers of the stage's files that are not there, or not whole."""
+    there = files.list_sizes(job.folder, f"{stage}-")
+    missing = [
+        number
+        for number in range(count)
+        if job.path(stage, number).rpartition("/")[2] not in there
+        or not arrays.is_complete(job.path(stage, number))
+    ]
+    if len(missing) < count:
+        print(f"kept {count - len(missing):,} of {count:,} {stage}")
+    return missing
+
+
+@contextlib.contextmanager
+def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterator[None]:
+    """Shows how many of the stage's files are there while the block runs."""
+    names = [job.path(stage, number).rpartition("/")[2] for number in range(len(sizes))]
+
+    def done() -> int:
+        there = files.list_sizes(job.folder, f"{stage}-")
+        return sum(size for name, size in zip(names, sizes, strict=True) if name in there)
+
+    unit = "B" if stage == SIGNATURES else ""
+    with progress.shown(words, sum(sizes), done(), unit) as bar:
+        look: Callable[[], None] = lambda: bar.update(done())  # noqa: E731
+        with polling(look, files.is_remote(job.folder)):
+            yield
+        bar.update(sum(sizes))
+
+
+def _clear(folder: str) -> None:
+    """Deletes the files of the stages."""
+    for name in files.list_sizes(folder):
+        if name == GRAMS or name.startswith(tuple(f"{stage}-" for stage in STAGES)):
+            files.remove(files.join(folder, name))

@@ -1,0 +1,85 @@
+"""The report of a search, as a table and as JSON."""
+
+import dataclasses
+from typing import Any
+
+from pipeline.deduplication.clusters import Result
+from pipeline.deduplication.contamination import Summary
+from pipeline.deduplication.plan import NONE, PARAGRAPH, Job
+from tasks.terminal.table import table
+
+# Upper ends of the classes of clusters' sizes in the table.
+_SIZES = (2, 3, 5, 10, 100)
+
+
+def as_json(
+    job: Job, result: Result, summaries: list[Summary], seconds: dict[str, float]
+) -> dict[str, Any]:
+    """Returns the content of report.json; `seconds` has the times and bytes of this command."""
+    rules = job.rules
+    return {
+        "corpus": str(job.corpus.spec),
+        "rules": {**dataclasses.asdict(rules), "threshold": rules.threshold},
+        "counts": dict(sorted(result.counts.items())),
+        "clusters": {str(size): count for size, count in sorted(result.sizes.items())},
+        "false_positives": _false_positives(result) if rules.near else None,
+        "against": [summary._asdict() for summary in summaries],
+        "this_run": seconds,
+    }
+
+
+def _false_positives(result: Result) -> float:
+    """Returns the share of near duplicates whose kept twin is less similar than the threshold."""
+    return result.unlike_twin / max(result.counts["near"], 1)
+
+
+def text(job: Job, result: Result, summaries: list[Summary]) -> str:
+    """Returns the report for a terminal."""
+    counts, rules = result.counts, job.rules
+    rows = [("documents", f"{counts['documents']:,}"), ("MB", f"{counts['text_bytes'] / 1e6:,.1f}")]
+    if rules.unit == PARAGRAPH:
+        rows.append(("paragraphs", f"{counts['units']:,}"))
+    listed = counts["exact"] + counts["near"] + counts["contaminated"]
+    share = listed / max(counts["units"], 1)
+    if rules.duplicates != NONE:
+        rows.append(("exact duplicates", f"{counts['exact']:,}"))
+    if rules.near:
+        rows.append(("near duplicates", f"{counts['near']:,}"))
+    if summaries:
+        rows.append(("contaminated", f"{counts['contaminated']:,}"))
+    rows.append(("listed", f"{listed:,} ({share:.1%})"))
+    if rules.duplicates != NONE:
+        rows.append(("clusters", f"{counts['groups']:,}"))
+        rows += _clusters(result.sizes)
+    if rules.near:
+        rows += [
+            (f"similarity of half the pairs found, {rules.bands} x {rules.rows}", _half(job)),
+            (
+                f"estimated false positives (below {rules.threshold:.2f} to the kept one)",
+                f"{_false_positives(result):.2%}",
+            ),
+        ]
+    for each in summaries:
+        short = f", {each.short:,} shorter than {rules.ngram} words" if each.short else ""
+        rows.append((f"against {each.corpus}", f"{each.examples:,} examples{short}"))
+    if counts["repeated"]:
+        rows.append(("ids of several documents", f"{counts['repeated']:,}"))
+    return table(("", ""), rows)
+
+
+def _half(job: Job) -> str:
+    """Returns the similarity at which half of the pairs share a band."""
+    rules = job.rules
+    return f"{(1 - 0.5 ** (1 / rules.bands)) ** (1 / rules.rows):.2f}"
+
+
+def _clusters(sizes: dict[int, int]) -> list[tuple[str, str]]:
+    rows = []
+    before = 1
+    for end in (*_SIZES, max(sizes, default=0)):
+        count = sum(number for size, number in sizes.items() if before < size <= end)
+        if count:
+            name = f"{end:,}" if end == before + 1 else f"{before + 1:,} to {end:,}"
+            rows.append((f"  of {name}", f"{count:,}"))
+        before = max(before, end)
+    return rows

@@ -1,0 +1,202 @@
+"""The first stage: reads a piece of the corpus and writes the signatures and keys of its units.
+
+A unit is a document or a paragraph. Its number is the piece's in the upper 32 bits and its place
+among the piece's units in the lower, so a lower number comes earlier in the corpus.
+
+A document that is read in parts is one unit: its MinHash is the least of its parts', its exact hash
+a hash of theirs. Shingles over the borders of parts are missing.
+"""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.deduplication import arrays, contamination, kernels
+from pipeline.deduplication.plan import PARAGRAPH, PREFIXES, SIGNATURES, Job, Rules
+from pipeline.deduplication.words import Words, text_bytes
+from pipeline.excluding.lists import base_id, id_digests, place_hash
+from pipeline.runners import secret
+from tasks.reading import sources
+
+# What `counts` of a piece's file has.
+COUNTS = ("documents", "text_bytes")
+
+
+@dataclasses.dataclass
+class Found:
+    """Units of a batch, in order.
+
+    Attributes:
+      ids: of their documents; those of parts with "#partN" only if units are paragraphs.
+      places: of their documents, "file:row" or "file:byte".
+      paragraphs: int64, numbers of lines, -1 for documents.
+      continued: bool, whether the unit continues the one before it, as a later part.
+      sketches: uint32[units, hashes].
+      exact: uint64[units, 2].
+      words: int64[units].
+      grams: int64[found, 2] (unit, place of an n-gram of the evaluation sets).
+      counts: of documents and of bytes of text.
+    """
+
+    ids: list[str]
+    places: list[str]
+    paragraphs: np.ndarray
+    continued: np.ndarray
+    sketches: np.ndarray
+    exact: np.ndarray
+    words: np.ndarray
+    grams: np.ndarray
+    counts: Counter[str]
+
+
+class Reader:
+    """Makes units of batches."""
+
+    def __init__(self, rules: Rules, grams: contamination.Grams | None):
+        self._rules, self._grams = rules, grams
+        self._words = Words()
+        self._hashes = kernels.multipliers(rules.hashes)
+
+    def units(self, batch: pa.RecordBatch) -> Found:
+        """Returns the units of a batch of `sources.read`."""
+        rules = self._rules
+        data, bounds = text_bytes(batch)
+        parts = batch.column("part").to_numpy()
+        names, places = batch.column("id").to_pylist(), batch.column("place").to_pylist()
+        documents = int((parts <= 1).sum())
+        if rules.unit == PARAGRAPH:
+            texts, numbers, begins, ends = kernels.lines_of(data, bounds).T.copy()
+            names = [names[row] for row in texts.tolist()]
+            places = [places[row] for row in texts.tolist()]
+            continued = np.zeros(len(texts), bool)
+        else:
+            numbers, begins, ends = np.full(len(names), -1), bounds[:-1], bounds[1:]
+            names = [base_id(name, part) for name, part in zip(names, parts.tolist(), strict=True)]
+            continued = parts > 1
+        words, word_bounds, exact = self._words(data, begins, ends)
+        sketches = np.empty((len(begins), rules.hashes if rules.near else 0), np.uint32)
+        if rules.near:
+            factors = kernels.gram_factors(rules.shingle)
+            kernels.minhash(words, word_bounds, rules.shingle, factors, *self._hashes, sketches)
+        shared = np.zeros((0, 2), np.int64)
+        if self._grams:
+            shared = self._grams.shared(words, word_bounds, rules.ngram)
+        counts = Counter(documents=documents, text_bytes=int((bounds[1:] - bounds[:-1]).sum()))
+        return Found(
+            names, places, numbers, continued, sketches, exact, np.diff(word_bounds), shared, counts
+        )
+
+
+def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
+    """Reads piece `element[0]`, writes its file; returns counts for the job's metrics.
+
+    Raises:
+      UserError: the corpus cannot be read.
+      OSError: the file cannot be written.
+    """
+    number, piece = element
+    secret.provide_hf_token(job.hf_token_secret)
+    grams = contamination.Grams.open(job.folder) if job.contaminated else None
+    reader = Reader(job.rules, grams)
+    # Not divided between splits, so that units keep the order of the corpus.
+    whole = dataclasses.replace(piece, held_out=False)
+    found = [reader.units(batch) for _, batch in sources.read(job.corpus, whole)]
+    arrays.write(job.path(SIGNATURES, number), _joined(found, job.rules))
+    return Counter(pieces=1)
+
+
+def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
+    """Returns the arrays of a piece.
+
+    documents   high, low (digest of the id), places (hash of the place), ids, id_bounds, of each
+    units       owner (its document), paragraph, and signatures (8 bits of each MinHash value)
+    sorted      id_…, exact_…, band_…: keys in order, their units or documents (…_rows), and
+                (…_prefixes) how many keys there are below each first byte
+    grams       (unit, n-gram) of the evaluation sets
+    """
+    hashes = rules.hashes if rules.near else 0
+    empty = Found(
+        [], [], np.zeros(0, np.int64), np.zeros(0, bool), np.zeros((0, hashes), np.uint32),
+        np.zeros((0, 2), np.uint64), np.zeros(0, np.int64), np.zeros((0, 2), np.int64), Counter(),
+    )  # fmt: skip
+    found = [empty, *found]
+    ids = [name for each in found for name in each.ids]
+    places = [place for each in found for place in each.places]
+    paragraphs, continued, sketches, exact, words = (
+        np.concatenate([getattr(each, name) for each in found])
+        for name in ("paragraphs", "continued", "sketches", "exact", "words")
+    )
+    before = np.cumsum([0, *(len(each.ids) for each in found)])
+    grams = np.concatenate([
+        each.grams + np.array([start, 0]) for each, start in zip(found, before, strict=False)
+    ])  # fmt: skip
+    heads = np.flatnonzero(~continued)
+    if len(heads) < len(ids):  # parts of long documents become one unit
+        unit_of = np.cumsum(~continued) - 1
+        sketches = np.minimum.reduceat(sketches, heads) if hashes else sketches[heads]
+        exact = _chained(exact, heads)
+        words = np.add.reduceat(words, heads)
+        grams[:, 0] = unit_of[grams[:, 0]]
+        paragraphs = paragraphs[heads]
+        ids, places = [ids[head] for head in heads], [places[head] for head in heads]
+    first = np.ones(len(ids), bool)
+    if rules.unit == PARAGRAPH and ids:
+        first[1:] = [pair != other for pair, other in _neighbours(ids, places)]
+    owners = np.flatnonzero(first)
+    names = [ids[owner] for owner in owners]
+    digests = id_digests(names)
+    encoded = [name.encode() for name in names]
+    usable = np.flatnonzero(words >= max(1, rules.min_words))
+    keys = kernels.band_keys(sketches[usable], rules.bands, rules.rows) if hashes else None
+    return {
+        "counts": np.array([sum(each.counts[name] for each in found) for name in COUNTS]),
+        "high": digests[:, 0].copy(),
+        "low": digests[:, 1].copy(),
+        "places": np.array([place_hash(places[owner]) for owner in owners], np.uint64),
+        "ids": np.frombuffer(b"".join(encoded), np.uint8),
+        "id_bounds": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
+        "owner": (np.cumsum(first) - 1).astype(np.uint32),
+        "paragraph": paragraphs.astype(np.int32),
+        "signatures": sketches.astype(np.uint8),
+        **_sorted("id", digests[None, :, 0], np.arange(len(names)), digests[:, 1]),
+        **_sorted("exact", exact[None, usable, 0], usable, exact[usable, 1]),
+        **(_sorted("band", keys, usable) if keys is not None else {}),
+        "grams": np.unique(grams[np.isin(grams[:, 0], usable)], axis=0).astype(np.uint32),
+    }
+
+
+def _neighbours(ids: list[str], places: list[str]):
+    named = list(zip(ids, places, strict=True))
+    return zip(named[1:], named, strict=False)
+
+
+def _chained(exact: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """Returns uint64[heads, 2], a hash of the exact hashes from each head to the next."""
+    out = exact[heads]
+    ends = [*heads[1:].tolist(), len(exact)]
+    for unit, (head, end) in enumerate(zip(heads.tolist(), ends, strict=True)):
+        for part in exact[head + 1 : end]:
+            factors = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
+            out[unit] = out[unit] * factors ^ (part >> np.uint64(7)) ^ part
+    return out
+
+
+def _sorted(
+    name: str, keys: np.ndarray, rows: np.ndarray, seconds: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Returns arrays of keys [sets, n] in order, with their rows and, of one set, second halves."""
+    orders = np.argsort(keys, axis=1, kind="stable")
+    ordered = np.take_along_axis(keys, orders, axis=1)
+    marks = np.arange(PREFIXES, dtype=np.uint64) << np.uint64(56)
+    prefixes = np.stack([np.searchsorted(each, marks) for each in ordered])
+    ends = np.full((len(keys), 1), keys.shape[1])
+    found = {
+        f"{name}_keys": ordered,
+        f"{name}_rows": rows[orders].astype(np.uint32),
+        f"{name}_prefixes": np.concatenate([prefixes, ends], axis=1).astype(np.int64),
+    }
+    if seconds is not None:
+        found[f"{name}_seconds"] = seconds[orders[0]]
+    return found

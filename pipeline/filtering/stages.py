@@ -1,0 +1,239 @@
+"""Filters of a batch: the edits of all sets in their order, then the verdicts of all of them.
+
+So every rule judges the text that is written, and the order of sets only decides which rule a
+dropped document is counted for: the first one.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.filtering import sets
+from pipeline.filtering.edits import EDITS
+from pipeline.filtering.statistics import Statistics
+from tasks import registry
+from tasks.cache.filtered import FilterRecord
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    from pipeline.building.write import ShardWriter
+
+# How reasons of filters begin in receipts and reports: such documents are not faulty.
+FILTERED = "filtered: "
+# Kinds of counts.
+JUDGED, ALONE, FIRST = "judged", "alone", "first"
+# Longest reason of a user's function, and characters shown of a dropped text.
+_LONGEST_REASON, _EXCERPT = 80, 200
+
+
+class Verdict(NamedTuple):
+    """A rule's verdict on a batch.
+
+    Attributes:
+      rule: its name, for reasons.
+      drops: bool[texts].
+      values: what was measured of each text; None if the rule measures nothing.
+    """
+
+    rule: str
+    drops: np.ndarray
+    values: Sequence[Any] | np.ndarray | None = None
+
+
+def _measured(
+    measure: sets.Measure, settings: dict[str, Any], statistics: Statistics
+) -> np.ndarray:
+    if measure.setting:
+        setting = settings[measure.setting]
+        setting = tuple(setting) if isinstance(setting, list) else setting
+        counts = getattr(statistics, measure.of)(setting)
+    else:
+        counts = statistics[measure.of]
+    if not measure.over:
+        return counts
+    over = statistics[measure.over]
+    return np.divide(counts, over, out=np.zeros(len(counts)), where=over != 0)
+
+
+def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
+    """Yields the verdicts of a set's rules, in their order."""
+    settings, inclusive = record.settings, sets.SETS[record.name].inclusive
+    for key in sets.SETS[record.name].settings:
+        threshold = settings[key]
+        measure = sets.measure_of(key)
+        if measure is None or threshold is None:
+            continue
+        values = _measured(measure, settings, statistics)
+        is_least = key.startswith("min_")
+        drops = values < threshold if is_least else values > threshold
+        yield Verdict(key, drops | (values == threshold) if inclusive else drops, values)
+    if phrases := settings.get("page_phrases"):
+        yield Verdict("page_phrases", statistics.with_phrase(tuple(phrases)))
+    if words := settings.get("words"):
+        yield Verdict("words", _matches(statistics.texts, _any_of(words)))
+    if record.name == "regex":
+        found = _matches(statistics.texts, settings["pattern"])
+        yield Verdict("pattern", ~found if settings["wanted"] else found)
+    if record.name == "language":
+        yield from _of_languages(statistics.texts, settings)
+    if record.name == "function":
+        yield from _of_function(statistics.texts, settings)
+
+
+def _matches(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
+    return pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """Returns a pattern of RE2 for any of these words or phrases, in any case, as whole words."""
+    choices = "|".join(map(re.escape, words))
+    return rf"(?i)(?:^|[^\pL\pM\pN_])(?:{choices})(?:$|[^\pL\pM\pN_])"
+
+
+def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Iterator[Verdict]:
+    from pipeline.filtering import languages
+
+    found = languages.detected(texts)
+    wanted = set(settings["languages"])
+    others = [language not in wanted for language, _ in found]
+    unsure = [score < settings["min_score"] for _, score in found]
+    values = [f"{language} {score:.3f}" for language, score in found]
+    yield Verdict("languages", np.array(others, bool), values)
+    yield Verdict("min_score", np.array(unsure, bool), values)
+
+
+def _of_function(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Iterator[Verdict]:
+    """Yields a verdict for each reason that a user's function gives.
+
+    Raises:
+      UserError: the function raises an error, or returns something else.
+    """
+    module, name = settings["module"], settings["name"]
+    try:
+        reasons = pa.array(getattr(registry.load(module), name)(texts)).to_pylist()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{module}.{name} failed: {type(error).__name__}: {error}") from error
+    wrong = [each for each in reasons if each is not None and not isinstance(each, str)]
+    if wrong or len(reasons) != len(texts):
+        raise UserError(
+            f"{module}.{name} must return, for each text, None or a reason to drop it: of "
+            f"{len(texts)} texts it returned {len(reasons)} values"
+            + (f", such as {wrong[0]!r}" if wrong else "")
+        )
+    for reason in sorted({each for each in reasons if each}):
+        if len(reason) > _LONGEST_REASON or "\n" in reason:
+            raise UserError(
+                f"{module}.{name} gives the reason {reason[:_LONGEST_REASON]!r}: reasons are one "
+                f"line of at most {_LONGEST_REASON} characters, and few, as they are counted"
+            )
+        yield Verdict(reason, np.array([each == reason for each in reasons], bool))
+
+
+class Filters:
+    """The filters of a plan.
+
+    Attributes:
+      tally: number of documents, by (kind, reason): JUDGED, all that were judged; ALONE, those that
+        a rule would drop by itself; FIRST, those that it was the first to drop.
+
+    Raises:
+      UserError: the plan's rules are of another version, or a user's module was changed.
+    """
+
+    def __init__(self, records: Sequence[FilterRecord]):
+        self._records = records
+        self.tally: Counter[tuple[str, str]] = Counter()
+        for each in records:
+            _check(each)
+
+    def __call__(self, batch: pa.RecordBatch, writer: "ShardWriter") -> pa.RecordBatch:
+        """Returns a batch of `sources.read` as filtered; `writer` records what is dropped.
+
+        Documents that cannot be used, whose text is null, are left as they are.
+        """
+        column = batch.column("text").cast(pa.large_string())
+        usable = column.is_valid()
+        texts = column.fill_null("") if column.null_count else column
+        for record in self._records:
+            if edit := EDITS.get(record.name):
+                texts, counts = edit(texts, record.settings)
+                writer.edits.update(
+                    {f"{record.label} {what}": n for what, n in counts.items() if n}
+                )
+        judged = usable.to_numpy(zero_copy_only=False)
+        self.tally[JUDGED, ""] += int(judged.sum())
+        reasons, values = self._judge(Statistics(texts), judged)
+        dropped = np.flatnonzero(reasons != None)  # noqa: E711
+        for row in dropped.tolist():
+            writer.quarantine(
+                batch.column("id")[row].as_py(),
+                batch.column("place")[row].as_py(),
+                reasons[row],
+                value=values[row],
+                text=texts[row].as_py()[:_EXCERPT],
+            )
+        if column.null_count:
+            texts = pc.if_else(usable, texts, pa.scalar(None, texts.type))
+        batch = batch.set_column(batch.schema.get_field_index("text"), "text", texts)
+        if not len(dropped):
+            return batch
+        return batch.filter(pa.array(reasons == None))  # noqa: E711
+
+    def _judge(self, statistics: Statistics, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first reason to drop each text, None to keep it, and what was measured."""
+        reasons = np.full(len(judged), None, object)
+        values = np.full(len(judged), None, object)
+        for record in self._records:
+            for verdict in verdicts(record, statistics):
+                drops = verdict.drops & judged
+                if not drops.any():
+                    continue
+                reason = f"{FILTERED}{record.label} {verdict.rule}"
+                new = drops & (reasons == None)  # noqa: E711
+                self.tally[ALONE, reason] += int(drops.sum())
+                self.tally[FIRST, reason] += int(new.sum())
+                reasons[new] = reason
+                if verdict.values is None:
+                    continue
+                for row in np.flatnonzero(new).tolist():
+                    value = verdict.values[row]
+                    values[row] = value if isinstance(value, str) else round(float(value), 6)
+        return reasons, values
+
+
+def _check(record: FilterRecord) -> None:
+    if record.name not in sets.SETS or record.version != sets.VERSION:
+        raise UserError(
+            f"the cache has filters of another version ({record.name} {record.version}, here "
+            f"{sets.VERSION}): build into another folder, or with the version that began it"
+        )
+    if record.unicode != unicodedata.unidata_version:
+        raise UserError(
+            f"the cache's filters use Unicode {record.unicode}, and this Python has "
+            f"{unicodedata.unidata_version}: use the Python that began it"
+        )
+    if record.name == "function":
+        module = registry.load(record.settings["module"])
+        if not module.__file__ or files.sha256(module.__file__) != record.settings["sha256"]:
+            raise UserError(
+                f"{module.__name__} was changed since the build began: restore it, or build into "
+                "another folder"
+            )
+    if record.name == "language":
+        from pipeline.filtering import languages
+
+        here = languages.state(record.settings["languages"])["identifier"]
+        if here != record.settings["identifier"]:
+            raise UserError(
+                f"the cache's languages were told by {record.settings['identifier']}, and this "
+                f"machine has {here}: install the former"
+            )

@@ -1,0 +1,229 @@
+"""Statistics of a batch of texts, each computed when a rule first asks for it."""
+
+import functools
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.filtering import kernels
+
+_ANY_LENGTH = 1 << 62
+
+
+def _ascii_lower(text: str) -> str:
+    return "".join(each.lower() if each.isascii() else each for each in text)
+
+
+def text_bytes(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uint8 bytes, int64[texts + 1] bounds) of texts without nulls."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
+    buffer = texts.buffers()[2]
+    data = np.frombuffer(buffer, np.uint8) if buffer and buffer.size else np.zeros(0, np.uint8)
+    return data, offsets
+
+
+def texts_of(data: np.ndarray, bounds: np.ndarray) -> pa.LargeStringArray:
+    """Returns the texts of UTF-8 and bounds, the inverse of `text_bytes`."""
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
+
+
+def folded_hashes(words: list[str]) -> np.ndarray:
+    """Returns uint64[words], the hashes that `kernels.words_of` folds words to."""
+    joined = pa.array([" ".join(words)], pa.large_string())
+    return Statistics(joined).words[1]
+
+
+class Statistics:
+    """Numbers of each text of a batch, as int64[texts], by name.
+
+    Names are those of `kernels.COLUMNS`, of the methods about lines and paragraphs below, without
+    the underscore, and "top_2" to "top_4" and "repeated_5" to "repeated_10" of
+    `kernels.repeated_grams`. Numbers with a parameter are public methods.
+    """
+
+    def __init__(self, texts: pa.LargeStringArray):
+        self.texts = texts
+        self._data, self._bounds = text_bytes(texts)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @functools.cached_property
+    def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        most = (int(self._bounds[-1] - self._bounds[0]) + len(self) + 1) // 2 + 1
+        exact, folded = np.empty(most, np.uint64), np.empty(most, np.uint64)
+        sizes, ends = np.empty(most, np.int32), np.zeros(len(self) + 1, np.int64)
+        counts = np.empty((len(self), len(kernels.COLUMNS)), np.int64)
+        kernels.words_of(
+            self._data, self._bounds, *kernels.properties(), exact, folded, sizes, ends, counts
+        )
+        return exact, folded, sizes, ends, counts
+
+    @property
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """Hashes of all words, uint64: as they are, and folded."""
+        exact, folded, _, ends, _ = self._words
+        return exact[: ends[-1]], folded[: ends[-1]]
+
+    @functools.cached_property
+    def lines(self) -> np.ndarray:
+        """The lines of all texts, as `kernels.lines_of` returns them."""
+        return kernels.lines_of(self._data, self._bounds, kernels.properties()[0])
+
+    @functools.cached_property
+    def _grams(self) -> np.ndarray:
+        exact, _, sizes, ends, _ = self._words
+        out = np.empty((len(self), 9), np.int64)
+        kernels.repeated_grams(exact, sizes, ends, out)
+        return out
+
+    @functools.cached_property
+    def _paragraphs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The text, the characters and the hash of each paragraph."""
+        lines = self.lines
+        begins = np.flatnonzero(np.diff(lines["paragraph"], prepend=-1))
+        sizes = np.add.reduceat(lines["characters"], begins) if len(begins) else begins
+        places = np.arange(len(lines)) - np.repeat(begins, np.diff([*begins, len(lines)]))
+        # Of a sum in which the place of a line counts.
+        factors = (2 * places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        hashes = lines["hash"] * factors
+        hashes = np.add.reduceat(hashes, begins) if len(begins) else hashes
+        return lines["text"][begins], sizes, hashes
+
+    def _of_lines(self, chosen: np.ndarray | None = None, weights: bool = False) -> np.ndarray:
+        """Returns the number, or the characters, of each text's lines for which `chosen` holds."""
+        lines = self.lines if chosen is None else self.lines[chosen]
+        return self._sum(lines["text"], lines["characters"] if weights else None)
+
+    def _sum(self, of: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        if values is None:
+            return np.bincount(of, minlength=len(self))
+        sums = np.zeros(len(self), np.int64)
+        np.add.at(sums, of, values)
+        return sums
+
+    @functools.cached_property
+    def _repeated_lines(self) -> np.ndarray:
+        return kernels.repeats(self.lines["hash"], self.lines["text"])
+
+    @functools.cached_property
+    def _repeated_paragraphs(self) -> np.ndarray:
+        text, _, hashes = self._paragraphs
+        return kernels.repeats(hashes, text)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in kernels.COLUMNS:
+            return self._words[4][:, kernels.COLUMNS.index(name)]
+        kind, _, size = name.rpartition("_")
+        if kind in ("top", "repeated") and size.isdigit():
+            return self._grams[:, int(size) - 2]
+        return getattr(self, f"_{name}")()
+
+    def _lines(self) -> np.ndarray:
+        return self._of_lines()
+
+    def _line_characters(self) -> np.ndarray:
+        return self._of_lines(weights=True)
+
+    def _longest_line(self) -> np.ndarray:
+        longest = np.zeros(len(self), np.int64)
+        np.maximum.at(longest, self.lines["text"], self.lines["characters"])
+        return longest
+
+    def _ellipsis_lines(self) -> np.ndarray:
+        return self._of_lines(self.lines["ellipsis"])
+
+    def _punctuated_lines(self) -> np.ndarray:
+        is_mark = kernels.properties()[0] & kernels.PUNCTUATION != 0
+        return self._of_lines(is_mark[self.lines["last"]])
+
+    def _duplicate_lines(self) -> np.ndarray:
+        return self._of_lines(self._repeated_lines)
+
+    def _duplicate_line_characters(self) -> np.ndarray:
+        return self._of_lines(self._repeated_lines, weights=True)
+
+    def _paragraph_count(self) -> np.ndarray:
+        return self._sum(self._paragraphs[0], None)
+
+    def _duplicate_paragraphs(self) -> np.ndarray:
+        return self._sum(self._paragraphs[0][self._repeated_paragraphs], None)
+
+    def _duplicate_paragraph_characters(self) -> np.ndarray:
+        text, sizes, _ = self._paragraphs
+        return self._sum(text[self._repeated_paragraphs], sizes[self._repeated_paragraphs])
+
+    def bullet_lines(self, bullets: str) -> np.ndarray:
+        """Returns the number of lines that begin with one of the characters `bullets`."""
+        codes = np.array([ord(each) for each in bullets], np.uint32)
+        return self._of_lines(np.isin(self.lines["first"], codes))
+
+    def short_lines(self, characters: int) -> np.ndarray:
+        """Returns the number of lines of fewer than `characters`."""
+        return self._of_lines(self.lines["characters"] < characters)
+
+    def stop_words(self, words: tuple[str, ...]) -> np.ndarray:
+        """Returns how many of the words, 64 at most, are in each text, each counted once."""
+        _, folded, _, ends, _ = self._words
+        out = np.empty(len(self), np.int64)
+        kernels.distinct(folded, ends, folded_hashes(list(words)), out)
+        return out
+
+    def script_letters(self, scripts: tuple[str, ...]) -> np.ndarray:
+        """Returns the number of letters of these scripts, names of `kernels.scripts`."""
+        table = np.zeros(len(kernels.properties()[0]), bool)
+        for name in scripts:
+            table[kernels.scripts()[name]] = True
+        out = np.empty(len(self), np.int64)
+        kernels.count_of(self._data, self._bounds, table, out)
+        return out
+
+    def kept_lines(
+        self, end_marks: str, least_words: int, longest_word: int, phrases: tuple[str, ...]
+    ) -> np.ndarray:
+        """Returns bool[lines]: which lines end with a mark, and pass `kernels.check_lines`.
+
+        `end_marks`: characters, one of which a line must end with, but with no ellipsis; "" for
+        lines of any end.
+        """
+        lines = self.lines
+        kept = np.ones(len(lines), bool)
+        if end_marks:
+            marks = np.array([ord(each) for each in end_marks], np.uint32)
+            kept = np.isin(lines["last"], marks) & ~lines["ellipsis"]
+        self._check(lines["begin"], lines["end"], least_words, longest_word, phrases, kept)
+        return kept
+
+    def with_phrase(self, phrases: tuple[str, ...]) -> np.ndarray:
+        """Returns bool[texts]: which have one of the phrases, ASCII letters of either case."""
+        clean = np.ones(len(self), bool)
+        self._check(self._bounds[:-1], self._bounds[1:], 0, _ANY_LENGTH, phrases, clean)
+        return ~clean
+
+    def _check(
+        self,
+        begins: np.ndarray,
+        ends: np.ndarray,
+        least_words: int,
+        longest_word: int,
+        phrases: tuple[str, ...],
+        kept: np.ndarray,
+    ) -> None:
+        coded = [_ascii_lower(phrase).encode() for phrase in phrases]
+        kernels.check_lines(
+            self._data,
+            np.ascontiguousarray(begins),
+            np.ascontiguousarray(ends),
+            kernels.properties()[0],
+            least_words,
+            longest_word,
+            np.frombuffer(b"".join(coded), np.uint8),
+            np.cumsum([len(each) for each in coded], dtype=np.int64),
+            kept,
+        )
+
+    def with_lines(self, kept: np.ndarray) -> pa.LargeStringArray:
+        """Returns the texts of the lines for which `kept` holds."""
+        columns = [np.ascontiguousarray(self.lines[name]) for name in ("text", "begin", "end")]
+        return texts_of(*kernels.joined_lines(self._data, *columns, kept, len(self)))

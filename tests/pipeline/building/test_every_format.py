@@ -1,0 +1,116 @@
+"""A corpus gives the same cache in every format, on a disk or in a bucket that fails."""
+
+import hashlib
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from tasks.reading import sources
+from tests import every_format
+from tests.gcs_server import GcsServer
+
+FORMATS = ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Returns texts by id, with quotes, line ends, delimiters and other scripts."""
+    return {
+        f"document {n}": f'Text, "{n}"\nof many\twords: ' + "çà et là, 日本 " * (n % 40)
+        for n in range(1500)
+    }
+
+
+@pytest.fixture(scope="module")
+def corpora(texts, tmp_path_factory):
+    """Returns {format: SPEC} of files with these texts."""
+    return every_format.write(tmp_path_factory.mktemp("corpora"), texts)
+
+
+def option(spec: str, more: str) -> str:
+    """Returns a SPEC with another option."""
+    return spec + ("" if spec.endswith("&") else "?") + more
+
+
+def read(spec: str, piece_bytes: int = 20_000) -> dict[str, str]:
+    corpus = sources.resolve(sources.parse(spec), piece_bytes)
+    found = [
+        (row["id"], row["text"])
+        for piece in corpus.pieces
+        for _, batch in sources.read(corpus, piece)
+        for row in batch.to_pylist()
+    ]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+def test_all_formats_are_tested(corpora):
+    assert tuple(corpora) == FORMATS
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_document_is_read_from_a_failing_bucket(corpora, texts, in_bucket, form):
+    path = pathlib.Path(corpora[form].partition(":")[2].partition("?")[0])
+    with GcsServer(faults=0.2, seed=4) as gcs:
+        in_bucket(gcs)
+        gcs.store.put("bucket", f"corpus/{path.name}", path.read_bytes(), {}, {})
+        assert read(corpora[form].replace(str(path), f"gs://bucket/corpus/{path.name}")) == texts
+
+
+def test_a_saved_data_set_in_a_bucket_is_read(texts, in_bucket, tmp_path):
+    import datasets
+
+    rows = {"id": list(texts)[:50], "text": list(texts.values())[:50]}
+    whole = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows))
+    whole.save_to_disk(tmp_path / "saved", num_shards={"train": 3})
+    with GcsServer(faults=0.1, seed=5) as gcs:
+        in_bucket(gcs)
+        for path in (tmp_path / "saved").rglob("*"):
+            if path.is_file():
+                name = f"corpus/saved/{path.relative_to(tmp_path / 'saved')}"
+                gcs.store.put("bucket", name, path.read_bytes(), {}, {})
+        assert read("arrow:gs://bucket/corpus/saved") == dict(list(texts.items())[:50])
+
+
+def tokens(cache: pathlib.Path) -> dict[str, str]:
+    """Returns the sha256 of every shard's files by name."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(cache.iterdir())
+        if path.name.startswith(("train.", "validation.")) and "receipt" not in path.name
+    }
+
+
+@pytest.fixture(scope="module")
+def one_piece():
+    """Makes files that can be cut be one piece, as those are that cannot."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.reading.cutting._LEAST_PIECES", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def of_json(one_piece, build, corpora, tmp_path_factory):
+    """Returns the shards of a cache of one shard, built of JSON lines."""
+    spec = option(corpora["json"], "validation=0.1")
+    folder = tmp_path_factory.mktemp("json")
+    return tokens(build(folder, f"--corpus={spec}", "--shard_bytes=100000000"))
+
+
+@pytest.mark.parametrize("form", ["csv", "arrow stream", "wet"])
+def test_a_cache_is_the_same_in_every_format(one_piece, build, corpora, of_json, tmp_path, form):
+    spec = option(corpora[form], "validation=0.1")
+    cache = build(tmp_path, f"--corpus={spec}", "--shard_bytes=100000000")
+    assert tokens(cache) == of_json
+    record = json.loads((cache / "manifest.json").read_text())["plan"]["corpus"]
+    assert sources.parse(record["spec"]).kind == spec.partition(":")[0]
+    shutil.rmtree(cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["csv", "arrow file", "wet"])
+def test_a_dry_run_estimates_the_corpus(build, corpora, tmp_path, capsys, form):
+    build(tmp_path, f"--corpus={option(corpora[form], 'validation=0.1')}", "--dry_run")
+    assert "documents" in capsys.readouterr().out

@@ -1,0 +1,270 @@
+"""--exclude: listed documents are left out, of new builds and of finished caches alike."""
+
+import dataclasses
+import json
+import pathlib
+import random
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from pipeline import verify as command
+from pipeline.building import graph, lifecycle
+from pipeline.excluding import lists
+from pipeline.verification.cache import verify
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.windows import Windows
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+
+class Killed(BaseException):
+    """Simulates SIGKILL: no code catches it."""
+
+
+@pytest.fixture(autouse=True)
+def _without_beam(monkeypatch):
+    """Builds in this process, as the runner is not tested here."""
+
+    def run(job, assignments, *_, **__):
+        return sum((graph.build_piece(job, each) for each in assignments), Counter())
+
+    monkeypatch.setattr(graph, "run", run)
+
+
+@pytest.fixture(scope="module")
+def listed(documents, tmp_path_factory) -> pathlib.Path:
+    """Returns a text file of the ids of 20 random documents, one of which the build quarantines."""
+    chosen = random.Random(1).sample(sorted(documents), 20)
+    path = tmp_path_factory.mktemp("lists") / "ids.txt"
+    path.write_text("\n".join(chosen) + "\n\n")
+    return path
+
+
+def ids(cache) -> list[str]:
+    return [
+        name
+        for path in sorted(cache.glob("*.documents-*"))
+        for name in parquet.read_table(path, columns=["id"]).column("id").to_pylist()
+    ]
+
+
+def left_out(cache) -> dict[str, str]:
+    found = {}
+    for path in cache.glob("*.quarantine-*"):
+        for line in path.read_text().splitlines():
+            value = json.loads(line)
+            found[value["id"]] = value["reason"]
+    return found
+
+
+SMALL = "--shard_bytes=50000"
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory) -> pathlib.Path:
+    """Returns a finished cache of many shards, which tests must not change."""
+    from pipeline.build import main
+
+    folder = tmp_path_factory.mktemp("whole")
+    main(flags(folder, SMALL))
+    (cache,) = folder.iterdir()
+    return cache
+
+
+@pytest.fixture(scope="module")
+def without(flags, listed, tmp_path_factory) -> pathlib.Path:
+    """Returns a cache that was built with the list from the start."""
+    from pipeline.build import main
+
+    folder = tmp_path_factory.mktemp("without")
+    main(flags(folder, SMALL, f"--exclude={listed}"))
+    (cache,) = folder.iterdir()
+    return cache
+
+
+def shown(checksums, cache) -> dict[str, str]:
+    """Returns the checksums of a cache's files without what a takedown keeps of earlier states."""
+    for folder in cache.glob(".before-*"):
+        shutil.move(folder, cache.parents[1] / f"{cache.parent.name}-{folder.name}")
+    return checksums(cache)
+
+
+def copied(cache, folder) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(cache, folder / cache.name))
+
+
+def test_a_build_leaves_listed_documents_out(whole, without, listed, documents):
+    named = set(listed.read_text().split("\n")) - {""}
+    assert not named & set(ids(without))
+    assert Counter(ids(without)) == Counter(name for name in ids(whole) if name not in named)
+    excluded = {name for name, why in left_out(without).items() if why == lists.LISTED}
+    assert excluded == named  # also those that would have been quarantined
+    assert Counter([*ids(without), *left_out(without)]) == Counter(list(documents))
+    assert verify(str(without))[1] == []
+
+
+def test_takedown_gives_the_bytes_of_a_build_with_the_list(
+    whole, without, listed, build, tmp_path, checksums, capsys
+):
+    cache = copied(whole, tmp_path)
+    before = {path.name: path.stat().st_ino for path in cache.glob("*.tfrecord-*")}
+    build(tmp_path, SMALL, f"--exclude={listed}")
+    assert "listed" in capsys.readouterr().out
+    assert shown(checksums, cache) == checksums(without)
+    named = set(listed.read_text().split("\n"))
+    for path in cache.glob("*.tfrecord-*"):
+        lineage = whole / path.name.replace("tfrecord", "documents")
+        held = parquet.read_table(f"{lineage}.parquet", columns=["id"]).column("id").to_pylist()
+        quarantine = whole / (path.name.replace("tfrecord", "quarantine") + ".jsonl")
+        if quarantine.exists():
+            held += [json.loads(line)["id"] for line in quarantine.read_text().splitlines()]
+        # The shard of the other split is written anew as well, with the same bytes.
+        assert not named & set(held) or path.stat().st_ino != before[path.name]
+    assert any(path.stat().st_ino == before[path.name] for path in cache.glob("*.tfrecord-*"))
+
+
+@pytest.mark.parametrize(
+    ("moment", "goes_on"),
+    [
+        *((each, True) for each in ("lists", "receipts", "plan", "first shard", "last files")),
+        # Later, the plan names the list, which stays in force.
+        *((each, False) for each in ("lists", "receipts")),
+    ],
+)
+def test_a_killed_takedown_resumes_or_is_given_up(
+    whole, without, listed, build, tmp_path, checksums, monkeypatch, moment, goes_on
+):
+    cache = copied(whole, tmp_path)
+
+    def kill(*_, **__):
+        raise Killed
+
+    def kill_after(function, count):
+        calls = []
+
+        def wrapped(*arguments, **options):
+            if len(calls) == count:
+                raise Killed
+            calls.append(1)
+            return function(*arguments, **options)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        if moment == "lists":
+            patch.setattr(lifecycle, "invalidate", kill)
+        elif moment == "receipts":
+            patch.setattr(files, "remove", kill_after(files.remove, 4))
+        elif moment == "plan":
+            patch.setattr(lifecycle.exclusion, "remove_others", kill)
+        elif moment == "first shard":
+            patch.setattr(graph, "build_piece", kill_after(graph.build_piece, 1))
+        else:
+            patch.setattr(lifecycle, "complete", kill)
+        with pytest.raises(Killed):
+            build(tmp_path, SMALL, f"--exclude={listed}")
+    if moment != "lists":
+        assert not (cache / "COMPLETED").exists()
+        with pytest.raises(UserError, match="is unfinished"):
+            CacheManifest.load(str(cache))
+    build(tmp_path, SMALL, *([f"--exclude={listed}"] if goes_on else []))
+    assert verify(str(cache))[1] == []
+    assert shown(checksums, cache) == checksums(without if goes_on else whole)
+
+
+def test_a_dry_run_counts_without_listed_documents(whole, listed, build, tmp_path, capsys):
+    cache = copied(whole, tmp_path)
+    build(tmp_path, SMALL, "--dry_run", f"--exclude={listed}")
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if "documents" in each)
+    kept = set(ids(whole)) - set(listed.read_text().split("\n"))
+    assert sum(int(each.replace(",", "")) for each in line.split()[1:]) == len(kept)
+    assert (cache / "COMPLETED").exists()
+    assert not list(cache.glob("exclude-*"))
+
+
+def test_a_takedown_stays_in_force(without, build, tmp_path, checksums, capsys):
+    cache = copied(without, tmp_path)
+    next(cache.glob("train.tfrecord-*")).unlink()
+    build(tmp_path, SMALL)
+    assert "still excluded: 20 documents" in capsys.readouterr().out
+    assert checksums(cache) == checksums(without)
+
+
+def test_a_reader_of_the_old_manifest_is_stopped(whole, without, tmp_path):
+    cache = copied(without, tmp_path)
+    old = CacheManifest.load(str(whole))
+    windows = Windows(str(cache), old, "train", 64)
+    for index in range(0, len(windows), 10):
+        shards = {place.shard for place in windows.where(index)}
+        same = all(
+            (cache / name).read_bytes() == (whole / name).read_bytes()
+            for shard in shards
+            for name in old.splits["train"][shard].files
+            if "tfrecord" in name
+        )
+        if same:
+            windows.read(np.array([index]))
+        else:
+            with pytest.raises(UserError, match=r"written anew|the manifest says|is corrupt"):
+                windows.read(np.array([index]))
+
+
+def test_verify_proves_absence(whole, without, listed, capsys):
+    assert command.main([f"--cache={without}", f"--exclude={listed}"]) == 0
+    assert "absent: all 20 documents" in capsys.readouterr().out
+    assert command.main([f"--cache={whole}", f"--exclude={listed}"]) == 1
+    assert "documents of an exclude list: " in capsys.readouterr().out
+
+
+def test_verify_checks_a_caches_own_list(whole, without, tmp_path):
+    cache = copied(without, tmp_path)
+    next(cache.glob("exclude-*.arrow")).write_bytes(b"ARROW1 and more")
+    assert any("its bytes were changed" in fault.what for fault in verify(str(cache))[1])
+
+
+def test_a_document_in_parts_is_left_out_whole(build, tmp_path, documents):
+    long = next(name for name, text in documents.items() if len(text) > 3000)
+    path = tmp_path / "ids.txt"
+    path.write_text(long)
+    limit = "--max_document_bytes=1000"
+    cache = build(tmp_path / "a", limit)
+    assert f"{long}#part2" in ids(cache)
+    build(tmp_path / "a", limit, f"--exclude={path}")
+    assert not [name for name in ids(cache) if name.split("#part")[0] == long]
+    assert set(left_out(cache)) >= {long, f"{long}#part2", f"{long}#part3"}
+    assert verify(str(cache), exclude=[])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "there is no such file"),
+        (b"ARROW1\0\0 broken", "is no exclude list"),
+        (b"\n \n", "names no document"),
+    ],
+)
+def test_mistakes_are_named(build, tmp_path, content, problem):
+    path = tmp_path / "list"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=problem):
+        build(tmp_path / "cache", f"--exclude={path}")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_two_lists_of_duplicates_are_refused(whole):
+    plan = CacheManifest.load(str(whole)).plan
+    record = lists.ExcludeRecord("0" * 64, lists.DUPLICATES, 1, 0)
+    header = {"counts": {"documents": 1, "paragraphs": 0, "places": 0}}
+    other = dataclasses.replace(record, sha256="1" * 64)
+    with pytest.raises(UserError, match="may leave out both of two twins"):
+        lifecycle.exclusion.records(
+            dataclasses.replace(plan, exclude=(record,)),
+            [lists.Given(other, "path", header)],
+            1 << 18,
+            "cache",
+        )

@@ -1,0 +1,150 @@
+"""Several languages built as one task: each cache is that of the language alone."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from pipeline.build import main
+from tasks.cache import language_set
+from tasks.terminal.command_line import UserError
+
+TASK = "books_span_corruption"
+OF = ("en", "ro")
+
+
+@pytest.fixture(scope="module")
+def folders(documents, tmp_path_factory):
+    """Returns a folder with a folder of JSON lines for each language, and an empty one."""
+    root = tmp_path_factory.mktemp("languages")
+    texts = list(documents.items())
+    for place, language in enumerate((*OF, "sw")):
+        (root / language).mkdir()
+        lines = [
+            json.dumps({"id": name, "text": text})
+            for name, text in texts[place::5][: 200 - 50 * place]
+        ]
+        (root / language / "1.jsonl").write_text("\n".join(lines))
+    return root
+
+
+@pytest.fixture(scope="module")
+def arguments(folders, vocabulary):
+    """Returns a function: folder of caches and further flags -> the command's arguments."""
+
+    def of(cache_dir, *more, corpus="{language}", name="books"):
+        return [
+            "--task=span_corruption",
+            *([f"--name={name}"] if name else []),
+            f"--vocabulary={vocabulary}",
+            "--extra_ids=100",
+            f"--cache_dir={cache_dir}",
+            f"--corpus=json:{folders}/{corpus}/*.jsonl?validation=0.1",
+            *more,
+        ]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def built(arguments, tmp_path_factory):
+    """Returns the folder of the caches of two languages."""
+    cache_dir = tmp_path_factory.mktemp("caches")
+    main(arguments(cache_dir, "--languages=en,ro"))
+    return cache_dir
+
+
+def caches(cache_dir, checksums):
+    return {
+        name: checksums(cache_dir / f"books_{name}_span_corruption")
+        for name in (*OF, "sw")
+        if (cache_dir / f"books_{name}_span_corruption").exists()
+    }
+
+
+def test_each_language_has_the_bytes_of_a_build_of_it_alone(
+    arguments, built, tmp_path, checksums, capsys
+):
+    for language in OF:
+        main(arguments(tmp_path, name=f"books_{language}", corpus=language))
+    assert caches(built, checksums) == caches(tmp_path, checksums)
+    assert language_set.languages(str(built), TASK) == list(OF)
+    before = caches(built, checksums)
+    capsys.readouterr()
+    main(arguments(built, "--languages=ro,en"))
+    said = capsys.readouterr().out
+    assert said.count("is complete and valid: nothing to do") == 2
+    assert caches(built, checksums) == before
+    assert language_set.languages(str(built), TASK) == list(OF)
+    (header,) = (line for line in said.splitlines() if line.startswith("language  "))
+    assert header.split()[:4] == ["language", "documents", "tokens", "rows"]
+    assert "--task=books_span_corruption" in said.splitlines()[-1]
+    assert said.splitlines()[-1].endswith("--mixing.alpha=0.3")
+
+
+def test_of_one_language_nothing_is_mixed(arguments, tmp_path, capsys):
+    main(arguments(tmp_path, "--languages=sw"))
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next:"))
+    assert "--task=books_span_corruption" in command
+    assert "--mixing" not in command
+
+
+def test_languages_are_added_by_extend(arguments, built, tmp_path, checksums):
+    with pytest.raises(UserError, match="has the languages en, ro, not sw: add --extend"):
+        main(arguments(built))
+    before = caches(built, checksums)
+    main(arguments(built, "--extend", "--languages=sw"))
+    assert language_set.languages(str(built), TASK) == ["en", "ro", "sw"]
+    assert {name: caches(built, checksums)[name] for name in OF} == before
+    main(arguments(tmp_path))
+    assert caches(built, checksums) == caches(tmp_path, checksums)
+    # The languages serve other objectives, as caches do.
+    relatives = {"books_ul2", TASK}
+    names = language_set.tasks_of(str(built), "books_ul2", relatives)
+    assert names == ["books_en_ul2", "books_ro_ul2", "books_sw_ul2"]
+
+
+def test_a_killed_build_continues_with_the_language_it_was_at(
+    arguments, built, start, tmp_path, checksums
+):
+    flags = arguments(tmp_path, "--languages=en,ro")
+    killed = start(tmp_path, *flags, "--workers=2")
+    first = tmp_path / "books_en_span_corruption" / "manifest.json"
+    until = time.monotonic() + 300
+    while not first.exists() and killed.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert first.exists()
+    assert not (tmp_path / TASK).exists()
+    main(flags)
+    expected = caches(built, checksums)
+    assert caches(tmp_path, checksums) == {name: expected[name] for name in OF}
+    assert language_set.languages(str(tmp_path), TASK) == list(OF)
+
+
+def test_mistakes_are_one_line(arguments, folders, built, tmp_path):
+    (tmp_path / "empty" / "fi").mkdir(parents=True)
+    for flags, says in (
+        (arguments(tmp_path, name=None), "several languages need --name=NAME"),
+        (arguments(tmp_path, "--languages=en,en"), "names en twice"),
+        (arguments(tmp_path, "--languages=en,xx"), "language xx: no file matches"),
+        (arguments(built, "--languages=en", corpus="ro"), "has no {language}"),
+        (arguments(tmp_path, "--corpus=text:a.txt"), "has no name"),
+        (arguments(tmp_path, "--languages=full", name="lm"), "language full: no file matches"),
+    ):
+        with pytest.raises(UserError, match=says):
+            main(flags)
+    assert not any((tmp_path / f"books_{name}_span_corruption").exists() for name in OF)
+    main(arguments(tmp_path, corpus="en", name="books"))
+    with pytest.raises(UserError, match="is a cache of one corpus"):
+        main(arguments(tmp_path, "--languages=en"))
+
+
+def test_the_list_of_languages_is_no_cache(built):
+    from tasks.cache.cache import Cache
+
+    with pytest.raises(UserError, match="lists languages, each with a cache of its own"):
+        Cache.open(str(built / TASK))
