@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,11 +123,11 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
                 beam_job.run(count, elements, job.folder, beam_arguments, verbose)
 
 
-def clean(folder: str, key: str = "") -> None:
-    """Deletes the files of counts in `folder`, except those with `key`."""
+def clean(folder: str, *keys: str) -> None:
+    """Deletes the files of counts in `folder`, except those with one of `keys`."""
     for name in files.list_names(folder):
         ours = _OURS.fullmatch(name)
-        if ours and ours[1] != key:
+        if ours and ours[1] not in keys:
             files.remove(files.join(folder, name))
 
 
@@ -214,21 +214,41 @@ def _hash(word: str) -> int:
 # --- all pieces
 
 
-def add_up(job: Job, limit_bytes: int, limit_words: int) -> Counts:
+def sizes(jobs: Mapping[str, Job]) -> dict[str, int]:
+    """Returns the bytes of text of each job."""
+    return {name: _statistics(job)[0]["bytes"] for name, job in jobs.items()}
+
+
+def add_up(
+    jobs: "Job | Sequence[Job]",
+    limit_bytes: int,
+    limit_words: int,
+    factors: Sequence[float] = (1.0,),
+) -> Counts:
     """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
+
+    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word.
 
     Raises:
       UserError: the corpus has no text in train.
     """
-    totals, left_out, rows = _statistics(job)
+    jobs = [jobs] if isinstance(jobs, Job) else jobs
+    totals: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    rows = 0
+    for job in jobs:
+        found_totals, found_left_out, found_rows = _statistics(job)
+        totals.update(found_totals)
+        left_out.update(found_left_out)
+        rows += found_rows
     kept = _Kept(limit_bytes, limit_words)
-    for table in _words(job, rows, limit_words):
+    for table in _words(jobs, factors, rows, limit_words):
         kept.add(table)
     found = kept.finish()
     if not found.num_rows:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
         raise UserError(
-            f"corpus {job.corpus.spec} has no text in train"
+            f"corpus {', '.join(str(job.corpus.spec) for job in jobs)} has no text in train"
             + (f" (left out: {reasons})" if reasons else "")
         )
     threshold = max(1.0, kept.threshold)
@@ -263,31 +283,53 @@ def _statistics(job: Job) -> tuple[Counter[str], Counter[str], int]:
     return totals, left_out, rows
 
 
-def _words(job: Job, rows: int, limit_words: int) -> Iterator["pa.Table"]:
+def _words(
+    jobs: Sequence[Job], factors: Sequence[float], rows: int, limit_words: int
+) -> Iterator["pa.Table"]:
     """Yields tables of words with their total counts; each word occurs in one table only.
 
     The files are read several times, each time as many of their parts as fit in memory.
     """
-    import pyarrow.parquet as pq
-
     passes = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
     for number_of_pass in range(passes):
-        tables: list[pa.Table] = []
-        waiting = 0
-        for number in _train_pieces(job):
-            with files.open_read(job.path(number)) as file:
-                parquet = pq.ParquetFile(file, page_checksum_verification=True)
-                groups = [
-                    group
-                    for group in range(parquet.num_row_groups)
-                    if group % _PARTS % passes == number_of_pass
-                ]
-                tables.append(parquet.read_row_groups(groups, use_threads=False))
-            waiting += tables[-1].num_rows
-            # Words that occur in every piece are added up early to save memory.
-            if waiting > 2 * limit_words:
-                tables, waiting = [_grouped(tables)], 0
-        yield _grouped(tables)
+        tables = [
+            _scaled(_words_of(job, passes, number_of_pass, limit_words), factor)
+            for job, factor in zip(jobs, factors, strict=True)
+        ]
+        yield _grouped(tables) if len(tables) > 1 else tables[0]
+
+
+def _scaled(table: "pa.Table", factor: float) -> "pa.Table":
+    """Returns the words with their counts multiplied and rounded to the nearest whole number."""
+    import pyarrow as pa
+
+    if factor == 1:
+        return table
+    counts = np.rint(table.column("count").to_numpy() * factor).astype(np.int64)
+    place = table.schema.get_field_index("count")
+    return table.set_column(place, "count", pa.array(counts))
+
+
+def _words_of(job: Job, passes: int, number_of_pass: int, limit_words: int) -> "pa.Table":
+    """Returns the words of one pass over a job's files, with their total counts."""
+    import pyarrow.parquet as pq
+
+    tables: list[pa.Table] = []
+    waiting = 0
+    for number in _train_pieces(job):
+        with files.open_read(job.path(number)) as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            groups = [
+                group
+                for group in range(parquet.num_row_groups)
+                if group % _PARTS % passes == number_of_pass
+            ]
+            tables.append(parquet.read_row_groups(groups, use_threads=False))
+        waiting += tables[-1].num_rows
+        # Words that occur in every piece are added up early to save memory.
+        if waiting > 2 * limit_words:
+            tables, waiting = [_grouped(tables)], 0
+    return _grouped(tables)
 
 
 def _weighted(table: "pa.Table", threshold: float) -> tuple["pa.Array", np.ndarray]:

@@ -14,7 +14,7 @@ import textwrap
 from collections import Counter, defaultdict
 from typing import Any
 
-from tasks import vocabulary
+from tasks import registry, vocabulary
 from tasks.reading import pairs, sources
 from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
@@ -130,6 +130,19 @@ class Report(Tally):
         return table([("", self)])
 
 
+def as_json(reports: dict[str, Report]) -> dict[str, Any]:
+    """Returns the reports of corpora by name as they are stored; "" is the name of a single one."""
+    if list(reports) == [""]:
+        return reports[""].as_dict()
+    return {"corpora": {name: report.as_dict() for name, report in reports.items()}}
+
+
+def from_json(value: dict[str, Any]) -> dict[str, Report]:
+    """Returns the reports that `as_json` stored."""
+    found = value.get("corpora", {"": value})
+    return {name: Report.from_dict(each) for name, each in found.items()}
+
+
 def table(reports: list[tuple[str, Report]]) -> str:
     """Returns the reports side by side under their names, then each report by script."""
     columns = [
@@ -164,7 +177,16 @@ def table(reports: list[tuple[str, Report]]) -> str:
 
 
 def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
-    """Measures about `_SAMPLE_BYTES` of the validation split, or of train if there is none.
+    """Measures a vocabulary on the sample of a corpus.
+
+    Raises:
+      UserError: the corpus has no documents.
+    """
+    return of_texts(loaded, *sample(corpus))
+
+
+def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
+    """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
     The sample consists of whole documents, from pieces in the order of a hash of their names. It is
     the same in every run and comes from all over the corpus.
@@ -174,13 +196,18 @@ def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
     """
     for split in (sources.VALIDATION, sources.TRAIN):
         if texts := _texts(corpus, split):
-            break
-    else:
-        raise UserError(f"corpus {corpus.spec} has no documents")
-    return _report(loaded, split, texts)
+            return split, texts
+    raise UserError(f"corpus {corpus.spec} has no documents")
 
 
-def _report(loaded: vocabulary.Vocabulary, split: str, texts: list[str]) -> Report:
+def of_texts(
+    loaded: vocabulary.Vocabulary, split: str, texts: list[str], space: str = ""
+) -> Report:
+    """Returns the report on some texts; `space` is put before each word that is counted by script.
+
+    Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as it would at
+    the beginning of a text.
+    """
     kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
     unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}
     byte_pieces = {token for token, kind in kinds.items() if kind == vocabulary.BYTE}
@@ -211,16 +238,25 @@ def _report(loaded: vocabulary.Vocabulary, split: str, texts: list[str]) -> Repo
         used |= tokens.keys()
         words.update(text.split())
     by_script: dict[str, Tally] = defaultdict(Tally)
-    for (word, count), ids in zip(words.items(), loaded.encode(list(words)), strict=True):
+    spaced = [space + word for word in words]
+    # A vocabulary that adds a space itself, as Llama's, would have two.
+    encoded = loaded.encode(list(words) if space and _adds_space(loaded) else spaced)
+    for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
         tally = by_script[scripts.of_word(word)]
         tally.words += count
-        add(tally, word, Counter(ids.tolist()), count)
+        add(tally, text, Counter(ids.tolist()), count)
     report.words = words.total()
     report.pieces_used = len(written & used)
     report.by_script = {
         script: by_script[script] for script in scripts.SCRIPTS if script in by_script
     }
     return report
+
+
+def _adds_space(loaded: vocabulary.Vocabulary) -> bool:
+    """Returns whether a text begins with a space once it is encoded."""
+    (ids,) = loaded.encode(["a"])
+    return bool(len(ids)) and loaded.ids.texts[ids[0]][:1] in (" ", b" ")
 
 
 def _texts(corpus: sources.Corpus, split: str) -> list[str]:
@@ -266,7 +302,10 @@ def main(argv: list[str]) -> None:
         default=0,
         help="number of sentinels to add to a model that has none",
     )
+    add("--task_module", metavar="MODULE", help="Python module that registers vocabularies")
     flags = parser.parse_args(argv)
+    if flags.task_module:
+        registry.load(flags.task_module)
     loaded = vocabulary.load(flags.vocabulary, flags.extra_ids)
     corpora = [sources.resolve(sources.parse(spec)) for spec in flags.corpus]
     for note in (note for corpus in corpora for note in corpus.notes):

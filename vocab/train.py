@@ -9,12 +9,10 @@ any number of workers, and after any interruption. Other flags are passed to Bea
 pipeline.build.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import math
 import platform
 import shlex
 import tempfile
@@ -26,88 +24,15 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rejected, field, require
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, learn, report, words
+from vocab import count, extend, learn, report, weighting, words
+from vocab.options import Options, add_flags, options_of
+from vocab.weighting import Corpora, as_corpora
 
 _REPORT = "report.json"
 _PIECES = "sentencepiece.vocab"
 _ID_MAP = "id_map.json"
 _FORMAT = 2
-
-_LEAST_MEMORY = 1_000_000_000
-_STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The settings that, with the corpus, determine a vocabulary.
-
-    Raises:
-      Rejected: a value is out of range, or two values contradict each other.
-    """
-
-    vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
-    extra_ids: int = field(100, "number of sentinels, which get the last ids")
-    model_type: str = field("unigram", "SentencePiece's algorithm", choices=("unigram", "bpe"))
-    character_coverage: float = field(
-        0.9995, "share of the corpus's characters that get a piece, from 0.98 to 1"
-    )
-    byte_fallback: bool = field(
-        False, "encode characters that have no piece as bytes instead of <unk>"
-    )
-    normalization: str = field(
-        "nmt_nfkc",
-        "SentencePiece's normalization rule; nmt_nfkc is T5's, and --keep_whitespace changes the "
-        "default to identity",
-        choices=words.NORMALIZATIONS,
-    )
-    keep_whitespace: bool = field(
-        False,
-        "keep runs of spaces, tabs and line ends, as in code; with --byte_fallback, decoding "
-        "restores the text exactly, but for U+2581, SentencePiece's own sign for a space",
-    )
-    split_digits: bool = field(False, "make every digit a piece of its own")
-    max_piece_length: int = field(16, "maximum length of a piece in characters, from 1 to 512")
-    user_defined_symbols: tuple[str, ...] = field(
-        (), "comma-separated pieces that are never split; may be repeated"
-    )
-    memory_bytes: int = field(
-        4_000_000_000,
-        "memory limit of every process in bytes, at least 1e9; the corpus may be larger",
-    )
-    extends: str = field("", "SHA-256 of the model to extend")
-
-    def __post_init__(self) -> None:
-        # SentencePiece would reject some of these too, but only after the corpus has been read.
-        require(self.vocab_size > 0, "vocab_size", self.vocab_size, "more than 0")
-        require(self.extra_ids >= 0, "extra_ids", self.extra_ids, "0 or more")
-        coverage, length = self.character_coverage, self.max_piece_length
-        require(0.98 <= coverage <= 1, "character_coverage", coverage, "between 0.98 and 1")
-        require(1 <= length <= 512, "max_piece_length", length, "from 1 to 512")
-        rule = f"at least {_LEAST_MEMORY:,}, which SentencePiece needs even for a small corpus"
-        require(self.memory_bytes >= _LEAST_MEMORY, "memory_bytes", self.memory_bytes, rule)
-        if self.keep_whitespace and not self.extends:
-            rule = "identity, nfkc or nfkc_cf: with keep_whitespace, tabs and line ends must remain"
-            holds = not self.normalization.startswith("nmt_")
-            require(holds, "normalization", self.normalization, rule)
-        name, symbols = "user_defined_symbols", self.user_defined_symbols
-        for symbol in symbols:
-            no_space = " " not in symbol and words.SPACE not in symbol
-            require(no_space, name, symbol, "without spaces, since no piece can match a space")
-            require(symbols.count(symbol) == 1, name, symbol, "given once, not twice")
-            new = symbol not in _STANDARD_PIECES and not symbol.startswith("<extra_id_")
-            require(new, name, symbol, "other than the pieces that every vocabulary has")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the options as plain JSON values."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The user-defined pieces, without the sentinels."""
-        kept = words.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
-        return (*kept, *self.user_defined_symbols)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +48,7 @@ class Work:
 
 def train(
     options: Options,
-    corpus: sources.Corpus,
+    corpus: sources.Corpus | Corpora,
     output: str,
     base: vocabulary.Vocabulary | None = None,
     work: Work = Work(),
@@ -132,7 +57,7 @@ def train(
 
     Args:
       options: the settings of the vocabulary.
-      corpus: the corpus to train on.
+      corpus: the corpus to train on, or several with their weights.
       output: folder, local or any fsspec URL.
       base: the vocabulary to extend; `options.extends` is its checksum.
       work: how words are counted.
@@ -142,20 +67,28 @@ def train(
         SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
         counts are kept for the next run, even one with other options.
     """
-    if kept := _finished(options, corpus, output):
+    corpora = as_corpora(corpus)
+    if kept := _finished(options, corpora.record, output):
         return kept
-    job = _job(options, corpus, output, base)
-    _claim(output, job.key)
-    count.run(job, work.beam_arguments, work.verbose)
+    splitter = _splitter(options, base)
+    jobs = {name: _job(options, splitter, each, output) for name, each in corpora.parts.items()}
+    _claim(output, *(job.key for job in jobs.values()))
+    for job in jobs.values():
+        count.run(job, work.beam_arguments, work.verbose)
+    sizes = count.sizes(jobs)
+    factors = corpora.factors(sizes)
     with progress.shown(f"training {options.vocab_size:,} pieces", None):
-        counts = count.add_up(job, *learn.limits(options.memory_bytes))
-        model = _model(options, counts, job.splitter, base)
+        limits = learn.limits(options.memory_bytes)
+        counts = count.add_up(list(jobs.values()), *limits, list(factors.values()))
+        model = _model(options, counts, splitter, base)
     print(_counted(counts))
+    if len(jobs) > 1:
+        print(weighting.shares(sizes, factors))
     loaded = vocabulary.from_bytes(model)
     _verify(loaded, options)
-    measured = report.measure(loaded, corpus)
+    measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
     # The report is written first: it marks an unfinished folder as this command's (see `_claim`).
-    files.write_json(files.join(output, _REPORT), measured.as_dict())
+    files.write_json(files.join(output, _REPORT), report.as_json(measured))
     files.write_bytes(files.join(output, VOCABULARY), model)
     files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
     if base:
@@ -165,8 +98,9 @@ def train(
         "format": _FORMAT,
         "model": as_json(loaded.record),
         "options": options.as_dict(),
-        "corpus": corpus.record,
+        "corpus": corpora.record,
         "counts": counts.statistics,
+        **({"factors": factors} if len(jobs) > 1 else {}),
         "software": {
             "sentencepiece": importlib.metadata.version("sentencepiece"),
             "python": platform.python_version(),
@@ -178,9 +112,7 @@ def train(
     return loaded
 
 
-def _job(
-    options: Options, corpus: sources.Corpus, output: str, base: vocabulary.Vocabulary | None
-) -> count.Job:
+def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Splitter:
     sentinels = tuple(map(vocabulary.sentinel_piece, range(options.extra_ids)))
     if base:
         own = extend.own_sentinels(base)
@@ -189,11 +121,16 @@ def _job(
     else:
         symbols = (*options.symbols, *sentinels)
         model = words.normaliser(options.normalization, options.keep_whitespace, symbols)
-    splitter = words.Splitter(model, symbols, options.keep_whitespace)
+    return words.Splitter(model, symbols, options.keep_whitespace)
+
+
+def _job(
+    options: Options, splitter: words.Splitter, corpus: sources.Corpus, output: str
+) -> count.Job:
     parts = [
         _FORMAT,
-        hashlib.sha256(model).hexdigest(),
-        symbols,
+        hashlib.sha256(splitter.model).hexdigest(),
+        splitter.symbols,
         splitter.space_runs,
         corpus.record,
     ]
@@ -239,9 +176,9 @@ def _counted(counts: count.Counts) -> str:
 
 
 def _finished(
-    options: Options, corpus: sources.Corpus, output: str
+    options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`; None if there is none yet.
+    """Returns the vocabulary in `output`; None if there is none yet. `record` is of its corpora.
 
     Raises:
       UserError: `output` holds another vocabulary, or one whose model has changed.
@@ -250,7 +187,7 @@ def _finished(
     if not files.exists(path):
         return None
     manifest = files.read_json(path)
-    ours = {**options.as_dict(), **corpus.record}
+    ours = {**options.as_dict(), **json.loads(json.dumps(record))}
     try:
         theirs = {**manifest["options"], **manifest["corpus"]}
         sha256 = manifest["model"]["sha256"]
@@ -276,7 +213,7 @@ def _finished(
     return vocabulary.load(output)
 
 
-def _claim(output: str, key: str) -> None:
+def _claim(output: str, *keys: str) -> None:
     """Makes the folder, checks that it can be written, and removes files of other runs.
 
     Raises:
@@ -295,7 +232,7 @@ def _claim(output: str, key: str) -> None:
     except OSError as error:
         raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
     files.remove_partial(output)
-    count.clean(output, key)
+    count.clean(output, *keys)
 
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
@@ -367,27 +304,14 @@ def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(prog="python -m vocab.train", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--corpus", required=True, metavar="SPEC", help=f"corpus to train on: {sources.FORMS}")
+    weighting.add_flags(parser)
     add(
         "--output",
         required=True,
         metavar="DIR",
         help="folder for the vocabulary, local or any fsspec URL",
     )
-    for option in dataclasses.fields(Options):
-        if option.name != "extends":
-            _add_option(parser, option)
-    add(
-        "--user_defined_symbols_file",
-        metavar="FILE",
-        help="file with more pieces that are never split, one per line",
-    )
-    add(
-        "--extend",
-        metavar="DIR",
-        help="vocabulary to extend: its ids and scores are kept, and pieces of the corpus are "
-        "added up to --vocab_size; id_map.json maps old ids to new ids",
-    )
+    add_flags(parser)
     add(
         "--workers",
         type=command_line.positive,
@@ -399,71 +323,11 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _add_option(parser: command_line.Parser, option: dataclasses.Field) -> None:
-    """Adds the flag of a field of `Options`. A flag that is not given leaves no attribute."""
-    words, choices = option.metadata["words"], option.metadata["choices"]
-    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
-    if option.type is bool:
-        settings |= {"action": "store_true"}
-    elif option.name == "user_defined_symbols":
-        settings |= {"action": "append", "metavar": "A,B"}
-    else:
-        kind = _whole_number if option.type is int else option.type
-        settings |= {"type": kind, "help": f"{words} (default: {option.default})"}
-        settings |= {"choices": choices} if choices else {}
-    parser.add_argument(f"--{option.name}", **settings)
-
-
-def _whole_number(text: str) -> int:
-    """Returns a flag's whole number, which may be written as 4e9."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    return int(value)
-
-
-def _options(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabulary | None]:
-    """Returns the options given by the flags, and the vocabulary to extend.
-
-    Raises:
-      UserError: a value is out of range, or two flags contradict each other.
-    """
-    names = [option.name for option in dataclasses.fields(Options)]
-    given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
-    given["user_defined_symbols"] = _symbols(flags)
-    base = vocabulary.load(flags.extend) if flags.extend else None
-    defaults: dict[str, Any] = {}
-    if base:
-        defaults = extend.settings(base)
-        for name, value in given.items():
-            if defaults.get(name, value) != value:
-                raise UserError(
-                    f"--{name}={value} contradicts --extend={flags.extend}, which has "
-                    f"{defaults[name]}: leave it out"
-                )
-        defaults["extends"] = base.record.sha256
-    elif given.get("keep_whitespace"):
-        defaults["normalization"] = "identity"
-    try:
-        return Options(**{**defaults, **given}), base
-    except Rejected as error:
-        raise UserError(f"--{error.field}={error.value} must be {error.rule}") from error
-
-
-def _symbols(flags: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the pieces named by --user_defined_symbols and --user_defined_symbols_file."""
-    lists = getattr(flags, "user_defined_symbols", [])
-    symbols = [symbol for text in lists for symbol in text.split(",")]
-    path = flags.user_defined_symbols_file
-    if path:
-        try:
-            symbols += files.read_bytes(path).decode().splitlines()
-        except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-            raise UserError(f"--user_defined_symbols_file={path} cannot be read") from error
-    return tuple(symbol for symbol in symbols if symbol)
+def _corpus_flags(texts: list[str], corpora: weighting.Corpora) -> list[str]:
+    """Returns the flags of pipeline.build for corpora; it asks for a name of each of several."""
+    unnamed = len(texts) > 1 and list(corpora.parts) == texts
+    names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
+    return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]
 
 
 def main(argv: list[str]) -> None:
@@ -477,21 +341,20 @@ def main(argv: list[str]) -> None:
     if flags.workers > 1 or flags.runner or rest:
         runner = flags.runner or "FnApiRunner"
         beam_arguments = beam_options.arguments(parser, rest, runner, flags.workers)
-    spec, output = sources.parse(flags.corpus), flags.output
-    options, base = _options(flags)
+    corpora, output = weighting.corpora_of(flags), flags.output
+    options, base = options_of(flags)
     work = Work(beam_arguments, flags.verbose)
-    corpus = sources.resolve(spec)
-    for note in corpus.notes:
-        print(note)
-    loaded = train(options, corpus, output, base, work)
-    measured = report.Report.from_dict(files.read_json(files.join(output, _REPORT)))
+    loaded = train(options, corpora, output, base, work)
+    measured = report.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
         print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
-    print(measured)
+    print(report.table(list(measured.items())))
     command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
-    command += [f"--corpus={spec}", f"--vocabulary={output}", "--cache_dir=cache"]
+    command += _corpus_flags(flags.corpus, corpora)
+    command += [f"--languages={flags.languages}"] if flags.languages else []
+    command += [f"--vocabulary={output}", "--cache_dir=cache"]
     print(f"next: {shlex.join(command)}")
     print("      (--task=lm, ul2, prefix_lm or masked_lm for another objective)")
 

@@ -10,7 +10,9 @@ Byte-level BPE has the same bytes every time. Of WordPieces that are as frequent
 
 import argparse
 import dataclasses
+import hashlib
 import importlib.metadata
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +24,8 @@ from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError, positive
 from tasks.vocabularies import tokenizer_json
-from vocab import report
+from vocab import report, weighting
+from vocab.weighting import Corpora, as_corpora
 
 BYTE_BPE, WORDPIECE = "byte_bpe", "wordpiece"
 # Special tokens by role, in the order of their ids: T5's ids, and BERT's.
@@ -51,13 +54,16 @@ class Options:
     cased: bool = False
 
 
-def train(options: Options, corpus: sources.Corpus, output: str) -> vocabulary.Vocabulary:
+def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
+
+    `corpus` may be several with their weights.
 
     Raises:
       UserError: `output` holds something else, or the corpus has too few words for `vocab_size`.
     """
-    manifest = {"options": dataclasses.asdict(options), "corpus": corpus.record}
+    corpora = as_corpora(corpus)
+    manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
     if files.exists(files.join(output, MANIFEST)):
         before = files.read_json(files.join(output, MANIFEST))
         if {key: before.get(key) for key in manifest} != json.loads(json.dumps(manifest)):
@@ -65,7 +71,7 @@ def train(options: Options, corpus: sources.Corpus, output: str) -> vocabulary.V
         return vocabulary.load(output)
     if files.exists(output) and files.list_names(output):
         raise UserError(f"--output={output} holds other files: choose another folder")
-    tokenizer = _trained(options, corpus)
+    tokenizer = _trained(options, corpora)
     model = tokenizer.to_str(pretty=True).encode()
     named = {f"{role}_token": piece for role, piece in SPECIAL[options.kind].items()}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
@@ -73,15 +79,16 @@ def train(options: Options, corpus: sources.Corpus, output: str) -> vocabulary.V
     files.write_bytes(files.join(output, tokenizer_json.FILE), model)
     files.write_json(files.join(output, _CONFIG), config)
     loaded = vocabulary.load(output)
-    files.write_json(files.join(output, _REPORT), report.measure(loaded, corpus).as_dict())
+    measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
+    files.write_json(files.join(output, _REPORT), report.as_json(measured))
     software = {"tokenizers": importlib.metadata.version("tokenizers")}
     written = {"model": as_json(loaded.record), **manifest, "software": software}
     files.write_json(files.join(output, MANIFEST), written)
     return loaded
 
 
-def _trained(options: Options, corpus: sources.Corpus) -> Any:
-    """Returns a tokenizers.Tokenizer trained on the corpus."""
+def _trained(options: Options, corpora: Corpora) -> Any:
+    """Returns a tokenizers.Tokenizer trained on the corpora."""
     from tokenizers import (
         AddedToken,
         Tokenizer,
@@ -112,8 +119,14 @@ def _trained(options: Options, corpus: sources.Corpus) -> Any:
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         trainer = trainers.WordPieceTrainer(**given)
+    factors = dict.fromkeys(corpora.parts, 1.0)
+    if len(factors) > 1:
+        sizes = {name: _bytes(each) for name, each in corpora.parts.items()}
+        factors = corpora.factors(sizes)
+        print(weighting.shares(sizes, factors))
+    texts = (_texts(each, factors[name]) for name, each in corpora.parts.items())
     with progress.shown(f"training {options.vocab_size:,} pieces", None):
-        tokenizer.train_from_iterator(_texts(corpus), trainer)
+        tokenizer.train_from_iterator(itertools.chain.from_iterable(texts), trainer)
     size = tokenizer.get_vocab_size()
     if size != options.vocab_size:
         raise UserError(
@@ -125,14 +138,33 @@ def _trained(options: Options, corpus: sources.Corpus) -> Any:
     return tokenizer
 
 
-def _texts(corpus: sources.Corpus) -> Iterator[str]:
-    """Yields the texts of the training split."""
+def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
+    """Yields the texts of the training split, each `times` times.
+
+    `tokenizers` takes texts, not counts. Of a number that is not whole, the rest is the share of
+    documents, by a hash of their ids, that are yielded once more.
+    """
     columns = pairs.texts(corpus.spec)
+    whole, rest = int(times), times % 1
     for piece in corpus.pieces:
         for split, batch in sources.read(corpus, piece):
-            if split == sources.TRAIN:
-                for name in columns:
-                    yield from filter(None, batch.column(name).to_pylist())
+            if split != sources.TRAIN:
+                continue
+            repeats = [whole + (rest > _uniform(id)) for id in batch.column("id").to_pylist()]
+            for name in columns:
+                for text, count in zip(batch.column(name).to_pylist(), repeats, strict=True):
+                    if text:
+                        yield from itertools.repeat(text, count)
+
+
+def _uniform(id: str) -> float:
+    """Returns a number from 0 to 1, not included, by which documents are drawn."""
+    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=6).digest()) / 2**48
+
+
+def _bytes(corpus: sources.Corpus) -> int:
+    """Returns the bytes of the training split's texts."""
+    return sum(len(text.encode()) for text in _texts(corpus))
 
 
 def main(argv: list[str]) -> None:
@@ -142,7 +174,7 @@ def main(argv: list[str]) -> None:
     )
     add = parser.add_argument
     add("--kind", required=True, choices=[*SPECIAL], help="GPT-2's kind, or BERT's")
-    add("--corpus", required=True, metavar="SPEC", help=sources.FORMS)
+    weighting.add_flags(parser)
     add("--output", required=True, help="folder to write, local or remote")
     add("--vocab_size", type=positive, default=32000, help="number of pieces without sentinels")
     add("--extra_ids", type=int, default=100, help="number of sentinels, which get the last ids")
@@ -158,13 +190,10 @@ def main(argv: list[str]) -> None:
     if flags.kind == BYTE_BPE and flags.cased is not None:
         raise UserError("--cased has no effect with --kind=byte_bpe, which keeps all bytes")
     options = Options(flags.kind, flags.vocab_size, flags.extra_ids, bool(flags.cased))
-    corpus = sources.resolve(sources.parse(flags.corpus))
-    for note in corpus.notes:
-        print(note)
-    loaded = train(options, corpus, flags.output)
+    loaded = train(options, weighting.corpora_of(flags), flags.output)
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
-    measured = files.read_json(files.join(flags.output, _REPORT))
-    print(report.Report.from_dict(measured))
+    measured = report.from_json(files.read_json(files.join(flags.output, _REPORT)))
+    print(report.table(list(measured.items())))
 
 
 if __name__ == "__main__":

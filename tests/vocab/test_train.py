@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import vocabulary
-from tasks.reading import sources, stdlib_docs
-from vocab import report, train
+from tasks.reading import languages, sources, stdlib_docs
+from vocab import report, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = ["manifest.json", "report.json", "sentencepiece.model", "sentencepiece.vocab"]
@@ -236,7 +236,7 @@ def options_of(corpus, folder, **options):
     parsed = train._parser().parse_args(
         [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5", *flags]
     )
-    chosen, _ = train._options(parsed)
+    chosen, _ = train.options_of(parsed)
     loaded = train.train(chosen, sources.resolve(sources.parse(corpus)), str(folder))
     written = json.loads((folder / "manifest.json").read_text())["options"]
     assert {name: written[name] for name in options if name in written} == {
@@ -446,3 +446,13 @@ def test_a_sentinel_in_the_text_of_the_corpus_is_rejected():
 def test_the_report_rejects_a_folder_without_a_vocabulary(corpus, tmp_path):
     line = refused(f"--vocabulary={tmp_path}", f"--corpus={corpus}", module="vocab.report")
     assert "no vocabulary at" in line
+
+
+def test_the_next_command_names_corpora_without_names():
+    texts = ["json:a.jsonl", "json:b.jsonl"]
+    parts = weighting.Corpora(dict.fromkeys(texts))
+    flags = [each.removeprefix("--corpus=") for each in train._corpus_flags(texts, parts)]
+    assert [str(each) for each in languages.specs(flags, None).values()] == texts
+    named = ["a=json:a.jsonl", "b=json:b.jsonl"]
+    found = train._corpus_flags(named, weighting.Corpora(dict.fromkeys("ab")))
+    assert found == [f"--corpus={each}" for each in named]

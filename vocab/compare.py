@@ -1,0 +1,200 @@
+"""Compares vocabularies of any kind on the same text.
+
+    python -m vocab.compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
+        --corpus='json:data/{language}/*.jsonl' --output=page.html
+
+Each corpus is sampled once. Reported are tokens and bytes a token, by corpus and by the script of
+words, unknown and byte-fallback tokens, which texts come back exactly, and the speed of the library
+on one thread. A word is encoded with the space before it, whose byte it counts.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tasks import registry, vocabulary
+from tasks.reading import languages, sources
+from tasks.storage import files
+from tasks.terminal import command_line, progress
+from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table
+from tasks.vocabularies import byte_level, tokenizer_json
+from vocab import compare_page, report
+from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
+
+# Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
+_LEAST_SHARE = 0.001
+_CONTEXT = 24  # characters shown on either side of a difference
+
+
+def compare(
+    loaded: Mapping[str, vocabulary.Vocabulary], corpora: Mapping[str, sources.Corpus]
+) -> Comparison:
+    """Measures each vocabulary on the sample of each corpus.
+
+    Raises:
+      UserError: a corpus has no documents.
+    """
+    subjects = [
+        Subject(name, _kind(each), each.size, each.record.sentinels, each.record.sha256)
+        for name, each in loaded.items()
+    ]
+    measured = []
+    with progress.shown("comparing", len(loaded) * len(corpora)) as bar:
+        for corpus, resolved in corpora.items():
+            split, texts = report.sample(resolved)
+            for name, each in loaded.items():
+                measured.append(_measured(name, each, corpus, split, texts))
+                bar.update(len(measured))
+    return Comparison(subjects, measured)
+
+
+def _measured(
+    name: str, loaded: vocabulary.Vocabulary, corpus: str, split: str, texts: list[str]
+) -> Measured:
+    begun = time.perf_counter()
+    encoded = loaded.encode(texts)
+    seconds = time.perf_counter() - begun
+    found = report.of_texts(loaded, split, texts, space=" ")
+    decoded = [loaded.codec.decode(ids.tolist()) for ids in encoded]
+    lines = [line for line in dict.fromkeys("\n".join(texts).split("\n")) if line.strip()]
+    exact_lines = sum(
+        loaded.codec.decode(ids.tolist()) == line
+        for line, ids in zip(lines, loaded.encode(lines), strict=True)
+    )
+    exact = [text == back for text, back in zip(texts, decoded, strict=True)]
+    wrong = exact.index(False) if not all(exact) else None
+    trip = RoundTrip(
+        documents=sum(exact) / len(texts),
+        lines=exact_lines / max(1, len(lines)),
+        example=None if wrong is None else difference(texts[wrong], decoded[wrong]),
+    )
+    return Measured(name, corpus, found, trip, found.bytes / 1e6 / max(seconds, 1e-9))
+
+
+def difference(text: str, back: str) -> tuple[str, str]:
+    """Returns what is around the first character at which a text and its round trip differ."""
+    pairs = enumerate(zip(text, back, strict=False))
+    shorter = min(len(text), len(back))
+    at = next((place for place, (a, b) in pairs if a != b), shorter)
+    begin = max(0, at - _CONTEXT)
+    return text[begin : at + _CONTEXT], back[begin : at + _CONTEXT]
+
+
+def _kind(loaded: vocabulary.Vocabulary) -> str:
+    """Returns the kind of a vocabulary in words."""
+    if loaded.model == byte_level.byte_vocabulary():
+        return "bytes"
+    if loaded.is_registered:
+        return "class"
+    if not loaded.is_sentencepiece:
+        value = tokenizer_json.parsed(loaded.model, loaded.name)
+        level = "byte-level " if tokenizer_json.is_byte_level(value) else ""
+        return f"{level}{value['model']['type']}"
+    from sentencepiece import sentencepiece_model_pb2
+
+    spec = sentencepiece_model_pb2.ModelProto.FromString(loaded.model).trainer_spec
+    return f"SentencePiece {spec.ModelType.Name(spec.model_type).lower()}"
+
+
+def text_of(found: Comparison) -> str:
+    """Returns the comparison as tables for a terminal."""
+    parts = [
+        table(
+            compare_page.SUBJECT_HEADER, [compare_page.subject_row(each) for each in found.subjects]
+        )
+    ]
+    for corpus, of_corpus in found.by_corpus().items():
+        parts.append(f"{corpus}\n{table(compare_page.HEADER, of_corpus.rows())}")
+        parts.append(f"bytes a token by script\n{table(*of_corpus.by_script(_LEAST_SHARE))}")
+    for subject, corpus, (text, back) in found.examples():
+        parts.append(f"{subject} on {corpus}: {text!r} comes back as {back!r}")
+    return "\n\n".join(parts)
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """Returns the comparison as JSON values."""
+    return {
+        "vocabularies": [dataclasses.asdict(each) for each in found.subjects],
+        "measured": [
+            {
+                "vocabulary": each.vocabulary,
+                "corpus": each.corpus,
+                **each.report.as_dict(),
+                "exact_documents": each.round_trip.documents,
+                "exact_lines": each.round_trip.lines,
+                "difference": each.round_trip.example,
+                "megabytes_per_second": round(each.speed, 3),
+            }
+            for each in found.measured
+        ],
+    }
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
+        prog="python -m vocab.compare", description=__doc__.splitlines()[0]
+    )
+    add = parser.add_argument
+    add(
+        "--vocabulary",
+        required=True,
+        action="append",
+        metavar="PATH",
+        help=f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
+    )
+    add(
+        "--corpus",
+        required=True,
+        action="append",
+        metavar="SPEC",
+        help=f"corpus to measure on; may be repeated, also as NAME=SPEC, or have {{language}} in "
+        f"it: {sources.FORMS}",
+    )
+    add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
+    add("--task_module", metavar="MODULE", help="Python module that registers vocabularies")
+    add("--output", metavar="FILE", help="HTML page to write")
+    add("--json", metavar="FILE", help="file to write all numbers to")
+    return parser
+
+
+def _check_file(flag: str, path: str | None) -> None:
+    """Checks that a local file can be written, before anything is measured."""
+    if path is None or files.is_remote(path):
+        return
+    place = files.local_path(path)
+    if os.path.isdir(place):
+        raise UserError(f"--{flag}={path} is a folder: name a file")
+    if not os.path.isdir(os.path.dirname(place) or "."):
+        raise UserError(f"--{flag}={path}: there is no folder {os.path.dirname(path)}")
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command."""
+    flags = _parser().parse_args(argv)
+    if flags.task_module:
+        registry.load(flags.task_module)
+    for path in flags.vocabulary:
+        if flags.vocabulary.count(path) > 1:
+            raise UserError(f"--vocabulary={path} is given twice: leave one out")
+    for flag in ("json", "output"):
+        _check_file(flag, getattr(flags, flag))
+    specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
+    languages.check(specs)
+    loaded = {path: vocabulary.load(path) for path in flags.vocabulary}
+    corpora = {name or str(spec): sources.resolve(spec) for name, spec in specs.items()}
+    for note in (note for corpus in corpora.values() for note in corpus.notes):
+        print(note)
+    found = compare(loaded, corpora)
+    print(text_of(found))
+    if flags.json:
+        files.write_json(flags.json, as_json(found))
+    if flags.output:
+        files.write_bytes(flags.output, compare_page.page(found, _LEAST_SHARE).encode())
+        print(f"wrote {flags.output}")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

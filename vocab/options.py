@@ -1,0 +1,173 @@
+"""Options of a SentencePiece vocabulary, and the flags of vocab.train that set them."""
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import Any
+
+from tasks import vocabulary
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rejected, field, require
+from vocab import extend, words
+
+_LEAST_MEMORY = 1_000_000_000
+_STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The settings that, with the corpus, determine a vocabulary.
+
+    Raises:
+      Rejected: a value is out of range, or two values contradict each other.
+    """
+
+    vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
+    extra_ids: int = field(100, "number of sentinels, which get the last ids")
+    model_type: str = field("unigram", "SentencePiece's algorithm", choices=("unigram", "bpe"))
+    character_coverage: float = field(
+        0.9995, "share of the corpus's characters that get a piece, from 0.98 to 1"
+    )
+    byte_fallback: bool = field(
+        False, "encode characters that have no piece as bytes instead of <unk>"
+    )
+    normalization: str = field(
+        "nmt_nfkc",
+        "SentencePiece's normalization rule; nmt_nfkc is T5's, and --keep_whitespace changes the "
+        "default to identity",
+        choices=words.NORMALIZATIONS,
+    )
+    keep_whitespace: bool = field(
+        False,
+        "keep runs of spaces, tabs and line ends, as in code; with --byte_fallback, decoding "
+        "restores the text exactly, but for U+2581, SentencePiece's own sign for a space",
+    )
+    split_digits: bool = field(False, "make every digit a piece of its own")
+    max_piece_length: int = field(16, "maximum length of a piece in characters, from 1 to 512")
+    user_defined_symbols: tuple[str, ...] = field(
+        (), "comma-separated pieces that are never split; may be repeated"
+    )
+    memory_bytes: int = field(
+        4_000_000_000,
+        "memory limit of every process in bytes, at least 1e9; the corpus may be larger",
+    )
+    extends: str = field("", "SHA-256 of the model to extend")
+
+    def __post_init__(self) -> None:
+        # SentencePiece would reject some of these too, but only after the corpus has been read.
+        require(self.vocab_size > 0, "vocab_size", self.vocab_size, "more than 0")
+        require(self.extra_ids >= 0, "extra_ids", self.extra_ids, "0 or more")
+        coverage, length = self.character_coverage, self.max_piece_length
+        require(0.98 <= coverage <= 1, "character_coverage", coverage, "between 0.98 and 1")
+        require(1 <= length <= 512, "max_piece_length", length, "from 1 to 512")
+        rule = f"at least {_LEAST_MEMORY:,}, which SentencePiece needs even for a small corpus"
+        require(self.memory_bytes >= _LEAST_MEMORY, "memory_bytes", self.memory_bytes, rule)
+        if self.keep_whitespace and not self.extends:
+            rule = "identity, nfkc or nfkc_cf: with keep_whitespace, tabs and line ends must remain"
+            holds = not self.normalization.startswith("nmt_")
+            require(holds, "normalization", self.normalization, rule)
+        name, symbols = "user_defined_symbols", self.user_defined_symbols
+        for symbol in symbols:
+            no_space = " " not in symbol and words.SPACE not in symbol
+            require(no_space, name, symbol, "without spaces, since no piece can match a space")
+            require(symbols.count(symbol) == 1, name, symbol, "given once, not twice")
+            new = symbol not in _STANDARD_PIECES and not symbol.startswith("<extra_id_")
+            require(new, name, symbol, "other than the pieces that every vocabulary has")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the options as plain JSON values."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The user-defined pieces, without the sentinels."""
+        kept = words.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
+        return (*kept, *self.user_defined_symbols)
+
+
+def add_flags(parser: command_line.Parser) -> None:
+    """Adds the flags of `Options`, and those of more symbols and of a vocabulary to extend."""
+    for option in dataclasses.fields(Options):
+        if option.name != "extends":
+            _add_flag(parser, option)
+    parser.add_argument(
+        "--user_defined_symbols_file",
+        metavar="FILE",
+        help="file with more pieces that are never split, one per line",
+    )
+    parser.add_argument(
+        "--extend",
+        metavar="DIR",
+        help="vocabulary to extend: its ids and scores are kept, and pieces of the corpus are "
+        "added up to --vocab_size; id_map.json maps old ids to new ids",
+    )
+
+
+def _add_flag(parser: command_line.Parser, option: dataclasses.Field) -> None:
+    """Adds the flag of a field of `Options`. A flag that is not given leaves no attribute."""
+    words, choices = option.metadata["words"], option.metadata["choices"]
+    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
+    if option.type is bool:
+        settings |= {"action": "store_true"}
+    elif option.name == "user_defined_symbols":
+        settings |= {"action": "append", "metavar": "A,B"}
+    else:
+        kind = _whole_number if option.type is int else option.type
+        settings |= {"type": kind, "help": f"{words} (default: {option.default})"}
+        settings |= {"choices": choices} if choices else {}
+    parser.add_argument(f"--{option.name}", **settings)
+
+
+def _whole_number(text: str) -> int:
+    """Returns a flag's whole number, which may be written as 4e9."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(value)
+
+
+def options_of(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabulary | None]:
+    """Returns the options given by the flags, and the vocabulary to extend.
+
+    Raises:
+      UserError: a value is out of range, or two flags contradict each other.
+    """
+    names = [option.name for option in dataclasses.fields(Options)]
+    given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
+    given["user_defined_symbols"] = _symbols(flags)
+    base = vocabulary.load(flags.extend) if flags.extend else None
+    defaults: dict[str, Any] = {}
+    if base:
+        defaults = extend.settings(base)
+        for name, value in given.items():
+            if defaults.get(name, value) != value:
+                raise UserError(
+                    f"--{name}={value} contradicts --extend={flags.extend}, which has "
+                    f"{defaults[name]}: leave it out"
+                )
+        defaults["extends"] = base.record.sha256
+    elif given.get("keep_whitespace"):
+        defaults["normalization"] = "identity"
+    try:
+        return Options(**{**defaults, **given}), base
+    except Rejected as error:
+        raise UserError(f"--{error.field}={error.value} must be {error.rule}") from error
+
+
+def _symbols(flags: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the pieces named by --user_defined_symbols and --user_defined_symbols_file."""
+    lists = getattr(flags, "user_defined_symbols", [])
+    symbols = [symbol for text in lists for symbol in text.split(",")]
+    path = flags.user_defined_symbols_file
+    if path:
+        try:
+            symbols += files.read_bytes(path).decode().splitlines()
+        except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
+            raise UserError(f"--user_defined_symbols_file={path} cannot be read") from error
+    return tuple(symbol for symbol in symbols if symbol)

@@ -1,0 +1,107 @@
+"""Cuts a vocabulary to the pieces that a corpus needs.
+
+    python -m vocab.trim --vocabulary=mt5-small --corpus='parquet:ro/*.parquet' --output=DIR
+
+Writes the smaller vocabulary, of the same kind and with the same special ids, report.json,
+manifest.json and id_map.json, which has the new id of each old one, or null. trainer.trim cuts a
+model along with it.
+"""
+
+import json
+from typing import Any
+
+from tasks import vocabulary
+from tasks.cache.manifest import MANIFEST, as_json
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, UserError, positive
+from tasks.vocabularies import tokenizer_json, trimming, usage
+from vocab import report
+
+_ID_MAP, _REPORT = "id_map.json", "report.json"
+
+
+def trim(
+    base: vocabulary.Vocabulary,
+    corpus: sources.Corpus,
+    output: str,
+    min_count: int = 1,
+    vocab_size: int | None = None,
+    workers: int = 1,
+) -> vocabulary.Vocabulary:
+    """Writes what is left of `base` to the folder `output` and returns it; keeps a finished one.
+
+    Args:
+      base: the vocabulary to cut.
+      corpus: the text that it is to fit.
+      output: folder, local or any fsspec URL.
+      min_count: least number of occurrences of a piece that is kept for them.
+      vocab_size: most pieces to keep, sentinels not counted; None: no limit.
+      workers: processes that count.
+
+    Raises:
+      UserError: `output` holds something else, the corpus has no text, or see `trimming.trim`.
+    """
+    options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
+    made: dict[str, Any] = {"options": options, "corpus": corpus.record}
+    if files.exists(files.join(output, MANIFEST)):
+        before = files.read_json(files.join(output, MANIFEST))
+        if {key: before.get(key) for key in made} != json.loads(json.dumps(made)):
+            raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+        if before["model"]["extra_ids"] != base.record.extra_ids:
+            raise UserError(
+                f"--output={output} holds a vocabulary made with another --extra_ids: choose "
+                "another folder"
+            )
+        print(f"the vocabulary is already finished: {output}")
+        return vocabulary.load(output, base.record.added_sentinels)
+    counts = usage.count(base, corpus, workers)
+    found = trimming.trim(base, counts, min_count, vocab_size)
+    if files.exists(output) and set(files.list_names(output)) - {_ID_MAP, _REPORT, *_FILES}:
+        raise UserError(f"--output={output} holds other files: choose another folder")
+    print(trimming.described(base, found, counts))
+    left = found.vocabulary
+    files.make_folder(output)
+    files.write_json(files.join(output, _ID_MAP), found.id_map)
+    files.write_json(files.join(output, _REPORT), report.measure(left, corpus).as_dict())
+    if not left.is_sentencepiece:
+        # An EOS that is only an id has no name in the file.
+        named = {
+            f"{role}_token": piece
+            for role, piece in left.special_pieces().items()
+            if getattr(left.special, role) < left.record.pieces
+        }
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+        files.write_json(files.join(output, tokenizer_json.CONFIGS[0]), config)
+    files.write_bytes(files.join(output, left.record.file_name), left.model)
+    files.write_json(files.join(output, MANIFEST), {"model": as_json(left.record), **made})
+    return left
+
+
+# Files of a vocabulary that an interrupted command may have left.
+_FILES = (*vocabulary.VOCABULARY_FILES, tokenizer_json.CONFIGS[0])
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command."""
+    parser = Parser(prog="python -m vocab.trim", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--vocabulary", required=True, metavar="PATH", help=f"what to cut: {vocabulary.FORMS}")
+    add("--extra_ids", type=int, default=0, help="sentinels to add to one that has none; T5: 100")
+    add("--corpus", required=True, metavar="SPEC", help=f"text to keep: {sources.FORMS}")
+    add("--output", required=True, metavar="DIR", help="folder to write, local or remote")
+    add("--min_count", type=positive, default=1, help="least occurrences of a kept piece")
+    add("--vocab_size", type=positive, help="most pieces, without sentinels; no limit if left out")
+    add("--workers", type=positive, default=1, help="processes that count pieces")
+    flags = parser.parse_args(argv)
+    base = vocabulary.load(flags.vocabulary, flags.extra_ids)
+    corpus = sources.resolve(sources.parse(flags.corpus))
+    for note in corpus.notes:
+        print(note)
+    trim(base, corpus, flags.output, flags.min_count, flags.vocab_size, flags.workers)
+    print(report.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
+
+
+if __name__ == "__main__":
+    command_line.run(main)

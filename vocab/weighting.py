@@ -1,0 +1,156 @@
+"""Several corpora of one vocabulary, and how much each of them counts.
+
+A corpus of `n` bytes has a share of the text in proportion to its weight, or to n to the power of
+alpha, or to n. Its words count as if its text were repeated: the one with the largest share of what
+it has would count once, and each of the others more often, by a factor that need not be whole.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.reading import languages, sources
+from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.table import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpora:
+    """Corpora by name, "" for a single one, with the rule of their shares.
+
+    Attributes:
+      parts: the corpora.
+      weights: weight of each; None to follow from sizes.
+      alpha: power to which sizes are raised.
+    """
+
+    parts: Mapping[str, sources.Corpus]
+    weights: Mapping[str, float] | None = None
+    alpha: float = 1.0
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The corpora and their weights as JSON, for a manifest."""
+        if list(self.parts) == [""]:
+            return self.parts[""].record
+        weights = None if self.weights is None else dict(self.weights)
+        records = {name: corpus.record for name, corpus in self.parts.items()}
+        return {"corpora": records, "weights": weights, "alpha": self.alpha}
+
+    def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """Returns how often the text of each corpus counts, given its bytes; the least is 1.
+
+        Raises:
+          UserError: a corpus has no text, or counts pass what 64 bits hold.
+        """
+        if list(sizes) == [""]:
+            return {"": 1.0}  # a single corpus without text is reported with the reasons
+        for name, size in sizes.items():
+            if not size:
+                raise UserError(f"{name} has no text in train: leave it out")
+        if self.weights is None and self.alpha == 1:
+            return dict.fromkeys(sizes, 1.0)
+        weights = self.weights or {name: float(size) ** self.alpha for name, size in sizes.items()}
+        repeated = {name: weights[name] / size for name, size in sizes.items()}
+        least = min(repeated.values())
+        if not least or sum(weights.values()) / least >= 2**63:
+            raise UserError(
+                "--weights are too far apart: words of the corpus that counts most would occur "
+                "more than 2^63 times"
+            )
+        return {name: times / least for name, times in repeated.items()}
+
+
+def as_corpora(corpus: "sources.Corpus | Corpora") -> Corpora:
+    """Returns a single corpus as corpora."""
+    return corpus if isinstance(corpus, Corpora) else Corpora({"": corpus})
+
+
+def shares(sizes: Mapping[str, int], factors: Mapping[str, float]) -> str:
+    """Returns a table of the corpora: their bytes, and their shares before and after weighting."""
+    weighted = {name: size * factors[name] for name, size in sizes.items()}
+    every, after = sum(sizes.values()), sum(weighted.values())
+    rows = [
+        (
+            name,
+            f"{size:,}",
+            f"{size / every:.2%}",
+            f"{weighted[name] / after:.2%}",
+            f"{factors[name]:,.3f}",
+        )
+        for name, size in sizes.items()
+    ]
+    return table(("corpus", "bytes", "of all bytes", "of the training text", "times"), rows)
+
+
+def add_flags(parser: Parser) -> None:
+    """Adds the flags --corpus, --languages, --weights and --alpha."""
+    add = parser.add_argument
+    add(
+        "--corpus",
+        required=True,
+        action="append",
+        metavar="SPEC",
+        help=f"corpus to train on: {sources.FORMS}; may be repeated, also as NAME=SPEC, or have "
+        "{language} in it",
+    )
+    add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
+    add(
+        "--weights",
+        metavar="W,W",
+        help="weight of each corpus, in their order or as NAME=W: its share of the training text",
+    )
+    add(
+        "--alpha",
+        type=float,
+        metavar="POWER",
+        help="share of each corpus in proportion to its bytes to this power, from 0 (equal shares) "
+        "to 1, the default; mT5's is 0.3",
+    )
+
+
+def corpora_of(flags: Any) -> Corpora:
+    """Returns the corpora that the flags of `add_flags` name, resolved; prints notes.
+
+    Raises:
+      UserError: a flag is wrong, or a corpus cannot be read.
+    """
+    specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
+    names = list(specs)
+    given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]
+    if given and len(names) == 1:
+        raise UserError(f"--{given[0]} has no effect: there is one corpus")
+    if len(given) > 1:
+        raise UserError("--weights and --alpha are alternatives: set only one")
+    alpha = 1.0 if flags.alpha is None else flags.alpha
+    if not 0 <= alpha <= 1:
+        raise UserError(f"--alpha={alpha:g} must be from 0 to 1")
+    weights = None if flags.weights is None else _weights(flags.weights, names)
+    languages.check(specs)
+    parts = {name: sources.resolve(spec) for name, spec in specs.items()}
+    for note in (note for corpus in parts.values() for note in corpus.notes):
+        print(note)
+    return Corpora(parts, weights, alpha)
+
+
+def _weights(text: str, names: Sequence[str]) -> dict[str, float]:
+    parts = [part.strip() for part in text.split(",")]
+    values = [part.rpartition("=") for part in parts]
+    keys = [key for key, equals, _ in values if equals]
+    if keys and sorted(keys) != sorted(names):
+        raise UserError(f"--weights={text} must name each corpus once: {', '.join(names)}")
+    if len(values) != len(names):
+        raise UserError(
+            f"--weights={text} has {len(values)} weights, and there are {len(names)} corpora: "
+            f"{', '.join(names)}"
+        )
+    found = {}
+    for name, (key, _, value) in zip(names, values, strict=True):
+        try:
+            found[key or name] = float(value)
+        except ValueError:
+            raise UserError(f"--weights={text}: {value} is no number") from None
+    for name, weight in found.items():
+        if not 0 < weight < float("inf"):
+            raise UserError(f"--weights={text}: the weight of {name} must be above 0")
+    return {name: found[name] for name in names}
