@@ -105,14 +105,32 @@ def _push(made: Converted, repository: str, source: str, last: bool) -> None:
 def _convert_one(
     source: Source, target: str, several: bool, settings: Settings, given: Given
 ) -> Converted:
-    from trainer.conversion import record, sources, targets
+    from trainer.conversion import sources, targets
 
     opened = sources.opened(source, given)
     in_folder = several or settings.format != targets.HUGGING_FACE
+    return write(opened, target, in_folder, settings)
+
+
+def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> Converted:
+    """Writes an opened checkpoint, checks it, and prints a line; keeps a finished one.
+
+    Args:
+      opened: the checkpoint.
+      target: local folder.
+      in_folder: writes `target/checkpoint_STEP`, not `target` itself.
+      settings: format and details.
+
+    Raises:
+      UserError: something else is there.
+      NotEqual: what was written differs. It was deleted.
+    """
+    from trainer.conversion import record, targets
+
     path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
     vocabulary = settings.vocabulary
     made = record.make(
-        source.path,
+        opened.source.path,
         opened.step,
         settings.format,
         settings.dtype,
@@ -157,7 +175,7 @@ def _write(
         logits = verify.logits(partial, opened.model.config, arrays)
         checks = _checks(count, logits)
         source = os.path.basename(opened.source.path.rstrip("/"))
-        has_tokenizer = settings.vocabulary is not None
+        has_tokenizer = bool(settings.vocabulary and not settings.vocabulary.is_registered)
         text = card.converted_card(model, name, source, opened.step, checks, has_tokenizer)
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         return checks

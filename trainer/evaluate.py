@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
-from tasks.terminal.table import table
 from trainer.config.processes import add_processes_flags, processes_of
+from trainer.reporting.evaluations import evaluation_table
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -136,7 +136,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         else:
             files.write_json(output, {_CHECKPOINTS: merged(before, results, label)})
     checkpoints.close()
-    print(_table(results))
+    print(evaluation_table(results))
     if arguments.plot and processes.is_first():
         from trainer.reporting.drawing import draw_metrics
 
@@ -216,45 +216,6 @@ def _check_output(flag: str, output: str) -> None:
         name = "metrics.png" if flag == "plot" else "metrics.json"
         raise UserError(f"--{flag}={output} is a folder: name a file, such as {output}/{name}")
     files.make_folder(os.path.dirname(path))
-
-
-def _table(results: dict[int, Results]) -> str:
-    """Returns a table with a row per checkpoint and, for a mixture, per checkpoint and task.
-
-    Columns that say nothing new are left out: the split if it is validation, for instance.
-    """
-    from trainer.engine.evaluator import TOKEN_METRICS
-
-    def shown(result: dict[str, float], name: str, form: str) -> str:
-        return format(result[name], form) if name in result else "-"
-
-    others = dict.fromkeys(
-        name
-        for by_split in results.values()
-        for result in by_split.values()
-        for name in result
-        if name not in TOKEN_METRICS
-    )
-    rows = [
-        {
-            "step": step,
-            "split": split.partition("/")[0],
-            "task": split.partition("/")[2] or "all",
-            "loss": shown(result, "loss", ".4f"),
-            "perplexity": shown(result, "perplexity", ".2f"),
-            "accuracy": shown(result, "accuracy", ".4f"),
-            "below unigram": f"{result['unigram_entropy'] - result['loss']:.3f} nats"
-            if "loss" in result
-            else "-",
-            "bits/byte": shown(result, "bits_per_byte", ".4f"),
-            **{name: shown(result, name, ".2f") for name in others},
-        }
-        for step, by_split in results.items()
-        for split, result in by_split.items()
-    ]
-    unused = {"split": "validation", "task": "all", "bits/byte": "-"}
-    header = [name for name in rows[0] if any(row[name] != unused.get(name) for row in rows)]
-    return table(header, [[row[name] for name in header] for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Shows the documents and text behind one batch of a run, and the examples made from them.
 
 python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
+python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID      which steps saw a document
 
 Reads the run's config.json and its caches; needs neither a checkpoint nor an accelerator.
 """
@@ -185,12 +186,30 @@ def main(argv: list[str]) -> None:
     """Runs the command."""
     parser = Parser(prog="python -m trainer.explain", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--model_dir", required=True, help="folder of the run, local or remote")
-    add("--step", type=int, required=True, help="update to explain, counted as in metrics.jsonl")
+    add(
+        "--model_dir",
+        required=True,
+        help="folder of the run, local or remote; with --document, several, separated by commas",
+    )
+    add("--step", type=int, help="update to explain, counted as in metrics.jsonl")
+    add(
+        "--document",
+        help="instead of --step: id of a document, or @FILE with ids, one a line; prints the rows "
+        "of every step that held it, also if a takedown has removed it since",
+    )
     add("--row", type=int, help="row of the batch, from 0; prints one line per row if left out")
     add("--cache_dir", help="folder of caches by task, if they were moved after training")
     add("--output", "--html", help="HTML page to write instead of printing, local or remote")
     flags = parser.parse_args(argv)
+    if (flags.step is None) == (flags.document is None):
+        parser.error("give --step, or --document")
+    if flags.document:
+        from trainer.sightings import print_sightings
+
+        if flags.row is not None or flags.output:
+            parser.error("--row and --output are for --step")
+        print_sightings(flags.model_dir, flags.document, flags.cache_dir)
+        return
 
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
     if flags.row is None and not flags.output:

@@ -66,7 +66,7 @@ def export(
     max_shard_size: str = "5GB",
     custom_code: bool = False,
     named: Named | None = None,
-) -> tuple[int, Parity, Match]:
+) -> tuple[int, Parity, Match | None]:
     """Exports a checkpoint to a folder of transformers.
 
     Args:
@@ -80,7 +80,8 @@ def export(
       named: what only the user knows, for the model card.
 
     Returns:
-      (step, comparison of the logits, comparison of the tokenizers).
+      (step, comparison of the logits, comparison of the tokenizers: None if the vocabulary is a
+      class of --task_module, of which only the pieces are written).
 
     Raises:
       UserError: there is no such run or checkpoint, transformers does not have the model, or
@@ -154,7 +155,7 @@ def _target(output: str) -> str:
 
 def _write(
     folder: str, run: Run, params: Any, vocabulary: Vocabulary, shard_bytes: int
-) -> tuple[Parity, Match]:
+) -> tuple[Parity, Match | None]:
     """Writes everything except the model card, and checks it.
 
     Raises:
@@ -185,6 +186,9 @@ def _write(
     found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
     if not found.holds:
         raise NotEqual(f"transformers computes different logits: {found}; nothing was written")
+
+    if vocabulary.is_registered:
+        return found, None
 
     from transformers import AutoTokenizer
 
@@ -260,6 +264,14 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
     taken = np.unique(np.linspace(0, len(parts) - 1, _TEXTS).astype(np.int64))
     # The border of a pair is no token.
     return [vocabulary.decode(parts[place][parts[place] != PAIR_BORDER]) for place in taken]
+
+
+def _compared(match: Match | None) -> str:
+    if match is None:
+        return "none, as the vocabulary is a class of --task_module: vocabulary.json has its pieces"
+    ties = f", {match.ties} others ids of the same score" if match.ties else ""
+    equal = match.texts - len(match.different)
+    return f"{equal} of {match.texts} texts have equal ids{ties}"
 
 
 def _named(flags: argparse.Namespace) -> Named:
@@ -369,9 +381,7 @@ def main(argv: list[str]) -> int:
         return _EXIT_NOT_EQUAL
     print(f"{flags.output}: step {step:,}")
     print(f"model      {parity}")
-    ties = f", {match.ties} others ids of the same score" if match.ties else ""
-    equal = match.texts - len(match.different)
-    print(f"tokenizer  {equal} of {match.texts} texts have equal ids{ties}")
+    print(f"tokenizer  {_compared(match)}")
     if flags.push_to:
         _push(flags.push_to, flags.model_dir, step, flags.output)
     return 0

@@ -20,6 +20,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tasks import registry
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import Parser, UserError
@@ -42,6 +43,7 @@ def add_run_flags(parser: Parser) -> None:
     add("--step", type=int, help="step of the checkpoint; the newest if left out")
     add("--vocabulary", help="folder or file of the vocabulary; the cache's if left out")
     add("--cache_dir", help="folder of caches by task, if they were moved after training")
+    add("--task_module", help="Python module that registers the vocabulary, if it is a class")
 
 
 def generator_of(flags: argparse.Namespace, decoding: Decoding) -> Generator:
@@ -49,6 +51,8 @@ def generator_of(flags: argparse.Namespace, decoding: Decoding) -> Generator:
     from trainer.decoding.generator import Generator
     from trainer.engine import processes
 
+    if flags.task_module:
+        registry.load(flags.task_module)
     made = Generator(
         flags.model_dir, decoding, flags.step, flags.cache_dir, vocabulary=flags.vocabulary
     )

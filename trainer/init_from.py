@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
+from tasks.vocabularies.rows import Rows
+from trainer import new_rows
 from trainer.config import Config, adopting, fields
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
@@ -33,7 +35,7 @@ from trainer.model.transformer import (
     init_params,
     parameter_facts,
 )
-from trainer.setup import Run, vocabulary_sha256
+from trainer.setup import Run
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
@@ -44,6 +46,7 @@ _COUNT = re.compile(r"(.*/)?count")
 # Far above elements of parameters and of their moments, far below those with a flipped exponent.
 _LARGEST = 1e30
 _NONE_STORED = "none is stored"
+_EMBEDDING = "token_embedder/embedding"
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,10 @@ class StartingPoint:
       parameters: parameters by name.
       optimizer_state: leaves of the optimizer's state by name; a leaf that is absent starts at 0.
       reset: why the optimizer's moments start at 0; None if they are taken over.
-      vocabulary_checked: True if the checkpoint records its vocabulary, which is then this run's.
+      vocabulary_checked: True if the vocabulary of the parameters is known.
       other_fields: fields of the model it was trained with, as "emb_dim 512", that make of it
         another function of the same parameters than this run's model.
+      rows: how the rows of another vocabulary became those of this run's; None if they stayed.
     """
 
     path: str
@@ -68,6 +72,7 @@ class StartingPoint:
     reset: str | None
     vocabulary_checked: bool
     other_fields: list[str]
+    rows: Rows | None = None
 
     def describe(self) -> str:
         """Returns where the run starts, and with what optimizer state."""
@@ -78,8 +83,13 @@ class StartingPoint:
                 f"; it was trained with {', '.join(self.other_fields)}: with this run's settings "
                 "its parameters compute something else"
             )
-        if not self.vocabulary_checked:
-            text += "; the checkpoint does not record its vocabulary: make sure it is this run's"
+        if self.rows:
+            text += f"; vocabulary: {self.rows}"
+        elif not self.vocabulary_checked:
+            text += (
+                "; the checkpoint does not record its vocabulary: make sure it is this run's, or "
+                "name it by --init_from_vocabulary.path"
+            )
         return text
 
     def state(self, program: Program) -> TrainState:
@@ -98,9 +108,14 @@ def start(run: Run) -> StartingPoint:
     config = run.config
     flag = f"--init_from={config.init_from}"
     found, checkpoint = _open(config)
-    stored = checkpoint.run.get("vocabulary_sha256") if checkpoint and checkpoint.run else None
-    if stored and stored != (vocabulary_sha256(run.data) or stored):
-        raise UserError(f"{flag} was trained with another vocabulary than this run's")
+    rows, known = _rows(run, checkpoint, found)
+    if rows:
+        shapes = {name: parts["value"].shape for name, parts in found.items()}
+        axes = new_rows.vocabulary_axes(config.model)
+        found = new_rows.changed(flag, found, axes, rows)
+        if checkpoint:
+            state = new_rows.changed_state(checkpoint.state, shapes, axes, rows)
+            checkpoint = replace(checkpoint, state=state)
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
     found = fitted(flag, found, config.model, run.data.vocab_size, scanned)
 
@@ -124,9 +139,21 @@ def start(run: Run) -> StartingPoint:
         parameters={name: parts["value"] for name, parts in parameters.items()},
         optimizer_state=kept,
         reset=reset,
-        vocabulary_checked=bool(stored),
+        vocabulary_checked=known,
         other_fields=_other_fields(checkpoint, config.model),
+        rows=rows,
     )
+
+
+def _rows(
+    run: Run, checkpoint: Checkpoint | None, found: dict[str, Parts]
+) -> tuple[Rows | None, bool]:
+    """Returns `new_rows.rows_for` the table of embeddings among the parameters."""
+    tables = [parts["value"] for name, parts in found.items() if name.endswith(_EMBEDDING)]
+    rows = {table.shape[:1] for table in tables}
+    if len(rows) != 1 or rows == {()}:
+        return None, True  # reported with the names and shapes
+    return new_rows.rows_for(run.config, run.data, checkpoint, *rows.pop())
 
 
 def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
@@ -177,7 +204,10 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     # Imported here because it needs packages that the trainer does not depend on otherwise.
     from trainer import huggingface
 
-    tree = huggingface.load(path.removeprefix(adopting.PREFIX), config.model)
+    folder = path.removeprefix(adopting.PREFIX)
+    # The number of rows is compared later: those of another vocabulary become this run's.
+    size = huggingface.model_config(folder).vocab_size
+    tree = huggingface.load(folder, replace(config.model, vocab_size=size))
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
 
 
@@ -211,7 +241,7 @@ def _check_shapes(
 ) -> None:
     """Rejects parameters of another shape or kind; `ids` is the size of the run's vocabulary."""
     # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
-    embeddings = [name for name in expected if name.endswith("token_embedder/embedding")]
+    embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
     for name in dict.fromkeys([*embeddings, *expected]):
         shape = expected[name]
         value = found[name]["value"]

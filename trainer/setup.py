@@ -8,13 +8,14 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import T5_IDS, SpecialIds
-from trainer.config import Config, fields, load_record
+from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
+from trainer.config import CONFIG_FILE, Config, fields, load_config, load_record
 from trainer.config.mesh import MeshConfig, check_dimensions
 from trainer.config.processes import ProcessesConfig
 from trainer.data import features, recorded
-from trainer.data.cached import CachedData, Data, mixtures_of, open_cache
+from trainer.data.cached import CachedData, Data, open_cache
 from trainer.data.features import Converter
+from trainer.data.mixing import mixtures_of
 
 SEQIO = "seqio:"
 
@@ -152,6 +153,7 @@ class _Vocabulary(NamedTuple):
       sha256: of the vocabulary's file; None if unknown.
       extra_ids: ids on top of the file's pieces.
       special: special ids.
+      ids: the ids with their pieces; None if these are not known.
     """
 
     origin: str
@@ -160,6 +162,7 @@ class _Vocabulary(NamedTuple):
     sha256: str | None
     extra_ids: int
     special: SpecialIds = T5_IDS
+    ids: TokenIds | None = None
 
 
 def _check_flags(config: Config) -> None:
@@ -187,6 +190,7 @@ def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
         record.sha256,
         record.extra_ids,
         record.special_ids,
+        tasks[0].ids if tasks[0].ids.model else None,
     )
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     config, converter = _fit(config, origins, vocabulary, lengths)
@@ -198,8 +202,8 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
     from trainer.data.seqio_data import SeqioData
 
     unused = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
-    more = ("data.pack_examples", "data.example_", "evaluation.supervised")
-    _reject_unused(config, (*unused, *more))
+    packing = ("data.pack_examples", "data.segment_documents", "data.example_", "data.take")
+    _reject_unused(config, (*unused, *packing, "evaluation.supervised"))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":
@@ -220,6 +224,7 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
         data.vocab_size,
         data.vocabulary_sha256,
         data.extra_ids,
+        data.special,
     )
     config, converter = _fit(config, origins, vocabulary, data.lengths)
     # Opened again because the data depend on the batch size, which may have been implied just now.
@@ -232,6 +237,12 @@ def _fit(
     """Fits model and batch to the data; returns the completed configuration and the converter."""
     config = _imply_vocab_size(config, origins, vocabulary)
     _check_vocabulary(config, vocabulary)
+    if config.model.family == "evolved_transformer" and not vocabulary.special.zero_pads:
+        raise UserError(
+            f"id 0 is a piece of {vocabulary.place}, and the convolutions of family "
+            "evolved_transformer leave out id 0 as the beginning of a text: choose another "
+            "--preset, or a vocabulary whose padding is id 0"
+        )
     converter = features.converter(config.model, lengths, vocabulary.special)
     _check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
@@ -253,6 +264,17 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
 
 def _check_packing(config: Config) -> None:
     """Rejects rows of several examples where they cannot be, and lengths without an effect."""
+    if config.data.segment_documents:
+        if config.data.pack_examples:
+            raise UserError(
+                "--data.pack_examples makes each example a segment: leave out "
+                "--data.segment_documents"
+            )
+        if config.model.memory_tokens:
+            raise UserError(
+                f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: "
+                "leave out --data.segment_documents"
+            )
     if not config.data.pack_examples:
         for name in ("example_inputs", "example_targets"):
             if getattr(config.data, name) is not None:
@@ -326,8 +348,13 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
 
 
 def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
-    """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set."""
-    if origins.get("model.vocab_size", "preset").startswith("preset"):
+    """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set.
+
+    A model of --init_from keeps its own unless its vocabulary is another one.
+    """
+    origin = origins.get("model.vocab_size", "preset")
+    of_source = origin in (config.init_from, f"the run {config.init_from}")
+    if origin.startswith("preset") or (of_source and _has_other_rows(config, vocabulary)):
         rounded = -(-vocabulary.size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
         config = fields.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = vocabulary.origin
@@ -337,6 +364,16 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
             f"which has {vocabulary.size} ids"
         )
     return config
+
+
+def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
+    """Returns whether the vocabulary is another one than that of --init_from."""
+    path = files.join(config.model_dir, CONFIG_FILE)
+    if files.exists(path):  # the run has begun, and needs what it began with no more
+        return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
+    from trainer import new_rows
+
+    return new_rows.has_other_rows(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:

@@ -64,7 +64,7 @@ def test_training_batches_are_those_recorded(maker, shuffle):
     count = len(made.windows)
     assert count == RECORDED["windows"]
     assert made.windows.window_tokens == RECORDED["window_tokens"]
-    largest = max(shard.bytes for shard in made.windows._files)
+    largest = max(shard.bytes for shard in made.windows._rows.files)
     order = {
         "global": GlobalOrder(count, SEED, 1),
         "block": BlockOrder(made.windows.blocks(largest), SEED, 1),

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -192,14 +193,23 @@ def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path):
     assert f"{during[-1]['metrics']['loss']:.4f}" in result.stdout
 
 
-def test_the_report_draws_the_curve(finished):
-    result = run(command("trainer.report", f"--model_dir={finished}"))
+def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
+    picture = tmp_path / "losses.png"
+    flags = [f"--picture={picture}", "--rows=2", "--samples=2"]
+    result = run(command("trainer.report", finished, *flags))
     assert result.returncode == 0, result.stderr
-    picture = (finished / "loss_curve.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) > 10_000
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "validation loss" in result.stdout
     assert "blocked training for" in result.stdout
+    page = (finished / "report.html").read_text()
+    for heading in ("Highest loss, 2", "Lowest loss, 1", "The model", "The text"):
+        assert heading in page
+    # The documents behind the rows, by the corpus's ids.
+    assert re.search(r"<td>\d+\.\d{4}</td><td>python_docs_span_corruption</td>", page)
+    assert "train.txt" in page or "validation.txt" in page
+    losses = [float(value) for value in re.findall(r"<dt>loss</dt><dd>([\d.]+)</dd>", page)]
+    assert len(losses) == 4
+    assert losses[0] >= losses[1] > losses[3] >= losses[2]
 
 
 def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):

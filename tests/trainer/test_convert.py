@@ -20,7 +20,7 @@ from trainer import convert, fill, generate, huggingface, init_from
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.config.presets import model_preset
-from trainer.conversion import verify
+from trainer.conversion import sources, verify
 from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.pretrain import build_config
@@ -358,3 +358,12 @@ include 't5x/examples/t5/t5_1_1/tiny.gin'
     record = json.loads((tmp_path / "b" / "checkpoint_1000" / "conversion.json").read_text())
     assert record["name"] == "config.gin"
     assert record["model"]["vocab_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("checkpoint_1000", 1000), ("checkpoint-500", 500), ("step-20", 20), ("ro_7", 7), ("12", 12),
+     ("mt5", None), ("gpt2", None), ("bert-2", None), ("mt5_ro", None)],
+)  # fmt: skip
+def test_digits_of_a_models_name_are_no_step(name, step):
+    assert sources._step_in(f"folder_3/{name}") == step

@@ -5,6 +5,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import description, evaluate
+from trainer.reporting.evaluations import evaluation_table
 
 ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
 
@@ -29,8 +30,8 @@ def test_a_new_evaluation_replaces_that_of_the_same_step_and_split():
 
 
 def test_another_split_is_named_in_the_table():
-    assert "split" not in evaluate._table({5: {"validation": ROW}})
-    header, row = evaluate._table({5: {"train": ROW}}).splitlines()
+    assert "split" not in evaluation_table({5: {"validation": ROW}})
+    header, row = evaluation_table({5: {"train": ROW}}).splitlines()
     assert header.split()[:2] == ["step", "split"]
     assert row.split()[:2] == ["5", "train"]
 

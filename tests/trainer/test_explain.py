@@ -12,10 +12,11 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from trainer import explain
+from trainer import description, explain
 from trainer.config import save_config
 from trainer.pretrain import build_config
 from trainer.setup import prepare
+from trainer.sightings import Sightings
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"
@@ -225,3 +226,68 @@ def test_a_run_that_trains_longer_keeps_the_batches_of_its_earlier_steps(text_ca
     path.write_text(json.dumps(value))
     assert explain.Explanation(str(tmp_path / "model"), 400).line(2) == before
     assert len(explain.Explanation(str(tmp_path / "model"), 900)) == 6
+
+
+def seen_by_explaining(model_dir, steps, document):
+    """Returns (step, row) of every row that shows the document, by explaining every batch."""
+    return [
+        (step, row)
+        for step in range(1, steps + 1)
+        for explanation in [explain.Explanation(str(model_dir), step)]
+        for row in range(len(explanation))
+        if any(part.id == document for part in explanation.row(row).parts)
+    ]
+
+
+@pytest.mark.parametrize("flags", [[], ["--data.order=1"]], ids=["order 2", "order 1"])
+def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, flags):
+    cache_dir = tmp_path / "cache"
+    shutil.copytree(long_cache / "cache", cache_dir)
+    run = start(tmp_path / "model", cache_dir, *flags)
+    steps = 12
+    line = json.dumps({"step": steps, "split": "train", "metrics": {}})
+    (tmp_path / "model" / "metrics.jsonl").write_text(line + "\n")
+    (tmp_path / "model" / "checkpoint_5" / "run").mkdir(parents=True)
+    description_of_run = {"config": {}, "cache_fingerprints": run.data.fingerprints}
+    path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
+    path.write_text(json.dumps(description.sealed(description_of_run)))
+    first = explain.Explanation(str(tmp_path / "model"), 3).row(2).parts
+    documents = [first[0].id, first[-1].id]
+    long = "train.txt:" + str(
+        len("\n".join((long_cache / "train.txt").read_text().split("\n")[:900]).encode()) + 1
+    )
+    documents += [long, "no such document"]
+    wanted = {name: seen_by_explaining(tmp_path / "model", steps, name) for name in documents}
+    assert len(wanted[first[0].id]) >= 1
+    assert not wanted["no such document"]
+
+    def found():
+        rows = list(Sightings(str(tmp_path / "model")).of(documents))
+        return {
+            name: [(each.step, each.row) for each in rows if each.document == name]
+            for name in documents
+        }
+
+    assert found() == wanted
+    (tmp_path / "ids.txt").write_text(first[0].id)
+    packing = run.data.tasks[0].manifest.plan.packing
+    again = [
+        *("pipeline.build", f"--task={TASK}", f"--packing={packing}", "--row_tokens=70"),
+        *(f"--corpus=text:{long_cache}/*.txt?validation=0.1", "--separator=eos"),
+        *(f"--vocabulary={run.config.cache_dir}/{TASK}", f"--cache_dir={cache_dir}"),
+    ]
+    made = command(*again, f"--exclude={tmp_path}/ids.txt")
+    assert made.returncode == 0, made.stderr
+    assert found() == wanted
+    shown = command("trainer.explain", f"--model_dir={tmp_path}/model", f"--document={long}")
+    assert shown.returncode == 0, shown.stderr
+    count = len({step for step, _ in wanted[long]})
+    last = f"model saw {long} in {count} of its {steps} steps\n"
+    assert shown.stdout.endswith(last if count else f"did not see {long} in any of its 12 steps\n")
+
+
+def test_step_or_document_is_needed(tmp_path):
+    for flags in ([], ["--step=1", "--document=a"], ["--document=a", "--row=1"]):
+        made = command("trainer.explain", f"--model_dir={tmp_path}", *flags)
+        assert made.returncode == 2
+        assert "give --step, or --document" in made.stderr or "are for --step" in made.stderr

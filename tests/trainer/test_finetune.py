@@ -162,7 +162,7 @@ def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_pa
 
 @pytest.mark.slow
 def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, pairs, tmp_path):
-    """What a user's metric returns is known once it was computed."""
+    """A user's metric names its values once it was computed."""
     (tmp_path / "own_metrics.py").write_text(
         "from tasks.metrics.metric import Metric\n"
         "METRICS = (Metric('shorter', lambda targets, predictions: {'share': 1.0}),)\n"

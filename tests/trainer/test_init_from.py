@@ -418,6 +418,7 @@ def test_a_hugging_face_model_is_loaded(monkeypatch, tmp_path):
 
     monkeypatch.setattr("trainer.huggingface.load", load)
     run = run_of("hf:some/folder", "--model.scan_layers=true")
+    monkeypatch.setattr("trainer.huggingface.model_config", lambda path: run.config.model)
     start = init_from.start(run)
     assert asked == [("some/folder", V)]
     assert (start.step, start.reset) == (0, "none is stored")

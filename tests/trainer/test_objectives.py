@@ -210,3 +210,19 @@ def test_pieces_are_read_without_sentencepiece(text_cache, tmp_path):
     assert ids.word_starts[3:600].tolist() == [
         piece.startswith("\u2581") for piece in expected[3:600]
     ]
+
+
+def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache, tmp_path):
+    names = "python_docs_span_corruption=1,python_docs_decoder_prefix_lm=1"
+
+    def prepared(task, *flags):
+        config, origins = build_config("lm_tiny", [])
+        given = [f"--task={task}", f"--cache_dir={text_cache.parent}", f"--model_dir={tmp_path}"]
+        lengths = ["--lengths.inputs=64", "--lengths.targets=64", "--batch_size=4"]
+        return prepare(override(config, origins, [*given, *lengths, *flags]), origins)
+
+    says = "python_docs_decoder_prefix_lm has no inputs, and python_docs_span_corruption has"
+    with pytest.raises(UserError, match=says):
+        prepared(names)
+    with pytest.raises(UserError, match=r"--lengths.inputs=64 has no effect"):
+        prepared("python_docs_decoder_prefix_lm")

@@ -1,5 +1,6 @@
 """A run's configuration: typed fields, presets, and the files that keep it. No JAX."""
 
+from trainer.config.data import DataConfig, LengthsConfig, MixingConfig, VocabularyConfig
 from trainer.config.evaluation import (
     BEST_METRICS,
     CheckpointConfig,
@@ -15,12 +16,8 @@ from trainer.config.run import (
     CONFIG_FILE,
     NORMALIZERS,
     Config,
-    DataConfig,
-    LengthsConfig,
     LossConfig,
     MetricsConfig,
-    MixingConfig,
-    VocabularyConfig,
     load_config,
     load_record,
     save_config,

@@ -25,6 +25,13 @@ from tasks.terminal.fields import (
     require,
 )
 from trainer.config import fields
+from trainer.config.data import (
+    DataConfig,
+    LengthsConfig,
+    MixingConfig,
+    OldVocabularyConfig,
+    VocabularyConfig,
+)
 from trainer.config.evaluation import (
     CheckpointConfig,
     EvaluationConfig,
@@ -40,9 +47,6 @@ from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
 
-_SHUFFLES = ("global", "block", "none")
-# Versions of the order of data, by `DataConfig.order`; new runs have the last.
-_ORDERS = (1, 2)
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
 
@@ -102,134 +106,6 @@ class LossConfig:
             self.normalizing_constant,
             f"unset unless normalizer is 'sum', and it is {self.normalizer!r}",
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class LengthsConfig:
-    """Lengths of an example's features, in tokens, EOS included."""
-
-    inputs: int | None = field(
-        None, "tokens of the inputs, EOS included; None: the task's own length", rule=at_least(0)
-    )
-    targets: int | None = field(
-        None, "tokens of the targets, EOS included; None: the task's own length", rule=at_least(0)
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class MixingConfig:
-    """Settings of the mixture of tasks; `tasks.mixture` explains rates.
-
-    No task repeats a window because its rate changes.
-    """
-
-    maximum: int | None = field(
-        None,
-        "most examples that count for a task's rate, 1 or more; None: the mixture's own",
-        rule=at_least(1),
-    )
-    temperature: float | None = field(
-        None,
-        "power of 1 / temperature to which rates are raised, above 0; None: the mixture's own",
-        rule=above(0),
-    )
-    schedule: str = field(
-        "",
-        "other rates or further tasks from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; on "
-        "resume, only entries that lie ahead may differ",
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Settings of reading the cache.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
-
-    shuffle: str = field(
-        "global",
-        "order of an epoch's windows; global = all are permuted, block = blocks of whole shards "
-        "are permuted, and the windows within each, for a remote cache larger than the disk, none "
-        "= the cache's order",
-        choices=_SHUFFLES,
-    )
-    order: int = field(
-        _ORDERS[-1],
-        "version of the order of data, which a resumed run keeps; 2 = windows run over the borders "
-        "of shards, 1 = windows begin anew in each shard, whose last tokens are not read, as in "
-        "runs begun before version 2",
-        choices=_ORDERS,
-        unstored=1,
-    )
-    block_bytes: int = field(
-        16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
-    )
-    local_bytes: int = field(
-        50 << 30,
-        "most bytes of a remote cache's shards kept on the local disk at a time; 1 or more",
-        rule=at_least(1),
-    )
-    local_dir: str | None = field(
-        None,
-        "folder for local copies of a remote cache's shards, kept for the next start; None: a "
-        "temporary folder",
-    )
-    # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
-    threads: int = field(
-        1, "threads that make batches; 1 is fastest for small batches", rule=at_least(1)
-    )
-    prefetch: int = field(4, "most batches made ahead; 1 or more", rule=at_least(1))
-    use_cached: bool | None = field(
-        None,
-        "read a seqio task from its seqio cache; true = and warn if it has none, false = never; "
-        "None: if it has one",
-    )
-    pack: bool = field(
-        True, "pack several examples of a seqio task into one row; false = one example per row"
-    )
-    pack_examples: bool = field(
-        False, "pack several examples of a cache's task into each training row of --lengths"
-    )
-    example_inputs: int | None = field(
-        None, "inputs of an example of a packed row; None: the task's, of pairs the row's",
-        rule=at_least(1),
-    )  # fmt: skip
-    example_targets: int | None = field(
-        None, "targets of an example of a packed row; None: the task's, of pairs the row's",
-        rule=at_least(1),
-    )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularyConfig:
-    """The vocabulary that tasks and caches must have.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
-
-    model_file: str | None = field(
-        None, "SentencePiece model that the cache must have been built with; None: any"
-    )
-    extra_ids: int | None = field(
-        None,
-        "number of sentinels that the vocabulary must have beyond its pieces; None: any",
-        rule=at_least(0),
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,6 +240,9 @@ class Config:
     vocabulary: VocabularyConfig = field(
         VocabularyConfig, "The vocabulary that tasks and caches must have"
     )
+    init_from_vocabulary: OldVocabularyConfig = field(
+        OldVocabularyConfig, "The vocabulary that the parameters of init_from were trained with"
+    )
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
@@ -391,6 +270,14 @@ class Config:
             self.init_from_state,
             "true without --init_from",
         )
+        for name in ("path", "id_map"):
+            value = getattr(self.init_from_vocabulary, name)
+            require(
+                value is None or self.init_from is not None,
+                f"Config.init_from_vocabulary.{name}",
+                value,
+                "left out without --init_from",
+            )
         check_pattern("Config.trainable", self.trainable)
         watched = self.checkpoint, self.stopping, self.plateau
         check_watched(*watched, self.evaluation, self.task, self.task_module)

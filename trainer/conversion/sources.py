@@ -149,7 +149,9 @@ def _is_of_transformers(path: str) -> bool:
 
 def _step_in(path: str) -> int | None:
     """Returns the number at the end of a name, as in checkpoint_1000 and step-1000."""
-    found = re.fullmatch(r".*?(?<!\d)(\d+)", path.rstrip("/").rpartition("/")[2])
+    # Other digits at the end belong to a model's name, as in mt5 and bert-2.
+    pattern = r"(?:.*(?:checkpoint|ckpt|step)[-_]?|.*_)?(\d+)"
+    found = re.fullmatch(pattern, path.rstrip("/").rpartition("/")[2])
     return int(found[1]) if found else None
 
 

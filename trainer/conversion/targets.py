@@ -53,6 +53,7 @@ class Settings:
       vocabulary: is written along; None for none.
       task: the task of a run of this trainer, "" for none.
       cache_dir: the folder of its caches.
+      roles: the pieces that begin, end and mask texts; None: those of the model's architecture.
     """
 
     format: str
@@ -63,6 +64,7 @@ class Settings:
     vocabulary: Vocabulary | None = None
     task: str = ""
     cache_dir: str = ""
+    roles: tokenizer.Roles | None = None
 
 
 def refuse(opened: Opened, settings: Settings) -> None:
@@ -91,7 +93,8 @@ def refuse(opened: Opened, settings: Settings) -> None:
             f"{source} was trained with another vocabulary than {vocabulary.name}: name the one in "
             "the folder of its cache"
         )
-    if vocabulary and model.architecture == "encoder" and settings.format == HUGGING_FACE:
+    of_encoder = model.architecture == "encoder" and settings.format == HUGGING_FACE
+    if vocabulary and of_encoder and not settings.roles:
         raise UserError(
             "--vocabulary: which piece masks words is known to the run of an encoder-only model "
             "alone; convert it with trainer.export"
@@ -142,7 +145,8 @@ def to_transformers(
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)
     if settings.vocabulary:
-        tokenizer.write(folder, settings.vocabulary, _roles(model, settings.vocabulary))
+        roles = settings.roles or _roles(model, settings.vocabulary)
+        tokenizer.write(folder, settings.vocabulary, roles)
     return written
 
 
@@ -245,6 +249,10 @@ def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
     files.make_folder(folder)
     if vocabulary:
         files.write_bytes(os.path.join(folder, vocabulary.record.file_name), vocabulary.model)
+        # The file of tokenizers does not say which pieces have a role.
+        if not (vocabulary.is_sentencepiece or vocabulary.is_registered):
+            roles = {f"{role}_token": name for role, name in vocabulary.special_pieces().items()}
+            files.write_json(os.path.join(folder, tokenizer.TOKENIZER_CONFIG), roles)
     if files.exists(os.path.join(folder, CONFIG_FILE)):
         before, origins = load_config(folder)
         if origins != _ORIGINS or (before.model, before.task) != (config.model, config.task):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 
@@ -121,6 +122,35 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
             f"by {rounding:.1e}; nothing was written"
         )
     return f"{found}; float32 and float64 differ by {rounding:.1e} in transformers itself"
+
+
+def kept_logits(
+    before: tuple[ModelConfig, dict[str, np.ndarray]],
+    after: tuple[ModelConfig, dict[str, np.ndarray]],
+    old_of_new: np.ndarray,
+) -> float:
+    """Returns the largest difference between the logits of ids that two models have in common.
+
+    Args:
+      before: a model and its parameters by name, each layer apart.
+      after: the same with another vocabulary.
+      old_of_new: ids of `before`, in the order of the ids of `after`, int [kept].
+
+    Raises:
+      NotEqual: it is more than the rounding of float32.
+    """
+    model, arrays = after
+    batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
+    # Rows without padding, as 0 may be a piece.
+    tokens = {name: np.maximum(ids, 1) for name, ids in batch.items() if name.endswith("tokens")}
+    batch |= tokens
+    old = batch | {name: old_of_new[ids] for name, ids in tokens.items()}
+    theirs = parity.our_logits(before[0], tree_of(before[1]))(old)[0][..., old_of_new]
+    mine = parity.our_logits(model, tree_of(arrays))(batch)[0][..., : len(old_of_new)]
+    difference = float(np.abs(mine - theirs).max())
+    if not difference <= parity.TOLERANCE * max(1.0, float(np.abs(theirs).max())):
+        raise NotEqual(f"logits of the kept pieces differ by {difference:.1e}; nothing was written")
+    return difference
 
 
 def _batch(model: ModelConfig) -> Batch:

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.cache.windows import Windows
-from tasks.objectives import Lengths, Objective, noise
+from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.objectives.kinds import Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
+from trainer.data import segments
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
-from trainer.data.layout import Layout, Members, OneByOne
+from trainer.data.layout import Layout, Members, OneByOne, PairRows
 from trainer.data.order import BlockOrder, Order
 
 
@@ -36,6 +37,7 @@ class BatchMaker:
       converter: makes features of examples.
       ids: the vocabulary.
       lengths: lengths of an example, where rows hold several; None where they are the converter's.
+      by_document: whether documents of a window are segments (`trainer.data.segments`).
     """
 
     windows: Windows
@@ -43,10 +45,26 @@ class BatchMaker:
     converter: Converter
     ids: TokenIds
     lengths: Lengths | None = None
+    by_document: bool = False
 
     def make(self, indices_W: np.ndarray, keys_W: np.ndarray) -> Batch:
         """Returns the features of windows, one window per row."""
+        if self.by_document:
+            return self._segmented(*self.windows.read_documents(indices_W), keys_W)
         return self._features(*self.windows.read(indices_W), keys_W)
+
+    def _segmented(
+        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, documents_WN: np.ndarray, keys_W
+    ) -> Batch:
+        """Returns the features of windows of documents, each a segment."""
+
+        def examples(windows_WN: np.ndarray) -> Examples:
+            lengths = self.converter.lengths
+            return self.objective.examples(windows_WN, lengths_W, keys_W, lengths, self.ids)
+
+        made = examples(tokens_WN)
+        found = segments.documents_of(examples, made, documents_WN, lengths_W, self.ids)
+        return segments.segmented(self.converter(made), found, self.converter)
 
     def make_packed(self, members: Members, keys_E: np.ndarray, rows: int) -> Batch:
         """Returns the features of rows of several examples, given the keys of all examples."""
@@ -71,7 +89,10 @@ class BatchMaker:
             sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
             made = self.objective.examples(tokens_WN, sizes, keys, self.lengths, self.ids)
             return self.converter.packed(made, np.zeros(1, np.int64), 1)
-        return self._features(tokens_WN, np.array([tokens_WN.size]), np.zeros(1, np.uint64))
+        sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
+        if self.by_document:
+            return self._segmented(tokens_WN, sizes, np.zeros_like(tokens_WN), keys)
+        return self._features(tokens_WN, sizes, keys)
 
     def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:
         return self.converter(
@@ -122,7 +143,8 @@ class Source:
     def read_ahead(self, epoch: int, rank: int) -> None:
         """Prefetches the shards of a remote cache before their block is read."""
         if isinstance(self.order, BlockOrder):
-            coming = self.order.following(epoch, rank)
+            ahead = self.packed if isinstance(self.packed, PairRows) else self.order
+            coming = ahead.following(epoch, rank)
             if coming not in self._asked_for:
                 self._asked_for[:] = [coming]
                 self.maker.windows.prefetch(coming)

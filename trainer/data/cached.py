@@ -5,22 +5,23 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from tasks import mixture, registry, vocabulary
+from tasks import registry, vocabulary
+from tasks.cache import taking
 from tasks.cache.cache import Cache, cache_names, find_cache
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
+from tasks.cache.taking import Take
 from tasks.cache.windows import Windows
-from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
 from tasks.storage import files
 from tasks.supervised import table
 from tasks.task import TaskSpec
-from tasks.terminal.command_line import UserError
+from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
 from trainer.config.evaluation import TASK_METRICS
-from trainer.data import features, recorded, startup
+from trainer.data import features, mixing, recorded, segments, startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
@@ -167,24 +168,22 @@ def _task(config: Config, name: str) -> TaskSpec:
         ) from error
 
 
-def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
-    """Returns (updates made before, mixture) of the run's first mixture and its schedule."""
-    known = registry.mixtures(config.task_module)
-    first = known.get(config.task) or mixture.parse(config.task)
+def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
+    """Returns the amount that `data.take` takes of each task, "" for all.
+
+    Raises:
+      UserError: it is no amount, or is of a task that the run does not have.
+    """
+    if config.data.take is None:
+        return {}
     try:
-        entries = [(0, first), *mixture.parse_schedule(config.mixing.schedule)]
-    except UserError as error:
-        raise UserError(f"--mixing.schedule: {error}") from error
-    changed = {
-        name: value
-        for name in ("maximum", "temperature")
-        if (value := getattr(config.mixing, name)) is not None
-    }
-    if len(first.tasks) == 1 and changed:
-        raise UserError(f"--mixing.{next(iter(changed))} has no effect: {config.task} is one task")
-    return [
-        (step, mixture.checked(**{**dataclasses.asdict(each), **changed})) for step, each in entries
-    ]
+        amounts = taking.parse(config.data.take)
+    except ValueError as error:
+        raise UserError(f"--data.take={config.data.take}: {error}") from error
+    for name in amounts:
+        if name and name not in tasks:
+            raise UserError(f"--data.take: the run has no task {name}{nearest(name, tasks)}")
+    return amounts
 
 
 class CachedData:
@@ -205,9 +204,11 @@ class CachedData:
                     "the same --vocabulary"
                 )
         self._packs = config.data.pack_examples
+        self._taken = _amounts(config, [each.task.name for each in tasks])
         for each in tasks:
             check_kind(each.cache, each.manifest, each.task.objective)
             lengths = self.example_lengths(each.task)
+            self._check_inputs(each.task, lengths)
             try:
                 each.task.objective.window_tokens(lengths)
             except UserError as error:
@@ -220,8 +221,38 @@ class CachedData:
                 raise UserError(
                     f"--{flags[0]}={lengths.inputs} --{flags[1]}={lengths.targets}: {error}"
                 ) from error
+            if config.data.segment_documents:
+                converter = features.converter(config.model, lengths, each.ids.special)
+                segments.check(each.task.objective, lengths, converter)
+                if each.manifest.plan.adopted:
+                    raise UserError(
+                        f"{each.cache} was adopted, and does not say where documents begin: leave "
+                        "out --data.segment_documents"
+                    )
             where = f"the vocabulary of {each.cache}"
             each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
+
+    def _check_inputs(self, task: TaskSpec, lengths: Lengths) -> None:
+        """Rejects a task without inputs in a decoder-only run whose rows have some.
+
+        Raises:
+          UserError: the message names the tasks whose examples have inputs.
+        """
+        of_decoder = self._config.model.architecture == "decoder"
+        if not (of_decoder and lengths.inputs) or "inputs" in task.objective.features:
+            return
+        others = [each.task for each in self.tasks if "inputs" in each.task.objective.features]
+        if others:
+            names = ", ".join(each.name for each in others)
+            raise UserError(
+                f"{task.name} has no inputs, and {names} has: in a decoder-only model the rows of "
+                f"a run have inputs in all of its tasks or in none: replace {task.name} by one "
+                "with inputs, such as NAME_prefix_lm, or leave one of the two out"
+            )
+        raise UserError(
+            f"--lengths.inputs={lengths.inputs} has no effect on {task.name}, whose examples have "
+            "no inputs: leave it out"
+        )
 
     def example_lengths(self, task: TaskSpec) -> Lengths:
         """Returns the lengths of an example of a task, which are a row's unless rows are packed."""
@@ -251,6 +282,7 @@ class CachedData:
                 each.ids,
                 each.manifest.plan.separator,
                 self.lengths if self._packs else None,
+                self._config.data.segment_documents,
             )
             for each in self.tasks
         }
@@ -289,7 +321,8 @@ class CachedData:
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
         converter = features.converter(self._config.model, lengths, each.ids.special)
-        return BatchMaker(windows, objective, converter, each.ids)
+        by_document = reading.segment_documents
+        return BatchMaker(windows, objective, converter, each.ids, by_document=by_document)
 
     @functools.cached_property
     def sources(self) -> list[Source]:
@@ -297,6 +330,8 @@ class CachedData:
         sources = []
         for each in self.tasks:
             maker = self.maker(each, "train", keep_tails=False, packed=self._packs)
+            if wanted := taking.of_task(self._taken, each.task.name):
+                taking.take(maker.windows, each.cache, each.manifest, "train", wanted)
             name, seed = each.task.name, self._config.seed
             order = self._order(maker.windows, noise.task_seed(seed, name))
             layout = self._layout(each.task, maker, order) if self._packs else None
@@ -312,15 +347,14 @@ class CachedData:
             kinds = objective.kinds(maker.example_lengths)
             return Decks(len(windows), order, deck(kinds, self.lengths, together), seed)
         reading = self._config.data
-        if reading.shuffle == "block":
-            raise UserError(
-                "--data.shuffle=block cannot order packed rows of pairs: leave it out, or leave "
-                "out --data.pack_examples"
-            )
         sides, lengths = objective.sides(maker.example_lengths), maker.example_lengths
         ends = (lengths.inputs - sides[0], lengths.targets - sides[1])
-        plan = PackedPairs(windows, ends, self.lengths, together)
-        if reading.shuffle == "global":
+        in_blocks = reading.shuffle == "block"
+        blocks = windows.blocks(reading.block_bytes) if in_blocks else None
+        plan = PackedPairs(windows, ends, self.lengths, together, blocks)
+        if in_blocks:
+            order = BlockOrder(plan.blocks_B1, seed, reading.order)
+        elif reading.shuffle == "global":
             order = GlobalOrder(plan.rows, seed, reading.order)
         return PairRows(plan, order)
 
@@ -341,13 +375,8 @@ class CachedData:
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
         """(updates made before, share of each task) for the first mixture and each change."""
-        examples = {source.task: len(source.maker.windows) for source in self.sources}
-        changes = []
-        for step, spec in mixtures_of(self._config):
-            weights = spec.weights(examples)
-            total = sum(weights.values())
-            changes.append((step, [weights.get(name, 0.0) / total for name in examples]))
-        return changes
+        manifests = {each.task.name: each.manifest for each in self.tasks}
+        return mixing.rates(self._config, self.sources, manifests)
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
         """Returns the training batches, or a host's rows of them."""
@@ -421,18 +450,19 @@ class CachedData:
         batch_size, steps = self._config.batch_size, self._config.train_steps
         (_, shares), *changes = self.rates
         lines = []
-        for each, source, share in zip(self.tasks, self.sources, shares, strict=True):
+        for each, source in zip(self.tasks, self.sources, strict=True):
             lines += [
                 startup.task_line(source, self.example_lengths(each.task)),
                 startup.sentinels_line(source, self.example_lengths(each.task)),
                 *startup.rows_lines(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
+                *startup.take_lines(source, self._taken),
                 *startup.unread_lines(source, each.manifest, self._config.data.order),
                 *startup.cut_lines(source, each.manifest),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]
-            if len(self.tasks) > 1:
-                lines.append(startup.rate_line(source, batch_size, share, steps))
+        if len(self.tasks) > 1:
+            lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
         names = [source.task for source in self.sources]
         specs = [each.task for each in self.tasks]
         batch = self.batches(host, hosts)[first_step]

@@ -4,6 +4,7 @@ Dimensions: W requested rows, E examples of these rows.
 """
 
 import dataclasses
+import itertools
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from tasks.objectives import Lengths, noise
 from tasks.objectives.kinds import Slots
 from tasks.objectives.packing import Deck
 from tasks.terminal.command_line import UserError
-from trainer.data.order import Order
+from trainer.data.order import BlockOrder, Order
 
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
 # Pairs that are packed together, the largest first. Of pairs of exponential lengths (60 and 15 on
@@ -126,12 +127,21 @@ class PackedPairs:
       ends: tokens that each side has besides those of the cache, its EOS.
       rows: lengths of a row.
       together: whether both sides share one sequence, as in a decoder.
+      blocks: int64 [B + 1], the first pair of each block of pairs that are read together, as
+        `tasks.cache.windows.Windows.blocks` returns them; no row has pairs of two blocks.
 
     Raises:
       UserError: a pair does not fit into a row.
     """
 
-    def __init__(self, windows: PairWindows, ends: tuple[int, int], rows: Lengths, together: bool):
+    def __init__(
+        self,
+        windows: PairWindows,
+        ends: tuple[int, int],
+        rows: Lengths,
+        together: bool,
+        blocks: np.ndarray | None = None,
+    ):
         from trainer.data.best_fit import best_fit
 
         count = len(windows)
@@ -152,12 +162,17 @@ class PackedPairs:
                 f"{limits[0]:,} and {limits[1]:,}: make --lengths longer"
             )
         larger_P = np.maximum(inputs_P * max(limits[1], 1), targets_P * limits[0])
-        row_P, opened = np.empty(count, np.int64), 0
-        for begin in range(0, count, _GROUP):
-            group = begin + np.argsort(-larger_P[begin : begin + _GROUP], kind="stable")
-            found = best_fit(inputs_P[group], targets_P[group], *limits)
-            row_P[group] = opened + found
-            opened += int(found.max()) + 1
+        row_P, opened = np.empty(count, np.int64), [0]
+        for first, last in itertools.pairwise([0, count] if blocks is None else blocks.tolist()):
+            rows_before = opened[-1]
+            for begin in range(first, last, _GROUP):
+                end = min(begin + _GROUP, last)
+                group = begin + np.argsort(-larger_P[begin:end], kind="stable")
+                found = best_fit(inputs_P[group], targets_P[group], *limits)
+                row_P[group] = rows_before + found
+                rows_before += int(found.max()) + 1
+            opened.append(rows_before)
+        self.blocks_B1 = np.array(opened)  # the first row of each block, then their number
         self.pairs_P = np.argsort(row_P, kind="stable")
         self.firsts_R1 = np.searchsorted(row_P[self.pairs_P], np.arange(row_P.max(initial=-1) + 2))
         self.filled = tuple(
@@ -182,6 +197,16 @@ class PairRows:
     @property
     def rows_per_epoch(self) -> float:
         return float(self.plan.rows)
+
+    def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
+        """Returns pairs [first, last) of the block of the row at a rank and of the next block, as
+        `BlockOrder.following` does of windows."""
+        assert isinstance(self.order, BlockOrder)
+        firsts_R1 = self.plan.firsts_R1
+        return [
+            (int(firsts_R1[first]), int(firsts_R1[last]))
+            for first, last in self.order.following(epoch, rank)
+        ]
 
     def members(self, ranks_W: np.ndarray) -> Members:
         epochs_W, ranks_W = np.divmod(ranks_W, self.plan.rows)

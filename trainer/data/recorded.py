@@ -27,6 +27,7 @@ def task_record(
     ids: TokenIds,
     separator: str,
     rows: Lengths | None = None,
+    by_document: bool = False,
 ) -> dict[str, Any]:
     """Returns what determines the examples of a task, as JSON values.
 
@@ -36,10 +37,13 @@ def task_record(
       ids: the vocabulary.
       separator: what ends a document in the cache.
       rows: lengths of rows of several examples; None for rows of one.
+      by_document: whether the documents of a row are segments.
     """
+    segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
     packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
     return {
         **packed,
+        **segments,
         "objective": plain(task.objective),
         "lengths": dataclasses.asdict(lengths),
         "window_tokens": task.objective.window_tokens(lengths),

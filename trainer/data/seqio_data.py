@@ -15,7 +15,7 @@ from tasks import registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
-from trainer.data import recorded
+from trainer.data import recorded, seqio_padding
 from trainer.data.batches import pad_rows
 from trainer.data.cached import EvaluationSet
 from trainer.data.examples import ExampleSet
@@ -97,12 +97,15 @@ class SeqioData:
         # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
         self.vocabulary_sha256 = model and hashlib.sha256(model).hexdigest()
+        # Special ids as the model needs them: seqio itself pads with 0.
+        self.special = seqio_padding.special_of(vocabulary)
         self._feature_lengths = {
             side: length
             for side, length in dataclasses.asdict(self.lengths).items()
             if side in features
         }
-        self.tasks_record = {task.name: _record(task) for task in self._tasks()}
+        by_length = {} if self.special.zero_pads else {"padding": "lengths"}
+        self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
         # seqio's caches have no fingerprint.
         self.fingerprints: dict[str, str] = {}
         self._cached = False
@@ -129,7 +132,7 @@ class SeqioData:
         size = self._config.batch_size // hosts
         part = slice(host * size, (host + 1) * size)
         for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
-            yield {name: array[part] for name, array in batch.items()}
+            yield {name: array[part] for name, array in self._ids(batch).items()}
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns the rows of a split once, in order, the last batch completed with padding.
@@ -144,7 +147,7 @@ class SeqioData:
         def iterate() -> Iterator[Batch]:
             dataset = self._dataset(split, shuffle=False, num_epochs=1)
             for batch in dataset.batch(batch_size).as_numpy_iterator():
-                yield pad_rows(batch, batch_size)
+                yield pad_rows(self._ids(batch), batch_size)
 
         return [EvaluationSet(self.name, None, iterate)]
 
@@ -154,6 +157,8 @@ class SeqioData:
         """Returns what the configuration means for the data, as (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized by this process"
         packed = "packed" if self._config.data.pack else "one example a row"
+        if not self.special.zero_pads:
+            packed += ", padding told by lengths, as id 0 is a piece"
         warnings = [_LIMITS, *self._uncached(), *self._colliding(), *self._unmeasured()]
         return [
             (
@@ -215,21 +220,28 @@ class SeqioData:
             if split in task.splits
         ]
 
+    def _ids(self, batch: Batch) -> Batch:
+        if self.special.zero_pads:
+            return batch
+        return seqio_padding.ids_of(batch, self.special.start)
+
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
         seqio, model, pack = self._seqio, self._config.model, self._config.data.pack
         if model.num_encoder_layers > 0:
-            converter = seqio.EncDecFeatureConverter(pack=pack)
+            kind = seqio.EncDecFeatureConverter
         elif "inputs" in self._feature_lengths:
-            converter = seqio.PrefixLMFeatureConverter(pack=pack)
+            kind = seqio.PrefixLMFeatureConverter
         else:
-            converter = seqio.LMFeatureConverter(pack=pack)
+            kind = seqio.LMFeatureConverter
+        if not self.special.zero_pads:
+            kind = seqio_padding.shifting(kind)
         return seqio.get_dataset(
             self.name,
             task_feature_lengths=self._feature_lengths,
             dataset_split=split,
             shuffle=shuffle,
             num_epochs=num_epochs,
-            feature_converter=converter,
+            feature_converter=kind(pack=pack),
             use_cached=self._cached,
             seed=self._config.seed,
         )

@@ -1,10 +1,15 @@
 """The lines about a run's data that are printed when it starts: (subject, text) each."""
 
+from collections.abc import Mapping
+
+from tasks.cache import taking
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows
+from tasks.cache.taking import Take
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
+from tasks.terminal.table import table
 from trainer.config import DataConfig
 from trainer.data.batches import Source
 from trainer.data.features import Batch, filling
@@ -50,6 +55,19 @@ def cache_line(source: Source, folder: str, manifest: CacheManifest) -> Line:
     tokens, windows = manifest.total("train", "tokens"), len(source.maker.windows)
     text = f"{folder}: {tokens:,} tokens, {windows:,} windows, {manifest.plan.packing}"
     return "cache", text
+
+
+def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
+    """Says which part of a task's cache is read, if not all of it."""
+    wanted, windows = taking.of_task(amounts, source.task), source.maker.windows
+    if wanted is None:
+        return []
+    tokens = round(len(windows) * windows.mean_tokens)
+    text = (
+        f"{wanted}: the first {len(windows):,} windows, {tokens:,} tokens, "
+        f"{windows.taken_share:.2%} of the cache, are what every epoch reads"
+    )
+    return [("take", text)]
 
 
 def unread_lines(source: Source, manifest: CacheManifest, order: int) -> list[Line]:
@@ -98,14 +116,30 @@ def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]
     return [("warning", text)]
 
 
-def rate_line(source: Source, batch_size: int, share: float, train_steps: int) -> Line:
-    """Describes the share of a task in a mixture."""
-    epoch = _steps_per_epoch(source, batch_size, share)
-    text = (
-        f"{share:.4%} of the rows, {epoch:,.1f} steps an epoch, "
-        f"{train_steps / epoch:,.2f} epochs at this rate"
-    )
-    return "rate", text
+def mixture_lines(
+    sources: list[Source], shares: list[float], batch_size: int, train_steps: int
+) -> list[Line]:
+    """Returns a table of a mixture's tasks: their windows, their shares of the rows, their epochs.
+
+    The shares are those of the first update, and epochs those of a run that keeps them.
+    """
+    windows = [len(source.maker.windows) for source in sources]
+    rows = []
+    for source, count, share in zip(sources, windows, shares, strict=True):
+        read = batch_size * train_steps * share
+        rows.append(
+            (
+                source.task,
+                f"{count:,}",
+                f"{count / sum(windows):.4%}",
+                f"{share:.4%}",
+                f"{read:,.0f}",
+                f"{read / source.layout.rows_per_epoch:,.2f}",
+            )
+        )
+    header = ("task", "windows", "of all windows", "of the rows", "rows", "epochs")
+    first, *others = table(header, rows).splitlines()
+    return [("mixture", first), *(("", line) for line in others)]
 
 
 def change_line(step: int, shares: dict[str, float]) -> Line:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import Vocabulary, sentinel_piece
+from tasks.vocabulary import TokenIds, Vocabulary, sentinel_piece
 
 _SENTINEL = re.compile(r"<extra_id_(\d{1,9})>")
 # SentencePiece's mark for a space.
@@ -67,22 +67,33 @@ def sentinels(text: str) -> list[int]:
     return [int(number) for number in _SENTINEL.findall(text)]
 
 
-def spans(vocabulary: Vocabulary, ids: np.ndarray) -> dict[int, str]:
-    """Returns the text after each sentinel of a model's output, by the sentinel's number.
+def sentinel_number(ids: TokenIds, token: int) -> int | None:
+    """Returns k of the sentinel <extra_id_k> that a token is; None if it is none."""
+    return ids.size - 1 - token if ids.first_sentinel <= token < ids.size else None
+
+
+def span_ids(ids: TokenIds, answer: np.ndarray) -> dict[int, list[int]]:
+    """Returns the tokens after each sentinel of a model's output, by the sentinel's number.
 
     The first one counts if a sentinel comes twice.
     """
-    special = vocabulary.special
     found: dict[int, list[int]] = {}
     current: list[int] = []
-    for token in map(int, ids):
-        if token in (special.pad, special.eos) or token >= vocabulary.size:
+    for token in map(int, answer):
+        if token in (ids.special.pad, ids.special.eos) or token >= ids.size:
             continue
-        if token >= vocabulary.first_sentinel:
-            current = []
-            found.setdefault(vocabulary.size - 1 - token, current)
-        else:
+        number = sentinel_number(ids, token)
+        if number is None:
             current.append(token)
+        else:
+            current = []
+            found.setdefault(number, current)
+    return found
+
+
+def spans(vocabulary: Vocabulary, answer: np.ndarray) -> dict[int, str]:
+    """Returns the text after each sentinel of a model's output, as `span_ids`."""
+    found = span_ids(vocabulary.ids, answer)
     return {number: decode(vocabulary, np.asarray(span)) for number, span in found.items()}
 
 

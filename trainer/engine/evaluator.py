@@ -33,6 +33,21 @@ TOKEN_METRICS = frozenset(
 )
 
 
+# The name of the row with the means of a mixture's tasks, each of which weighs the same.
+MEAN = "mean"
+_AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
+
+
+def _mean(results: list[dict[str, float]]) -> dict[str, float]:
+    """Returns the means of the tasks' metrics, and the perplexity of the mean loss."""
+    found = {
+        name: sum(result[name] for result in results) / len(results)
+        for name in _AVERAGED
+        if all(name in result for result in results)
+    }
+    return {**found, "perplexity": perplexity(found["loss"])}
+
+
 class Evaluator:
     """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.
 
@@ -65,7 +80,9 @@ class Evaluator:
 
         Returns:
           Metrics by split: over all rows under the split's name and, for a mixture, over each
-          task's rows under SPLIT/TASK. None if the evaluation was abandoned.
+          task's rows under SPLIT/TASK, and under SPLIT/mean the means of the tasks' losses,
+          accuracies, unigram entropies and, where all have them, bits per byte. None if the
+          evaluation was abandoned.
 
           Always: `loss` and `unigram_entropy` in nats per target token, `perplexity`, `accuracy`
           and `tokens`. `unigram_entropy` is the loss of a model that knows only how often each
@@ -96,7 +113,9 @@ class Evaluator:
             overall.add(sums)
         results = {self._split: overall.result()}
         if len(by_task) > 1:
-            results |= {f"{self._split}/{name}": sums.result() for name, sums in by_task.items()}
+            of_tasks = {name: sums.result() for name, sums in by_task.items()}
+            results |= {f"{self._split}/{name}": result for name, result in of_tasks.items()}
+            results[f"{self._split}/{MEAN}"] = _mean(list(of_tasks.values()))
         return results
 
     def _sums(self, params: Any, rows: EvaluationSet, stopping: Callable[[], bool]) -> _Sums | None:

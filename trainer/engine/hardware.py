@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import resource
+import sys
 from collections.abc import Iterator
 
 from tasks.terminal.command_line import UserError
@@ -38,6 +40,22 @@ def peak_flops(device_kind: str) -> float | None:
         if re.search(pattern, device_kind):
             return flops
     return None
+
+
+def peak_memory() -> dict[str, int]:
+    """Returns the most bytes that this process has held so far.
+
+    `device_memory_bytes` is of the fullest local device, and missing where devices do not count
+    them, as CPUs; `host_memory_bytes` is of the process's resident memory.
+    """
+    import jax
+
+    counted = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [stats["peak_bytes_in_use"] for stats in counted if "peak_bytes_in_use" in stats]
+    # Linux counts kilobytes, macOS bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    host = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {**({"device_memory_bytes": max(peaks)} if peaks else {}), "host_memory_bytes": host}
 
 
 # JAX's errors are of one class; on a CPU, a failed allocation comes as INTERNAL.

@@ -79,7 +79,7 @@ def model_card(
     step: int,
     folder: str,
     parity: Parity,
-    match: Match,
+    match: Match | None,
     custom_code: bool,
     named: Named = Named(),
 ) -> str:
@@ -91,13 +91,11 @@ def model_card(
       folder: name of the model in the example.
       parity: comparison of the logits of transformers and the trainer.
       match: comparison of the tokenizer and the library used in training, on text of the
-        validation split.
+        validation split; None if the vocabulary is a class of --task_module.
       custom_code: whether loading the model runs code from its folder.
       named: what only the user knows.
     """
     config = run.config
-    is_model = match.library == Match._field_defaults["library"]
-    of_model = "`spiece.model` is the SentencePiece model used in training." * is_model
     datasets = named.datasets or tuple(_hub_data_sets(run.data))
     lines = [
         *_head(config.model, dataclasses.replace(named, datasets=datasets)),
@@ -105,7 +103,7 @@ def model_card(
         "",
         f"{config.preset}, pretrained with Palimpsest and not fine-tuned.",
         "",
-        *_example(config.model, folder, custom_code),
+        *(_example(config.model, folder, custom_code) if match else []),
         "",
         "## Training",
         "",
@@ -119,11 +117,24 @@ def model_card(
         "",
         "- Logits of transformers compared with the trainer's, in float32 on a CPU, on rows of "
         f"the validation split: {parity}.",
-        f"- Ids of `tokenizer.json` compared with those of {match.library}, which was used in "
-        f"training: equal for {match.texts - len(match.different)} of {match.texts} texts. "
-        + of_model,
+        _ids_compared(match),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _ids_compared(match: Match | None) -> str:
+    if match is None:
+        return (
+            "- There is no tokenizer: the vocabulary is code of the model's author. "
+            "`vocabulary.json` has its pieces and special ids."
+        )
+    is_model = match.library == Match._field_defaults["library"]
+    of_model = "`spiece.model` is the SentencePiece model used in training." * is_model
+    return (
+        f"- Ids of `tokenizer.json` compared with those of {match.library}, which was used in "
+        f"training: equal for {match.texts - len(match.different)} of {match.texts} texts. "
+        + of_model
+    )
 
 
 def converted_card(

@@ -276,7 +276,15 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
 
 
 def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and, if it is one, the SentencePiece model."""
+    """Writes tokenizer.json, tokenizer_config.json and, if it is one, the SentencePiece model.
+
+    Of a user's class, it writes vocabulary.json, which has its pieces and special ids: no file of
+    transformers can say how it encodes.
+    """
+    if vocabulary.is_registered:
+        with open(f"{folder}/{vocabulary.record.file_name}", "wb") as file:
+            file.write(vocabulary.model)
+        return
     config = json.dumps(tokenizer_config(vocabulary, roles), indent=2)
     text = tokenizer_json(vocabulary, roles)
     written = {TOKENIZER: text.encode(), TOKENIZER_CONFIG: config.encode()}

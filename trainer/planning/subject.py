@@ -11,7 +11,7 @@ from tasks import mixture, registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
-from trainer.data import features
+from trainer.data import features, segments
 from trainer.data.features import Batch, Converter
 from trainer.setup import SEQIO, batch_of_tokens, prepare
 
@@ -46,7 +46,14 @@ class Subject:
     def row(self) -> Batch:
         """Returns a batch of one row, with all features that a batch of the run has."""
         token, length = np.ones((1, 1), np.int32), np.ones(1, np.int32)
-        return self.converter({name: (token, length) for name in self.features})
+        examples = {name: (token, length) for name in self.features}
+        reading = self.config.data
+        if reading.pack_examples and "inputs" in examples:
+            return self.converter.packed(examples, np.zeros(1, np.int64), 1)
+        batch = self.converter(examples)
+        if not reading.segment_documents:
+            return batch
+        return segments.segmented(batch, dict.fromkeys(examples, token), self.converter)
 
 
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:

@@ -1,10 +1,13 @@
 """Matplotlib, imported only where a picture is drawn."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.reporting.history import TRAIN, VALIDATION, History
 
 
 def load_pyplot() -> Any:
@@ -21,6 +24,37 @@ def load_pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def draw_losses(runs: Sequence[History], picture: str) -> None:
+    """Writes a PNG of training and validation loss against steps, and the unigram entropy.
+
+    Args:
+      runs: the runs; of several, each has its colour.
+      picture: file to write, local or remote.
+
+    Raises:
+      UserError: matplotlib is not installed, or no run has a loss yet.
+    """
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
+    for number, run in enumerate(runs):
+        name = f"{run.name} " if len(runs) > 1 else ""
+        for split in (TRAIN, VALIDATION):
+            points = run.points(split, "loss")
+            style = {"alpha": 0.45} if split == TRAIN else {"marker": "o"}
+            if points.steps:
+                label = f"{name}{split} loss"
+                axes.plot(points.steps, points.values, color=f"C{number}", label=label, **style)
+    if not axes.lines:
+        raise UserError("--picture: there is no loss to draw yet: let it train longer")
+    entropy = runs[0].last(VALIDATION, "unigram_entropy")
+    if entropy is not None:
+        axes.axhline(entropy, linestyle="--", color="#777777", linewidth=1, label="unigram entropy")
+    axes.set(xlabel="step", ylabel="nats per target token")
+    if len(runs) == 1:
+        axes.set_title(f"{runs[0].config.preset} on {runs[0].config.task}")
+    _finish(pyplot, figure, [axes], picture)
 
 
 def draw_metrics(
@@ -55,11 +89,16 @@ def draw_metrics(
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=split)
         axes.set(ylabel=name)
+    grid[0].set_title(title)
+    grid[-1].set_xlabel("step")
+    _finish(pyplot, figure, grid, picture)
+
+
+def _finish(pyplot: Any, figure: Any, panels: Iterable[Any], picture: str) -> None:
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
         axes.legend(frameon=False)
-    grid[0].set_title(title)
-    grid[-1].set_xlabel("step")
     with files.atomic_write(picture) as file:
         # Without metadata, so that equal curves give equal files.
         figure.savefig(file, format="png", metadata={"Software": None})

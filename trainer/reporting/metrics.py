@@ -21,8 +21,8 @@ class MetricsWriter:
     """Writes metrics to `metrics.jsonl`, TensorBoard events and Weights & Biases.
 
     A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed":
-    {...}; everything but "speed" is determined by the configuration. In a remote model directory,
-    files are replaced atomically, with a delay of seconds.
+    {...}, which has rates and memory; everything but "speed" is determined by the configuration. In
+    a remote model directory, files are replaced atomically, with a delay of seconds.
 
     Args:
       config: read for `model_dir` and `metrics`.

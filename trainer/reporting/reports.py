@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import NamedTuple
 
 import jax
@@ -13,10 +14,12 @@ from trainer.checkpoint import Checkpoints
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
+from trainer.engine.hardware import peak_memory
 from trainer.engine.metrics import Metrics, means
 from trainer.engine.program import Program
 from trainer.engine.step import Batch, TrainState
 from trainer.optim.optimizer import learning_rate_schedule
+from trainer.reporting.evaluations import evaluation_table
 from trainer.reporting.metrics import NORMS, MetricsWriter
 from trainer.reporting.speed import Speed, shown
 from trainer.setup import Run
@@ -98,11 +101,17 @@ class Reports:
         self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)
 
     def evaluations(self, step: int, results: dict[str, dict[str, float]]) -> None:
-        """Writes and prints the evaluation after `step`, split by split."""
+        """Writes and prints the evaluation after `step`; of a mixture, the tasks in one table."""
         training = f"{self.note.split('  ')[0]}, " if self.note else ""
+        of_tasks: dict[str, dict[str, float]] = {}
         for split, result in results.items():
             self._writer.write(step, split, result)
-            print(f"step {step}: {training}{split} {_shown(result)}", flush=True)
+            if "/" in split:
+                of_tasks[split] = result
+            else:
+                print(f"step {step}: {training}{split} {_shown(result)}", flush=True)
+        if of_tasks:
+            print(textwrap.indent(evaluation_table({step: of_tasks}), "  "), flush=True)
 
     def _report_pending(self, state: TrainState) -> None:
         pending, self._pending = self._pending, None
@@ -130,7 +139,7 @@ class Reports:
         # Read before the evaluation of this step, which may drop the rate.
         values["learning_rate"] = rate * self._checkpoints.watch.rate_scale
         rates = self.speed.since_last(step)
-        self._writer.write(step, "train", values, rates)
+        self._writer.write(step, "train", values, {**rates, **peak_memory()})
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:

@@ -23,7 +23,7 @@ def save_software(model_dir: str) -> list[str]:
       A message for each difference from the last start in `model_dir` that may change results.
     """
     path = files.join(model_dir, _SOFTWARE_FILE)
-    before = _read(path)
+    before = read_software(model_dir)
     now: dict[str, Any] = {
         "commit": _commit(),
         "versions": {
@@ -41,8 +41,9 @@ def save_software(model_dir: str) -> list[str]:
     return changes + _changes(old, new)
 
 
-def _read(path: str) -> dict[str, Any]:
+def read_software(model_dir: str) -> dict[str, Any]:
     """Returns what the last start wrote; {} if there is nothing or it is damaged."""
+    path = files.join(model_dir, _SOFTWARE_FILE)
     try:
         found = files.read_json(path) if files.exists(path) else {}
     except UserError:

@@ -163,6 +163,21 @@ def load(path: str) -> Checkpoint:
     return Checkpoint(path, step, parameters, state=state, run=run)
 
 
+def raw_tensors(path: str) -> dict[str, Tensor]:
+    """Returns all arrays of one of our checkpoints by path, as stored: checksums are not compared.
+
+    Raises:
+      UserError: it cannot be read; says why.
+    """
+    folder = _tree_folder(path)
+    try:
+        if folder is None or not files.exists(files.join(folder, _METADATA)):
+            raise ValueError(f"there is no {_STATE}/{_METADATA}")
+        return _orbax_tensors(folder)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
     """Returns a tensor that is compared with its stored checksum, if it has one, when it is read.
 

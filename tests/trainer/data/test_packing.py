@@ -134,6 +134,32 @@ def test_rows_are_full_and_hosts_share_them(caches, task):
                 assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
 
 
+def test_packed_pairs_are_read_block_by_block(caches):
+    run = packed_run(caches, PAIRS, "--data.shuffle=block", "--data.block_bytes=12000")
+    data, source = run.data, run.data.sources[0]
+    plan, firsts = source.packed.plan, source.maker.windows.blocks(12_000)
+    assert len(firsts) > 3
+    assert plan.firsts_R1[plan.blocks_B1].tolist() == firsts.tolist()
+    asked = []
+    source.maker.windows.prefetch = asked.append
+    windows = []
+    for step in itertools.count():
+        data.batches()[step]
+        found = data.batches().examples(step)[1]
+        windows += found.windows[found.epochs == 0].tolist()
+        if found.epochs.max():
+            break
+    assert sorted(windows) == list(range(len(source.maker.windows)))
+    blocks = np.searchsorted(firsts, windows, side="right") - 1
+    assert np.count_nonzero(np.diff(blocks)) == len(firsts) - 2  # each is read to its end
+    ranges = {(first, last) for pair in asked for first, last in pair}
+    assert ranges == set(itertools.pairwise(firsts.tolist()))
+    assert asked[0][0] == (firsts[blocks[0]], firsts[blocks[0] + 1])
+    for name, array in data.batches()[3].items():
+        parts = [data.batches(host, 2)[3][name] for host in range(2)]
+        assert np.array_equal(np.concatenate(parts), array)
+
+
 def test_prefixes_of_mirrored_windows_are_uniform(caches):
     run = packed_run(caches, PREFIX)
     lengths = np.zeros(64, np.int64)
@@ -182,7 +208,6 @@ def test_best_fit_keeps_the_limits_of_both_sides():
     ("task", "flags", "message"),
     [
         (UL2, ["--lengths.inputs=50"], "too short to pack: two examples of a row have 71 and 27"),
-        (PAIRS, ["--data.shuffle=block"], "cannot order packed rows of pairs"),
         (UL2, ["--data.pack_examples=false"], "has no effect without --data.pack_examples"),
     ],
 )

@@ -50,7 +50,11 @@ def start(cache, model_dir, index, port, *flags, devices=1):
             *flags,
         ),
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} "
+            f"--xla_force_host_platform_device_count={devices}",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,7 +15,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.gcs_server import GcsServer
 from trainer.engine.evaluator import Evaluator
-from trainer.engine.hardware import peak_flops
+from trainer.engine.hardware import peak_flops, peak_memory
 from trainer.engine.metrics import means, perplexity
 from trainer.engine.program import Program
 from trainer.pretrain import build_config
@@ -49,6 +49,27 @@ def test_lines_after_the_checkpoint_are_removed(tmp_path):
     ]
     assert lines[0]["speed"] == {"steps_per_second": 2.0}
     assert "speed" not in lines[2]
+
+
+def test_memory_is_the_most_so_far(monkeypatch):
+    before = peak_memory()
+    assert set(before) == {"host_memory_bytes"}  # CPUs do not count a device's memory
+    held = np.ones(before["host_memory_bytes"] // 8 + (16 << 20))
+    after = peak_memory()["host_memory_bytes"]
+    assert after > before["host_memory_bytes"] + (64 << 20)
+    assert after > held.nbytes
+    del held
+    assert peak_memory()["host_memory_bytes"] >= after
+
+    class Device:
+        def __init__(self, peak):
+            self.peak = peak
+
+        def memory_stats(self):
+            return {"peak_bytes_in_use": self.peak}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(5), Device(9), Device(7)])
+    assert peak_memory()["device_memory_bytes"] == 9
 
 
 def test_only_one_of_several_processes_writes(tmp_path):

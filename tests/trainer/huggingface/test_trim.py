@@ -1,0 +1,165 @@
+"""Models cut to the pieces of a language: rows, logits, tokenizer; and the vocabulary alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tasks import vocabulary
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies import trimming, usage
+from tests import small_tokenizers
+from tests.trainer.huggingface.conftest import Exported
+from trainer import trim
+from trainer.huggingface import model_config, tokenizer
+from vocab import trim as vocab_trim
+from vocab.train import add_sentinels
+
+KEPT = "the list of items is the one that the command reads from the file"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    lines = [json.dumps({"id": str(n), "text": f"{KEPT} {n % 2}"}) for n in range(9)]
+    (tmp_path / "kept.jsonl").write_text("\n".join(lines))
+    return f"json:{tmp_path}/kept.jsonl"
+
+
+def loaded(folder, kind):
+    lines = " ".join(small_tokenizers.documents(60)).splitlines()
+    return vocabulary.load(small_tokenizers.KINDS[kind](folder / kind, lines), 10)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in small_tokenizers.KINDS if kind != "byte"])
+def test_a_text_of_kept_pieces_has_the_same_pieces(kind, tmp_path, corpus):
+    base = loaded(tmp_path, kind)
+    found = [usage.count(base, vocab_trim.sources.resolve(vocab_trim.sources.parse(corpus)), n)
+             for n in (1, 2)]  # fmt: skip
+    np.testing.assert_array_equal(*found)
+    made = trimming.trim(base, found[0])
+    left = made.vocabulary
+    assert left.size < base.size
+    assert (left.record.sentinels, left.record.extra_ids) == (10, base.record.extra_ids)
+    before, after = base.special_pieces(), left.special_pieces()
+    assert before == after
+    texts = [KEPT, *small_tokenizers.documents(40)]
+    kept = 0
+    for one, other in zip(base.encode(texts), left.encode(texts), strict=True):
+        new = [made.id_map[token] for token in one]
+        if None not in new:
+            kept += 1
+            assert new == other.tolist()
+    assert kept >= 1
+    assert [left.piece(new) for new in made.id_map if new is not None] == [
+        base.piece(old) for old, new in enumerate(made.id_map) if new is not None
+    ]
+    # The ids that a file's own rules add, as [CLS] around a text, moved along.
+    if not left.is_sentencepiece:
+        codec = left.codec.tokenizer
+        assert codec.encode(KEPT).ids[-1] < left.size
+
+
+def test_sizes_limit_what_is_kept(tmp_path, corpus):
+    base = loaded(tmp_path, "llama")
+    counts = usage.count(base, vocab_trim.sources.resolve(vocab_trim.sources.parse(corpus)))
+    every = trimming.trim(base, counts).vocabulary
+    few = trimming.trim(base, counts, vocab_size=every.size - 13).vocabulary
+    frequent = trimming.trim(base, counts, min_count=10).vocabulary
+    assert few.size <= every.size - 3 > frequent.size
+    with pytest.raises(UserError, match=r"--vocab_size=50 is too small: .* always kept"):
+        trimming.trim(base, counts, vocab_size=50)
+    with pytest.raises(UserError, match=r"no piece of .* occurs often enough"):
+        trimming.trim(base, counts, min_count=1000)
+    bytes_alone = vocabulary.load("bytes")
+    with pytest.raises(UserError, match="nothing to cut"):
+        trimming.trim(bytes_alone, np.ones(bytes_alone.size, np.int64))
+
+
+def test_the_vocabulary_alone(tmp_path, corpus, capsys):
+    base = loaded(tmp_path, "bert")
+    flags = [f"--vocabulary={tmp_path}/bert", f"--corpus={corpus}", f"--output={tmp_path}/small"]
+    vocab_trim.main(flags)
+    left = vocabulary.load(f"{tmp_path}/small")
+    assert left.special_pieces() == base.special_pieces()
+    id_map = json.loads((tmp_path / "small" / "id_map.json").read_text())
+    assert len([new for new in id_map if new is not None]) == left.size
+    vocab_trim.main(flags)
+    assert "already finished" in capsys.readouterr().out
+    with pytest.raises(UserError, match="holds another vocabulary"):
+        vocab_trim.main([*flags, "--min_count=2"])
+
+
+@pytest.mark.parametrize("kind", ["mt5", "gpt2"])
+def test_a_model_is_cut_by_one_command(kind, tmp_path, corpus, capsys):
+    from transformers import AutoTokenizer
+
+    source = Exported("t5_1_1" if kind == "mt5" else "gpt2", tmp_path / "model")
+    if kind == "mt5":
+        written = {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
+        source.write({**source.written, **written}, source.tensors)
+        lines = " ".join(small_tokenizers.documents(60)).splitlines()
+        small_tokenizers._model(tmp_path / "sp", lines, "m", size=370, pad_id=0, eos_id=1, unk_id=2,
+                                bos_id=-1)  # fmt: skip
+        base = vocabulary.from_bytes(add_sentinels((tmp_path / "sp" / "m.model").read_bytes(), 10))
+        (tmp_path / "model" / "spiece.model").write_bytes(base.model)
+    else:
+        path = small_tokenizers.gpt2(tmp_path / "bpe", small_tokenizers.documents(60), 370)
+        base = vocabulary.load(path)
+        tokenizer.write(str(source.folder), base, tokenizer.Roles("<|endoftext|>", ends=False))
+    flags = [f"--from={tmp_path}/model", f"--corpus={corpus}", f"--to={tmp_path}/small"]
+    assert trim.main(flags) == 0
+    said = capsys.readouterr().out
+    assert "logits of the kept pieces differ from the source's by at most 0.0e+00" in said
+    small = model_config(str(tmp_path / "small"))
+    left = vocabulary.load(f"{tmp_path}/small")
+    assert left.size <= small.vocab_size < left.size + 128
+    written = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert written["model_type"] == kind
+    assert written["eos_token_id"] == left.special.eos
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "small")
+    assert theirs(KEPT, add_special_tokens=False)["input_ids"] == left.encode([KEPT])[0].tolist()
+    assert trim.main(flags) == 0
+    assert "is there already" in capsys.readouterr().out
+
+
+def test_mistakes_are_named(tmp_path, corpus, exported):
+    model = exported("t5_1_1")
+    flags = [f"--from={model.folder}", f"--corpus={corpus}", f"--to={tmp_path}/small"]
+    with pytest.raises(UserError, match="its vocabulary is not known, as there is no tokenizer"):
+        trim.main(flags)
+    small_tokenizers.bert(tmp_path / "bert", small_tokenizers.documents(30), size=390)
+    with pytest.raises(UserError, match=r"has 384 rows, and its vocabulary .* 390 ids"):
+        trim.main([*flags, f"--vocabulary={tmp_path}/bert"])
+    with pytest.raises(UserError, match="--extra_ids has no effect without --vocabulary"):
+        trim.main([*flags, "--extra_ids=3"])
+    (tmp_path / "empty.jsonl").write_text('{"id": "1", "text": ""}')
+    small_tokenizers.bert(tmp_path / "less", small_tokenizers.documents(30), size=300)
+    with pytest.raises(UserError, match="has no text: name one"):
+        trim.main([flags[0], f"--corpus=json:{tmp_path}/empty.jsonl", flags[2],
+                   f"--vocabulary={tmp_path}/less"])  # fmt: skip
+
+
+def test_without_an_eos_and_with_a_template_of_its_own(tmp_path, corpus):
+    folder = small_tokenizers.gpt2(tmp_path / "gpt2", small_tokenizers.documents(60))
+    value = json.loads((tmp_path / "gpt2" / "tokenizer.json").read_text())
+    (tmp_path / "gpt2" / "tokenizer_config.json").unlink()
+    value["added_tokens"] = []
+    rare = len(value["model"]["vocab"]) - 1
+    value["post_processor"] = {"type": "RobertaProcessing", "sep": ["x", rare], "cls": ["y", 0],
+                               "trim_offsets": True, "add_prefix_space": False}  # fmt: skip
+    (tmp_path / "gpt2" / "tokenizer.json").write_text(json.dumps(value))
+    output = f"{tmp_path}/cut"
+    flags = [f"--vocabulary={folder}", f"--corpus={corpus}", f"--output={output}"]
+    vocab_trim.main([*flags, "--extra_ids=3"])
+    left = vocabulary.load(output, 3)
+    id_map = json.loads((tmp_path / "cut" / "id_map.json").read_text())
+    assert None in id_map
+    assert (
+        id_map[-4:] == [*range(left.special.eos, left.size)] == [*range(left.size - 4, left.size)]
+    )
+    assert json.loads(left.model)["post_processor"]["sep"][1] == id_map[rare]
+    vocab_trim.main([*flags, "--extra_ids=3"])
+    with pytest.raises(UserError, match="another --extra_ids"):
+        vocab_trim.main([*flags, "--extra_ids=4"])
+    with pytest.raises(UserError, match="--extra_ids=-3 must be 0 or more"):
+        vocab_trim.main([*flags, "--extra_ids=-3"])

@@ -1,0 +1,1 @@
+"""Where two runs first differ: configuration, data, step, tensor."""

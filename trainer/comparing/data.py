@@ -1,0 +1,229 @@
+"""The first token in which the batches of two runs differ, and the records that explain it.
+
+Batches are computed again from the caches: they are a function of configuration and caches. What a
+run recorded of its tasks and caches is compared first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tasks.cache.manifest import CacheManifest
+from tasks.inspection import decode
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from trainer import description
+from trainer.config import fields
+from trainer.data import recorded
+from trainer.data.cached import CachedData
+from trainer.explain import Explanation
+from trainer.reporting.history import History
+from trainer.setup import prepare
+from trainer.t5x import read
+
+# Features shown as tokens.
+_TOKENS = "_tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The first difference of the batches.
+
+    Attributes:
+      step: the update that the batch is for, counted from 1.
+      row: row of the batch, from 0; None where the batches have different features or shapes.
+      feature: name of the feature.
+      position: place in the row.
+      values: the values there, ids of features of tokens.
+      pieces: their pieces; None for other features.
+      documents: a line for each run that names the documents of its row.
+      rows: number of rows of this batch that differ.
+      note: why rows cannot be compared.
+    """
+
+    step: int
+    row: int | None
+    feature: str
+    position: int | None = None
+    values: tuple[Any, Any] | None = None
+    pieces: tuple[str, str] | None = None
+    documents: tuple[str, ...] = ()
+    rows: int = 0
+    note: str = ""
+
+
+@dataclasses.dataclass
+class Compared:
+    """The comparison of two runs' data.
+
+    Attributes:
+      records: differences of what was recorded of tasks, rates, vocabularies and caches.
+      batch: the first difference of the batches; None if none was found.
+      compared: the updates whose batches were compared, (first, last); None if none were.
+      notes: what could not be compared, and why.
+    """
+
+    records: list[str] = dataclasses.field(default_factory=list)
+    batch: Batch | None = None
+    compared: tuple[int, int] | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def records(one: History, other: History, last: int) -> Compared:
+    """Compares what the runs recorded of their data up to update `last`, and their caches."""
+    found = Compared(recorded.changes(one.record, other.record, last))
+    tasks = [each.record.get("tasks", {}).keys() for each in (one, other)]
+    if all(tasks) and tasks[0] != tasks[1]:
+        lists = [", ".join(sorted(each)) for each in tasks]
+        found.records.append(f"the tasks were {lists[0]}, are {lists[1]}")
+    if not all(tasks):
+        found.notes.append("a run has no record of its tasks")
+    stored = [_newest_description(each.folder) for each in (one, other)]
+    hashes = [str(each.get("vocabulary_sha256") or "") for each in stored]
+    if all(hashes) and hashes[0] != hashes[1]:
+        found.records.append(f"the vocabulary was {hashes[0][:12]}, is {hashes[1][:12]} (SHA-256)")
+    prints = [each.get("cache_fingerprints", {}) for each in stored]
+    found.records += [
+        f"the cache of {task} has another plan: {prints[0][task][:12]} and {prints[1][task][:12]}"
+        for task in prints[0].keys() & prints[1].keys()
+        if prints[0][task] != prints[1][task]
+    ]
+    return found
+
+
+def _newest_description(folder: str) -> dict[str, Any]:
+    steps = read.steps(folder)
+    try:
+        return description.read(read.of_step(folder, steps[-1])) if steps else {}
+    except description.Damaged:
+        return {}
+
+
+class Batches:
+    """The batches of two runs, made again from their caches.
+
+    Args:
+      one, other: the runs.
+      cache_dirs: folders of caches by task, if they were moved; None: as recorded.
+
+    Raises:
+      UserError: a cache is not there, or a run's data are not caches.
+    """
+
+    def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
+        self._runs = (one, other)
+        self._cache_dirs = cache_dirs
+        self._data = [
+            _data(run, folder) for run, folder in zip(self._runs, cache_dirs, strict=True)
+        ]
+        self._batches = [each.batches() for each in self._data]
+
+    def shards(self) -> list[str]:
+        """Returns the shards of caches of one task whose checksums differ, a line each."""
+        sides = [{each.task.name: each.manifest for each in data.tasks} for data in self._data]
+        return [
+            line
+            for task in sides[0].keys() & sides[1].keys()
+            for line in _shards(task, sides[0][task], sides[1][task])
+        ]
+
+    def changed_since(self) -> Iterator[str]:
+        """Yields how the data of a run are other than when it was trained."""
+        for run, data in zip(self._runs, self._data, strict=True):
+            for change in recorded.changes(run.record, data.record, run.step):
+                yield f"{run.name}: since it was trained, {change}"
+
+    def first_difference(self, first: int, last: int) -> Batch | None:
+        """Returns the first difference of the batches of updates `first` to `last`."""
+        with progress.shown("comparing batches", last - first + 1) as bar:
+            for number, step in enumerate(range(first, last + 1), 1):
+                # Update k is made from batch k - 1.
+                one, other = (each[step - 1] for each in self._batches)
+                found = self._compare(step, one, other)
+                if found:
+                    return found
+                bar.update(number)
+        return None
+
+    def _compare(self, step: int, one: dict, other: dict) -> Batch | None:
+        if one.keys() != other.keys():
+            names = sorted(one.keys() ^ other.keys())
+            return Batch(step, None, names[0], note=f"only one run has {', '.join(names)}")
+        differ = {
+            name: np.argwhere(one[name] != other[name])
+            for name in one
+            if one[name].shape == other[name].shape
+        }
+        for name in one:
+            if name not in differ:
+                shapes = " and ".join(str(each[name].shape) for each in (one, other))
+                return Batch(step, None, name, note=f"its shapes are {shapes}")
+        places = {name: found[0].tolist() for name, found in differ.items() if len(found)}
+        if not places:
+            return None
+        # The first row; of its features, the one that differs first.
+        name = min(places, key=lambda each: places[each])
+        row, *rest = places[name]
+        values = one[name][tuple(places[name])].item(), other[name][tuple(places[name])].item()
+        rows = np.unique(np.concatenate([found[:, 0] for found in differ.values()]))
+        pieces = None
+        if name.endswith(_TOKENS):
+            known = (data.tasks[0].ids for data in self._data)
+            pieces = tuple(map(decode.piece, values, known))
+        return Batch(
+            step,
+            row,
+            name,
+            rest[0] if rest else None,
+            values,
+            pieces,  # type: ignore[arg-type]
+            tuple(self._documents(step, row)),
+            len(rows),
+        )
+
+    def _documents(self, step: int, row: int) -> Iterator[str]:
+        for run, folder in zip(self._runs, self._cache_dirs, strict=True):
+            try:
+                found = Explanation(run.folder, step, folder)
+                yield "; ".join(found.line(row, each) for each in range(found.examples(row)))
+            except UserError as error:
+                yield f"row {row}: {error}"
+
+
+def _data(run: History, cache_dir: str | None) -> CachedData:
+    config = run.config
+    if cache_dir:
+        config = fields.replace(config, "cache_dir", cache_dir)
+    with contextlib.redirect_stdout(io.StringIO()):
+        data = prepare(config, dict(run.origins)).data
+    if not isinstance(data, CachedData):
+        raise UserError(f"task {config.task} of {run.name} is read through seqio")
+    return data
+
+
+def _shards(task: str, one: CacheManifest, other: CacheManifest) -> Iterator[str]:
+    for split in sorted(one.splits.keys() & other.splits.keys()):
+        sides = [
+            {
+                name: entry.sha256
+                for shard in each.splits[split]
+                for name, entry in shard.files.items()
+                if "tfrecord" in name
+            }
+            for each in (one, other)
+        ]
+        differ = sorted(
+            name
+            for name in sides[0].keys() | sides[1].keys()
+            if sides[0].get(name) != sides[1].get(name)
+        )
+        if differ:
+            more = f", and {len(differ) - 1} more of {split}" if len(differ) > 1 else ""
+            yield f"{files.join(task, differ[0])} has other bytes{more}"

@@ -1,0 +1,89 @@
+"""Differences of two runs' configurations and software, by their effect on results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from trainer.config import RESUMABLE_CHANGES
+from trainer.config.idle import unread_fields
+from trainer.reporting.history import History, differences
+
+# Effects of a field: other results, the same but for rounding, the same bits.
+RESULTS, ROUNDING, NONE = "results", "rounding", "none"
+# Fields that a resumed run may change although they reorder sums.
+_ROUNDING = (
+    "deterministic",
+    "mesh.",
+    "microbatches",
+    "model.attention",
+    "model.softmax_dtype",
+    "model.remat",
+    "tokens_per_microbatch_per_replica",
+    "processes.",
+)
+# Those that act on updates to come: in two whole runs they change results.
+_RESULTS = ("on_nan", "spike_factor", "mixing.schedule")
+# Fields that batches are made from.
+_DATA = (
+    *("task", "objective", "seed", "batch_size", "lengths.", "mixing.", "data.shuffle"),
+    *("data.order", "data.block_bytes", "data.pack", "data.example_", "data.use_cached"),
+)
+
+
+class Setting(NamedTuple):
+    """A field whose values differ.
+
+    Attributes:
+      path: the field's path.
+      values: its value in each run.
+      effect: RESULTS, ROUNDING or NONE.
+    """
+
+    path: str
+    values: tuple[Any, Any]
+    effect: str
+
+
+def compare(one: History, other: History) -> list[Setting]:
+    """Returns the fields that differ, those with the greatest effect first."""
+    idle = unread_fields(one.config).keys() & unread_fields(other.config).keys()
+    found = [
+        Setting(path, (values[0], values[1]), effect(path, path in idle))
+        for path, values in differences([one, other])
+    ]
+    return sorted(found, key=lambda each: (RESULTS, ROUNDING, NONE).index(each.effect))
+
+
+def effect(path: str, idle: bool = False) -> str:
+    """Returns the effect of a field on results; `idle` fields are read by neither run."""
+    if path.startswith(_RESULTS):
+        return RESULTS
+    if idle:
+        return NONE
+    if path.startswith(_ROUNDING):
+        return ROUNDING
+    return NONE if path.startswith(RESUMABLE_CHANGES) else RESULTS
+
+
+def of_data(found: Sequence[Setting]) -> bool:
+    """Returns whether a field that batches are made from differs."""
+    return any(each.path.startswith(_DATA) and each.effect != NONE for each in found)
+
+
+def software(one: History, other: History) -> list[tuple[str, Any, Any]]:
+    """Returns (name, value, value) of the software and hardware of the last starts that differ."""
+    sides = [
+        {
+            "commit": each.software.get("commit"),
+            **each.software.get("versions", {}),
+            **each.software.get("hardware", {}),
+        }
+        for each in (one, other)
+    ]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    return [
+        (name, sides[0].get(name), sides[1].get(name))
+        for name in names
+        if sides[0].get(name) != sides[1].get(name)
+    ]

@@ -1,0 +1,71 @@
+"""The first report in which the metrics of two runs differ, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, NamedTuple
+
+from trainer.reporting.history import History
+
+
+class Report(NamedTuple):
+    """A line of metrics that differs.
+
+    Attributes:
+      step: number of updates made.
+      split: its split.
+      metrics: name -> values of both runs, of the metrics that differ; None where one has none.
+      after: the newest step before it at which the same split was equal; 0 if there is none.
+    """
+
+    step: int
+    split: str
+    metrics: dict[str, tuple[Any, Any]]
+    after: int
+
+
+class Compared(NamedTuple):
+    """The comparison of two histories.
+
+    Attributes:
+      first: the first line that differs; None if there is none.
+      lines: number of lines that both runs have.
+      last: newest step of them.
+    """
+
+    first: Report | None
+    lines: int
+    last: int
+
+
+def compare(one: History, other: History) -> Compared:
+    """Compares the lines of metrics that both runs have; speed is left out."""
+    sides = [
+        {(line["step"], line["split"]): line["metrics"] for line in each.lines}
+        for each in (one, other)
+    ]
+    common = sorted(sides[0].keys() & sides[1].keys())
+    equal: dict[str, int] = {}
+    for step, split in common:
+        before, now = sides[0][step, split], sides[1][step, split]
+        differ = {
+            name: (before.get(name), now.get(name))
+            for name in dict.fromkeys([*before, *now])
+            if not same(before.get(name), now.get(name))
+        }
+        if differ:
+            return Compared(
+                Report(step, split, differ, equal.get(split, 0)), len(common), common[-1][0]
+            )
+        equal[split] = step
+    return Compared(None, len(common), common[-1][0] if common else 0)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two values are the same bits; NaN is the same as NaN."""
+    if isinstance(one, float) and isinstance(other, float):
+        if math.isnan(one) and math.isnan(other):
+            return True
+        return struct.pack("d", one) == struct.pack("d", other)
+    return type(one) is type(other) and one == other

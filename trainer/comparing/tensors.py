@@ -1,0 +1,265 @@
+"""The first checkpoint in which two runs' arrays differ, and how they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from trainer import description
+from trainer.description import Damaged
+from trainer.engine import checksums
+from trainer.t5x import read
+from trainer.t5x.tensors import Tensor
+
+# Which checkpoints are read although their recorded checksums are equal.
+VERIFIED = ("none", "newest", "all")
+# Arrays that are described element by element.
+_DESCRIBED = 5
+# Order of the parts of a state, by what a reader wants to know first.
+_ORDER = ("step", "guard", "params", "opt_state", "metrics")
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """An array that differs.
+
+    Attributes:
+      name: its path, as "params/decoder/decoder_norm/scale".
+      kinds: dtype and shape in each run; None where there is no such array.
+      differing: number of elements with other bits; None if it was not read.
+      elements: number of elements.
+      index: place of the first of them.
+      values: its values.
+      bits: its bits, as hexadecimal numbers.
+      largest: the largest absolute difference; None where one is not a number.
+      ulps: the largest distance in representable numbers, of floats.
+      damaged: the run, 0 or 1, whose array is not what its checksum says; None: neither's.
+    """
+
+    name: str
+    kinds: tuple[str | None, str | None]
+    differing: int | None = None
+    elements: int = 0
+    index: tuple[int, ...] = ()
+    values: tuple[Any, Any] | None = None
+    bits: tuple[str, str] | None = None
+    largest: float | None = None
+    ulps: int | None = None
+    damaged: int | None = None
+
+
+@dataclasses.dataclass
+class Compared:
+    """The comparison of two runs' checkpoints.
+
+    Attributes:
+      steps: steps of which both have a checkpoint, ascending.
+      step: the first of them at which an array differs or cannot be read; None if there is none.
+      differences: the arrays that differ there, the first of them described.
+      arrays: number of arrays of a checkpoint.
+      counts: name -> values of both runs, of the counts of updates that differ.
+      verified: the steps whose arrays were read.
+      notes: what could not be compared, and why.
+    """
+
+    steps: list[int]
+    step: int | None = None
+    differences: list[Difference] = dataclasses.field(default_factory=list)
+    arrays: int = 0
+    counts: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    verified: list[int] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
+    """Compares the checkpoints that both runs have, from the oldest on.
+
+    Arrays with different recorded checksums differ. Those with equal ones are taken to be equal
+    without reading them, but for the checkpoints to verify and those without checksums.
+
+    Args:
+      folders: the model directories.
+      verify: one of VERIFIED.
+
+    Raises:
+      UserError: a checkpoint cannot be read.
+    """
+    steps = [read.steps(folder) for folder in folders]
+    common = sorted(set(steps[0]) & set(steps[1]))
+    found = Compared(common)
+    with progress.shown("comparing checkpoints", len(common)) as bar:
+        for number, step in enumerate(common, 1):
+            paths = read.of_step(folders[0], step), read.of_step(folders[1], step)
+            reading = verify == "all" or (verify == "newest" and step == common[-1])
+            _compare_step(found, step, paths, reading)
+            if found.step is not None:
+                break
+            bar.update(number)
+    return found
+
+
+def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: bool) -> None:
+    stored: list[dict[str, str]] = []
+    tensors: list[dict[str, Tensor]] = []
+
+    def unreadable(what: str, number: int, error: UserError) -> None:
+        found.notes.append(str(error))
+        found.step, found.differences = step, [Difference(what, (None, None), damaged=number)]
+
+    for number, path in enumerate(paths):
+        try:
+            stored.append(_checksums(path))
+        except Damaged as error:
+            return unreadable("run/metadata", number, error)
+    if reading or not all(stored) or stored[0] != stored[1]:
+        for number, path in enumerate(paths):
+            try:
+                tensors.append(read.raw_tensors(path))
+            except UserError as error:
+                return unreadable("state", number, error)
+    if not all(stored):
+        found.notes.append(f"checkpoint {step} has no checksums in both runs: all arrays were read")
+        reading = True
+        stored = [{name: _kind(each) for name, each in side.items()} for side in tensors]
+    names = sorted(stored[0].keys() | stored[1].keys(), key=_rank)
+    found.arrays = len(names)
+    differ = [name for name in names if stored[0].get(name) != stored[1].get(name)]
+    if reading:
+        found.verified.append(step)
+        differ = [name for name in names if name in differ or _unequal(tensors, stored, name)]
+    if not differ:
+        return
+    found.step = step
+    for name in differ:
+        kinds = stored[0].get(name), stored[1].get(name)
+        shapes = tuple(kind and checksums.kind(kind) for kind in kinds)
+        if len(found.differences) < _DESCRIBED and shapes[0] == shapes[1]:
+            found.differences.append(_described(name, tensors, stored))
+        else:
+            found.differences.append(Difference(name, (shapes[0], shapes[1])))
+    found.counts = dict(_counts(differ, tensors))
+
+
+def _checksums(path: str) -> dict[str, str]:
+    """Returns the checksums that a checkpoint records; {} if T5X or an earlier version wrote it."""
+    if not files.exists(files.join(path, "run")):
+        return {}
+    return description.read(path).get(description.CHECKSUMS, {})
+
+
+def _array(side: dict[str, Tensor], name: str) -> np.ndarray | None:
+    """Returns an array; None if it cannot be read."""
+    try:
+        return np.asarray(side[name].whole())
+    except (UserError, KeyError):  # the list of arrays may be damaged, too
+        return None
+
+
+def _unequal(tensors: list[dict[str, Tensor]], stored: list[dict[str, str]], name: str) -> bool:
+    """Returns whether an array that was read differs from its checksum or from the other's."""
+    arrays = [_array(side, name) for side in tensors]
+    texts = {None if array is None else checksums.of_array(array) for array in arrays}
+    said = {side[name] for side in stored if ":" in side[name]}
+    return len(texts | said) > 1 or None in texts
+
+
+def _described(
+    name: str, tensors: list[dict[str, Tensor]], stored: list[dict[str, str]]
+) -> Difference:
+    arrays = [_array(side, name) for side in tensors]
+    wrong = [
+        number
+        for number, (array, side) in enumerate(zip(arrays, stored, strict=True))
+        if array is None or (":" in side[name] and checksums.of_array(array) != side[name])
+    ]
+    damaged = wrong[0] if wrong else None
+    kind = checksums.kind(stored[0][name])
+    one, other = arrays
+    if one is None or other is None:
+        return Difference(name, (kind, kind), damaged=damaged)
+    return describe(name, kind, one, other, damaged)
+
+
+def describe(
+    name: str, kind: str, one: np.ndarray, other: np.ndarray, damaged: int | None = None
+) -> Difference:
+    """Returns how two arrays of one dtype and shape differ, bit for bit.
+
+    `differing` is 0 where only a recorded checksum differs.
+    """
+    bits = [_bits(array) for array in (one, other)]
+    unequal = np.flatnonzero(bits[0] != bits[1])
+    kinds = (kind, kind)
+    if not len(unequal):
+        return Difference(name, kinds, 0, one.size, damaged=damaged)
+    first = int(unequal[0])
+    flat = [array.reshape(-1) for array in (one, other)]
+    width = 2 * one.dtype.itemsize
+    largest, ulps = None, None
+    if one.dtype.kind not in "biu":
+        ordered = [_ordered(side[unequal]) for side in bits]
+        ulps = max(abs(int(a) - int(b)) for a, b in _extremes(*ordered))
+    with np.errstate(invalid="ignore", over="ignore"):
+        gaps = np.abs(flat[0][unequal].astype(np.float64) - flat[1][unequal].astype(np.float64))
+    if np.isfinite(gaps).all():
+        largest = float(gaps.max())
+    return Difference(
+        name,
+        kinds,
+        len(unequal),
+        one.size,
+        tuple(int(place) for place in np.unravel_index(first, one.shape)),
+        (flat[0][first].item(), flat[1][first].item()),
+        (f"{int(bits[0][first]):0{width}x}", f"{int(bits[1][first]):0{width}x}"),
+        largest,
+        ulps,
+        damaged,
+    )
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.dtype(f"uint{8 * array.dtype.itemsize}"))
+
+
+def _ordered(bits: np.ndarray) -> np.ndarray:
+    """Returns int64 numbers in the order of the floats with these bits, a step for each float."""
+    sign = 1 << (8 * bits.dtype.itemsize - 1)
+    magnitude = (bits & bits.dtype.type(sign - 1)).astype(np.int64)
+    return np.where(bits & bits.dtype.type(sign), -magnitude, magnitude)
+
+
+def _extremes(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the pair that is farthest apart; int64 differences may overflow, floats do not."""
+    place = int(np.argmax(np.abs(one.astype(np.float64) - other.astype(np.float64))))
+    return [(one[place], other[place])]
+
+
+def _counts(
+    names: list[str], tensors: list[dict[str, Tensor]]
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields the counts of updates that differ."""
+    for name in names:
+        both = [side.get(name) for side in tensors]
+        if all(each and not each.shape and each.dtype.kind in "iu" for each in both):
+            one, other = (int(each.whole()) for each in both if each)
+            if one != other:
+                yield name, (one, other)
+
+
+def _kind(tensor: Tensor) -> str:
+    return checksums.kind_of(tensor)
+
+
+def _rank(name: str) -> tuple[int, list[Any]]:
+    part = name.split("/")[0]
+    place = _ORDER.index(part) if part in _ORDER else len(_ORDER)
+    # Layer 10 after layer 9.
+    return place, [int(one) if one.isdigit() else one for one in re.split(r"(\d+)", name)]

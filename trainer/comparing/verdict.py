@@ -1,0 +1,130 @@
+"""The comparison of two runs, layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tasks.terminal.command_line import UserError
+from trainer.comparing import data, settings, steps, tensors
+from trainer.reporting import history
+from trainer.reporting.history import History
+from trainer.t5x import read
+
+CONFIGURATION, DATA, STEP, TENSOR = "configuration", "data", "step", "tensor"
+
+
+@dataclasses.dataclass
+class Verdict:
+    """The findings of a comparison.
+
+    Attributes:
+      runs: the runs.
+      settings: fields that differ.
+      software: (name, value, value) of software and hardware that differ.
+      data: the comparison of the data.
+      steps: that of the metrics.
+      tensors: that of the checkpoints.
+    """
+
+    runs: tuple[History, History]
+    settings: list[settings.Setting]
+    software: list[tuple[str, Any, Any]]
+    data: data.Compared
+    steps: steps.Compared
+    tensors: tensors.Compared
+
+    @property
+    def differing(self) -> list[str]:
+        """The layers that differ, in the order of causes."""
+        found = {
+            CONFIGURATION: any(each.effect != settings.NONE for each in self.settings),
+            DATA: bool(self.data.records or self.data.batch),
+            STEP: self.steps.first is not None,
+            TENSOR: self.tensors.step is not None,
+        }
+        return [name for name, differs in found.items() if differs]
+
+    @property
+    def first(self) -> str:
+        """The first layer that differs; "" if the runs are the same."""
+        return next(iter(self.differing), "")
+
+
+def compare(
+    folders: tuple[str, str],
+    cache_dirs: tuple[str | None, str | None] = (None, None),
+    batches: int = 0,
+    verify: str = "newest",
+) -> Verdict:
+    """Compares two runs as far as both have come.
+
+    Args:
+      folders: their model directories.
+      cache_dirs: folders of their caches by task, if they were moved.
+      batches: batches of so many updates are compared even if nothing suggests a difference; -1:
+        all.
+      verify: one of `tensors.VERIFIED`.
+
+    Raises:
+      UserError: a run is not there or cannot be read.
+    """
+    one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
+    changed = settings.compare(one, other)
+    of_steps = steps.compare(one, other)
+    of_tensors = tensors.compare(folders, verify)
+    last = min(_last(each) for each in (one, other))
+    of_data = data.records(one, other, last)
+    try:
+        made = data.Batches(one, other, cache_dirs)
+    except UserError as error:
+        of_data.notes.append(f"batches cannot be made again: {error}")
+    else:
+        of_data.records += made.shards()
+        of_data.notes += made.changed_since()
+        suspected = settings.of_data(changed) or bool(of_data.records)
+        span = _span(suspected, of_steps, batches, last)
+        if span:
+            of_data.batch = made.first_difference(*span)
+            of_data.compared = span
+    software = settings.software(one, other)
+    return Verdict((one, other), changed, software, of_data, of_steps, of_tensors)
+
+
+def _span(
+    suspected: bool, metrics: steps.Compared, batches: int, last: int
+) -> tuple[int, int] | None:
+    """Returns the first and the last update whose batches to compare; None for none."""
+    if suspected or batches < 0:
+        span = (1, last)
+    elif batches:
+        span = (1, min(batches, last))
+    elif metrics.first:
+        # Those between the last equal report and the first that differs.
+        span = (metrics.first.after + 1, metrics.first.step)
+    else:
+        return None
+    return span if span[0] <= span[1] else None
+
+
+def _last(run: History) -> int:
+    return max([run.step, *read.steps(run.folder)])
+
+
+def as_json(found: Verdict) -> dict[str, Any]:
+    """Returns a verdict as JSON values."""
+    return {
+        "runs": [run.folder for run in found.runs],
+        "same": not found.first,
+        "first": found.first or None,
+        "differing": found.differing,
+        "configuration": [each._asdict() for each in found.settings],
+        "software": [list(each) for each in found.software],
+        "data": dataclasses.asdict(found.data),
+        "step": {
+            "lines": found.steps.lines,
+            "last": found.steps.last,
+            "first": found.steps.first and found.steps.first._asdict(),
+        },
+        "tensor": dataclasses.asdict(found.tensors),
+    }

@@ -1,0 +1,205 @@
+"""Settings of what a run reads: lengths, mixtures, caches, vocabularies."""
+
+import dataclasses
+
+from tasks.mixture import SIZES
+from tasks.terminal.fields import Rule, above, at_least, check, field, require
+
+_SHUFFLES = ("global", "block", "none")
+# Versions of the order of data, by `DataConfig.order`; new runs have the last.
+_ORDERS = (1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthsConfig:
+    """Lengths of an example's features, in tokens, EOS included."""
+
+    inputs: int | None = field(
+        None, "tokens of the inputs, EOS included; None: the task's own length", rule=at_least(0)
+    )
+    targets: int | None = field(
+        None, "tokens of the targets, EOS included; None: the task's own length", rule=at_least(0)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingConfig:
+    """Settings of the mixture of tasks; `tasks.mixture` explains rates.
+
+    No task repeats a window because its rate changes.
+    """
+
+    maximum: int | None = field(
+        None,
+        "largest size that counts for a task's rate, 1 or more; None: the mixture's own",
+        rule=at_least(1),
+    )
+    temperature: float | None = field(
+        None,
+        "power of 1 / temperature to which sizes are raised, above 0; None: the mixture's own",
+        rule=above(0),
+    )
+    alpha: float | None = field(
+        None,
+        "power to which sizes are raised, from 0, the same rate for all, to 1, in proportion to "
+        "sizes; mT5's is 0.3; an alternative to temperature; None: the mixture's own",
+        rule=Rule("from 0 to 1", lambda value: 0 <= value <= 1),
+    )
+    size: str | None = field(
+        None,
+        "size of a task, for its rate, of its training split; examples = windows at this run's "
+        "lengths, documents, tokens, bytes = those of the cache; None: the mixture's own, examples",
+        choices=SIZES,
+    )
+    max_epochs: float | None = field(
+        None,
+        "most epochs of any task in the whole run, above 0; what this takes from a task goes to "
+        "the others in proportion to their rates; with alpha=0 it is UniMax; None: the mixture's "
+        "own, no limit",
+        rule=above(0),
+    )
+    schedule: str = field(
+        "",
+        "other rates or further tasks from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; on "
+        "resume, only entries that lie ahead may differ",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Settings of reading the cache.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    shuffle: str = field(
+        "global",
+        "order of an epoch's windows; global = all are permuted, block = blocks of whole shards "
+        "are permuted, and the windows within each, for a remote cache larger than the disk, none "
+        "= the cache's order",
+        choices=_SHUFFLES,
+    )
+    order: int = field(
+        _ORDERS[-1],
+        "version of the order of data, which a resumed run keeps; 2 = windows run over the borders "
+        "of shards, 1 = windows begin anew in each shard, whose last tokens are not read, as in "
+        "runs begun before version 2",
+        choices=_ORDERS,
+        unstored=1,
+    )
+    take: str | None = field(
+        None,
+        "first part of each task's training split that all epochs read, as 0.01 for a share, "
+        "'2^29 tokens' or '1000 documents'; 'TASK: AMOUNT; TASK: AMOUNT' for some tasks of a "
+        "mixture; None: all of it",
+    )
+    block_bytes: int = field(
+        16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
+    )
+    local_bytes: int = field(
+        50 << 30,
+        "most bytes of a remote cache's shards kept on the local disk at a time; 1 or more",
+        rule=at_least(1),
+    )
+    local_dir: str | None = field(
+        None,
+        "folder for local copies of a remote cache's shards, kept for the next start; None: a "
+        "temporary folder",
+    )
+    # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
+    threads: int = field(
+        1, "threads that make batches; 1 is fastest for small batches", rule=at_least(1)
+    )
+    prefetch: int = field(4, "most batches made ahead; 1 or more", rule=at_least(1))
+    use_cached: bool | None = field(
+        None,
+        "read a seqio task from its seqio cache; true = and warn if it has none, false = never; "
+        "None: if it has one",
+    )
+    pack: bool = field(
+        True, "pack several examples of a seqio task into one row; false = one example per row"
+    )
+    pack_examples: bool = field(
+        False, "pack several examples of a cache's task into each training row of --lengths"
+    )
+    segment_documents: bool = field(
+        False, "make the documents of a row segments: tokens attend to their own document only"
+    )
+    example_inputs: int | None = field(
+        None, "inputs of an example of a packed row; None: the task's, of pairs the row's",
+        rule=at_least(1),
+    )  # fmt: skip
+    example_targets: int | None = field(
+        None, "targets of an example of a packed row; None: the task's, of pairs the row's",
+        rule=at_least(1),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyConfig:
+    """The vocabulary that tasks and caches must have.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    model_file: str | None = field(
+        None, "SentencePiece model that the cache must have been built with; None: any"
+    )
+    extra_ids: int | None = field(
+        None,
+        "number of sentinels that the vocabulary must have beyond its pieces; None: any",
+        rule=at_least(0),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class OldVocabularyConfig:
+    """The vocabulary that the parameters of `init_from` were trained with.
+
+    Raises:
+      Rejected: at construction, if a value is invalid.
+    """
+
+    path: str | None = field(
+        None,
+        "the vocabulary, a folder or file as for a build, where a run or a folder of transformers "
+        "does not have it: rows are then carried over by piece (docs/vocabulary.md); None: theirs",
+    )
+    extra_ids: int | None = field(
+        None, "sentinels that are added to path, as 100 for T5's model; None: none",
+        rule=at_least(0),
+    )  # fmt: skip
+    id_map: str | None = field(
+        None,
+        "id_map.json of vocab.train --extend or vocab.trim, or the folder with it: rows are then "
+        "carried over by it; None: by piece",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        require(
+            self.extra_ids is None or self.path is not None,
+            "OldVocabularyConfig.extra_ids",
+            self.extra_ids,
+            "left out without init_from_vocabulary.path",
+        )
+        require(
+            self.id_map is None or self.path is None,
+            "OldVocabularyConfig.id_map",
+            self.id_map,
+            "left out beside init_from_vocabulary.path: either one says which rows are carried",
+        )

@@ -1,0 +1,49 @@
+"""The table of evaluations: a row for each checkpoint and, of a mixture, for each task."""
+
+from collections.abc import Mapping
+
+from tasks.terminal.table import table
+
+
+def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
+    """Returns a table with a row per checkpoint and, for a mixture, per checkpoint and task.
+
+    The row `all` is over all tokens, `mean` the mean of the tasks. Columns that say nothing new are
+    left out: the split if it is validation, for instance.
+
+    Args:
+      results: step -> split, or SPLIT/TASK -> metric -> value.
+    """
+    from trainer.engine.evaluator import TOKEN_METRICS
+
+    def shown(result: Mapping[str, float], name: str, form: str) -> str:
+        return format(result[name], form) if name in result else "-"
+
+    others = dict.fromkeys(
+        name
+        for by_split in results.values()
+        for result in by_split.values()
+        for name in result
+        if name not in TOKEN_METRICS
+    )
+    rows = [
+        {
+            "step": step,
+            "split": split.partition("/")[0],
+            "task": split.partition("/")[2] or "all",
+            "tokens": shown(result, "tokens", ",.0f") if len(by_split) > 1 else "-",
+            "loss": shown(result, "loss", ".4f"),
+            "perplexity": shown(result, "perplexity", ".2f"),
+            "accuracy": shown(result, "accuracy", ".4f"),
+            "below unigram": f"{result['unigram_entropy'] - result['loss']:.3f} nats"
+            if "loss" in result
+            else "-",
+            "bits/byte": shown(result, "bits_per_byte", ".4f"),
+            **{name: shown(result, name, ".2f") for name in others},
+        }
+        for step, by_split in results.items()
+        for split, result in by_split.items()
+    ]
+    unused = {"split": "validation", "task": "all", "tokens": "-", "bits/byte": "-"}
+    header = [name for name in rows[0] if any(row[name] != unused.get(name) for row in rows)]
+    return table(header, [[row[name] for name in header] for row in rows])

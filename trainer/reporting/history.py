@@ -1,0 +1,218 @@
+"""The record of a run, for reports: configuration, tasks, metrics, evaluations, software."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.config import Config, fields, load_config, load_record
+from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
+from trainer.reporting.software import read_software
+
+TRAIN, VALIDATION = "train", "validation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Values of one metric of one split.
+
+    Attributes:
+      steps: updates made, ascending.
+      values: the value after each; NaN where training wrote NaN.
+    """
+
+    steps: list[int]
+    values: list[float]
+
+
+@dataclasses.dataclass
+class History:
+    """The records of a run.
+
+    Attributes:
+      name: what the report calls it.
+      folder: its model directory.
+      config: its configuration.
+      origins: origin of each field that has no default value.
+      record: its tasks and their rates, as `load_record`.
+      lines: the lines of metrics.jsonl.
+      evaluations: what trainer.evaluate wrote, step -> split -> metric -> value.
+      software: what `save_software` wrote.
+      missing: what is not there, a sentence each.
+    """
+
+    name: str
+    folder: str
+    config: Config
+    origins: dict[str, str]
+    record: dict[str, Any]
+    lines: list[dict[str, Any]]
+    evaluations: dict[int, dict[str, dict[str, float]]]
+    software: dict[str, Any]
+    missing: list[str]
+
+    def points(self, split: str, metric: str, part: str = "metrics") -> Points:
+        """Returns the values of a metric; `part` is "speed" for those of training's speed.
+
+        Evaluations that trainer.evaluate made of a checkpoint fill the steps without one.
+        """
+        found: dict[int, float] = {}
+        if part == "metrics":
+            found = {
+                step: splits[split][metric]
+                for step, splits in self.evaluations.items()
+                if _is_number(splits.get(split, {}).get(metric))
+            }
+        for line in self.lines:
+            value: Any = line.get(part, {}).get(metric) if line["split"] == split else None
+            if _is_number(value):
+                found[line["step"]] = value
+        return Points(sorted(found), [found[step] for step in sorted(found)])
+
+    def last(self, split: str, metric: str, part: str = "metrics") -> float | None:
+        """Returns the newest value of a metric; None if there is none."""
+        values = self.points(split, metric, part).values
+        return values[-1] if values else None
+
+    def names(self, part: str = "metrics") -> dict[str, list[str]]:
+        """Returns split -> names of its metrics, in the order in which they were written."""
+        found: dict[str, dict[str, None]] = {}
+        for split, values in self._written(part):
+            found.setdefault(split, {}).update(dict.fromkeys(values))
+        return {split: list(values) for split, values in found.items()}
+
+    def _written(self, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for line in self.lines:
+            yield line["split"], line.get(part, {})
+        if part == "metrics":
+            for splits in self.evaluations.values():
+                yield from splits.items()
+
+    @property
+    def step(self) -> int:
+        """The newest step with a line."""
+        return max((line["step"] for line in self.lines), default=0)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Positions of a step, of both sides, padding included."""
+        rates = [
+            speed["tokens_per_second"] / speed["steps_per_second"]
+            for line in self.lines
+            if (speed := line.get("speed", {})).get("steps_per_second")
+            and "tokens_per_second" in speed
+        ]
+        lengths = self.config.lengths
+        planned = self.config.batch_size * ((lengths.inputs or 0) + (lengths.targets or 0))
+        return round(statistics.median(rates)) if rates else planned
+
+    def hours(self, steps: Sequence[int]) -> list[float]:
+        """Returns the hours of training before each of the ascending steps.
+
+        They are computed from the recorded speed, which leaves out compilation and evaluation. The
+        updates before the first record of speed are taken to be as fast as those after it.
+        """
+        known = self._clock
+        return [_between(known, step) / 3600 for step in steps]
+
+    @functools.cached_property
+    def _clock(self) -> list[tuple[int, float]]:
+        """The seconds of training before each step with a record of speed."""
+        rates = self.points(TRAIN, "steps_per_second", "speed")
+        known = [(0, 0.0)]
+        for step, rate in zip(rates.steps, rates.values, strict=True):
+            before, seconds = known[-1]
+            if rate > 0:
+                known.append((step, seconds + (step - before) / rate))
+        return known
+
+    def blocked(self) -> tuple[float, float]:
+        """Returns the seconds for which checkpoints blocked training, and its seconds in all."""
+        waits = self.points(TRAIN, "checkpoint_blocking_seconds", "speed").values
+        return sum(waits), 3600 * self.hours([self.step])[0]
+
+
+def load(folder: str, name: str) -> History:
+    """Returns the records of the run in `folder`.
+
+    Raises:
+      UserError: there is no run, or a file of it is damaged.
+    """
+    config, origins = load_config(folder)
+    lines = read_metrics(folder)
+    path = files.join(folder, EVALUATION_FILE)
+    evaluations = files.read_json(path).get("checkpoints", {}) if files.exists(path) else {}
+    software = read_software(folder)
+    splits = {line["split"] for line in lines}
+    missing = []
+    if TRAIN not in splits:
+        missing.append("no training metrics yet: let it train longer")
+    if not evaluations and not any(split.startswith(VALIDATION) for split in splits):
+        missing.append("no validation metrics yet: give --evaluation.every_steps above 0")
+    if not software:
+        missing.append("no record of software and hardware")
+    bad = sum(not math.isfinite(value) for line in lines for value in _numbers(line["metrics"]))
+    if bad:
+        missing.append(f"{bad:,} values are not finite and leave gaps")
+    by_step = {int(step): found for step, found in evaluations.items()}
+    record = load_record(folder)
+    return History(name, folder, config, origins, record, lines, by_step, software, missing)
+
+
+def load_all(folders: Sequence[str]) -> list[History]:
+    """Returns the records of runs, each named by the part of its path that tells it from others.
+
+    Raises:
+      UserError: a run is not there, damaged, or named twice.
+    """
+    parts = [folder.rstrip("/").split("/") for folder in folders]
+    for one, other in itertools.combinations(parts, 2):
+        if one == other:
+            raise UserError(f"{'/'.join(one)} is named twice: name each run once")
+    while len(parts) > 1 < min(map(len, parts)) and len({each[-1] for each in parts}) == 1:
+        parts = [each[:-1] for each in parts]  # "a/model" and "b/model" are a and b
+    for length in itertools.count(1):
+        names = ["/".join(each[-length:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return [load(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
+    """Returns (field path, value in each run) of the fields whose values differ, without model_dir.
+
+    A value is "–" where a run has no such field.
+    """
+    leaves = [dict(fields.leaves(each.config)) for each in histories]
+    paths = dict.fromkeys(path for each in leaves for path in each)
+    rows = [(path, [each.get(path, "–") for each in leaves]) for path in paths]
+    return [
+        (path, values)
+        for path, values in rows
+        if path != "model_dir" and any(value != values[0] for value in values)
+    ]
+
+
+def _between(known: Sequence[tuple[int, float]], step: int) -> float:
+    """Returns the value at `step` on the line through known points, going on at its ends."""
+    if len(known) == 1:
+        return known[0][1]
+    later = min(max(bisect.bisect_left(known, (step,)), 1), len(known) - 1)
+    (start, low), (end, high) = known[later - 1], known[later]
+    return low + (high - low) * (step - start) / (end - start)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(values: dict[str, Any]) -> list[float]:
+    return [value for value in values.values() if _is_number(value)]

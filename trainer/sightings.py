@@ -1,0 +1,174 @@
+"""Which steps of a run saw a document, from its configuration, its order and its caches' lineage.
+
+Works for caches that a takedown has changed since, as they keep their earlier lineage.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from tasks.cache import superseded
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+_DOCUMENT_PART = re.compile(r"#part\d+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sighting:
+    """A row of a batch that held a part of a document; `step` counts from 1, `row` from 0."""
+
+    document: str
+    step: int
+    row: int
+    task: str
+    epoch: int
+    window: int
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step:,}, row {self.row:,}: {self.document} ({self.task}, epoch "
+            f"{self.epoch:,}, window {self.window:,})"
+        )
+
+
+class Sightings:
+    """The documents that a run has seen.
+
+    Attributes:
+      steps: number of updates that the run has recorded, in metrics.jsonl or a checkpoint.
+
+    Args:
+      model_dir: folder of the run.
+      cache_dir: folder of caches by task, if they were moved since.
+
+    Raises:
+      UserError: there is no such run, or the state of a cache that it was trained on is not known.
+    """
+
+    def __init__(self, model_dir: str, cache_dir: str | None = None):
+        from trainer.config import fields, load_config
+        from trainer.data.cached import CachedData
+        from trainer.reporting.metrics import read_metrics
+        from trainer.setup import prepare
+
+        config, origins = load_config(model_dir)
+        if cache_dir:
+            config = fields.replace(config, "cache_dir", cache_dir)
+        run = prepare(config, origins)
+        if not isinstance(run.data, CachedData):
+            raise UserError(
+                f"task {config.task} is read through seqio, which does not record documents"
+            )
+        saved, fingerprints = _newest(model_dir)
+        lines = read_metrics(model_dir)
+        self.steps = max([saved, *(line["step"] for line in lines)])
+        tasks, self._paths = [], []
+        for task in run.data.tasks:
+            if task.manifest.plan.adopted:
+                raise UserError(f"{task.cache} is another program's, which records no documents")
+            then = fingerprints.get(task.task.name, task.manifest.plan.fingerprint)
+            if then != task.manifest.plan.fingerprint:
+                task = dataclasses.replace(task, manifest=superseded.load(task.cache, then))
+            paths = superseded.lineage_paths(task.cache, task.manifest, "train", then)
+            self._paths.append(paths)
+            tasks.append(task)
+        self._data = CachedData(run.config, tasks, run.converter)
+
+    def of(self, documents: Collection[str]) -> Iterator[Sighting]:
+        """Yields the rows that held a part of one of the documents, step by step.
+
+        A document that was read in several parts is known by its own id.
+        """
+        windows = [self._windows(number, set(documents)) for number in range(len(self._paths))]
+        known = [np.array(sorted(each), np.int64) for each in windows]
+        if not any(map(len, known)):
+            return
+        batches = self._data.batches()
+        for step in range(1, self.steps + 1):
+            rows_E, places, _ = batches.examples(step - 1)
+            seen = np.zeros(len(rows_E), bool)
+            for number, values in enumerate(known):
+                seen |= (places.sources == number) & np.isin(places.windows, values)
+            for place in np.flatnonzero(seen).tolist():
+                number, window = int(places.sources[place]), int(places.windows[place])
+                for document in windows[number][window]:
+                    yield Sighting(
+                        document, step, int(rows_E[place]), self._data.sources[number].task,
+                        int(places.epochs[place]), window,
+                    )  # fmt: skip
+
+    def _windows(self, number: int, documents: set[str]) -> dict[int, list[str]]:
+        """Returns the documents in each window of a task that holds any of them."""
+        from pyarrow import parquet
+
+        source = self._data.sources[number]
+        found: dict[int, list[str]] = {}
+        for shard, path in enumerate(self._paths[number]):
+            try:
+                with files.open_read(path) as file:
+                    table = parquet.read_table(file, columns=["id", "row", "position", "tokens"])
+            except FileNotFoundError as error:
+                raise UserError(
+                    f"{path} is missing, as the cache was extended since the run: restore the "
+                    "cache that the run was trained on"
+                ) from error
+            for row, name in enumerate(table.column("id").to_pylist()):
+                name = name if name in documents else _DOCUMENT_PART.sub("", name)
+                if name in documents:
+                    place = (table.column(each)[row].as_py() for each in table.column_names[1:])
+                    for window in source.maker.windows.holding(shard, *place):
+                        held = found.setdefault(window, [])
+                        if name not in held:
+                            held.append(name)
+        return found
+
+
+def _newest(model_dir: str) -> tuple[int, dict[str, str]]:
+    """Returns the step and the caches' fingerprints of the newest checkpoint; (0, {}) if none."""
+    from trainer import description
+
+    steps = [
+        int(name.removeprefix("checkpoint_"))
+        for name in files.list_names(model_dir)
+        if re.fullmatch(r"checkpoint_\d+", name)
+    ]
+    for step in sorted(steps, reverse=True):
+        try:
+            path = files.join(model_dir, f"checkpoint_{step}")
+            return step, description.read(path)["cache_fingerprints"]
+        except description.Damaged:
+            continue
+    return 0, {}
+
+
+def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> None:
+    """Prints which runs saw which documents, a line for each row.
+
+    Args:
+      model_dirs: folders of runs, separated by commas.
+      documents: an id, or "@" and the path of a text file of ids, one a line.
+      cache_dir: as of `Sightings`.
+
+    Raises:
+      UserError: as `Sightings` does, or there is no such file.
+    """
+    try:
+        names = [documents]
+        if documents.startswith("@"):
+            names = [line for line in files.read_lines(documents[1:]) if line.strip()]
+    except FileNotFoundError as error:
+        raise UserError(f"--document={documents}: there is no such file") from error
+    for model_dir in model_dirs.split(","):
+        sightings = Sightings(model_dir, cache_dir)
+        rows = 0
+        steps: set[int] = set()
+        for each in sightings.of(names):
+            print(f"{model_dir}: {each}")
+            rows += 1
+            steps.add(each.step)
+        what = names[0] if len(names) == 1 else f"{len(names):,} documents"
+        saw = f"saw {what} in {len(steps):,}" if rows else f"did not see {what} in any"
+        print(f"{model_dir} {saw} of its {sightings.steps:,} steps")
