@@ -10,23 +10,20 @@ every seed; and prints a table. Finished parts are kept when the command is run 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
-import unicodedata
-from collections.abc import Iterator
 from typing import Any
 
+from experiments import pairs
 from tasks.storage import files
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError, positive
+from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
 
 _METRICS = ("exact_match", "character_error_rate")
 _PRETRAINED, _RANDOM = "pretrained", "random"
-# Examples are runs of so many words that together have a diacritic, in rows of so many tokens.
-_WORDS = 2
+# Tokens of a row.
 _INPUTS = _TARGETS = 16
 # T5's objective "BERT-style" without its random and kept tokens: the whole text is predicted from a
 # text with masks, so that a model learns to copy, which span corruption does not ask for.
@@ -63,12 +60,12 @@ def _prepare(arguments: Any) -> None:
     if not files.exists(f"{vocabulary}/sentencepiece.model"):
         size = f"--vocab_size={arguments.vocab_size}"
         _run("vocab.train", f"--corpus={corpus}", size, f"--output={vocabulary}")
-    _write_pairs(corpus, f"{folder}/pairs")
+    pairs.write(corpus, "diacritics", f"{folder}/pairs")
     shared = (f"--vocabulary={vocabulary}", f"--cache_dir={caches}")
     _run("pipeline.build", f"--task=ro_{_OBJECTIVE}", f"--corpus={corpus}", *shared)
-    pairs = f"json:{folder}/pairs/*.jsonl?split=train&inputs=inputs&targets=targets"
+    given = f"json:{folder}/pairs/*.jsonl?split=train&inputs=inputs&targets=targets"
     limits = (f"--max_inputs={_INPUTS}", f"--max_targets={_TARGETS}")
-    _run("pipeline.build", "--task=diacritics_supervised", f"--corpus={pairs}", *shared, *limits)
+    _run("pipeline.build", "--task=diacritics_supervised", f"--corpus={given}", *shared, *limits)
     _run(
         *("trainer.pretrain", f"--preset={arguments.preset}", f"--task=ro_{_OBJECTIVE}"),
         *(f"--cache_dir={caches}", f"--model_dir={folder}/pretrained"),
@@ -118,45 +115,6 @@ def _run(module: str, *flags: str) -> None:
     code = subprocess.run([sys.executable, "-m", module, *flags], check=False).returncode
     if code:
         sys.exit(code)
-
-
-def _write_pairs(corpus: str, folder: str) -> None:
-    """Writes train.jsonl and validation.jsonl of {"inputs", "targets"} lines, none in both."""
-    if files.exists(f"{folder}/train.jsonl"):
-        return
-    from tasks.reading import sources
-
-    found = sources.resolve(sources.parse(corpus))
-    by_split: dict[str, list[str]] = {"validation": [], "train": []}
-    for piece in found.pieces:
-        for split, batch in sources.read(found, piece):
-            for text in batch.column("text").to_pylist():
-                by_split[split] += _phrases(text or "")
-    held_out = set(by_split["validation"])
-    by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
-    os.makedirs(folder, exist_ok=True)
-    for split, phrases in by_split.items():
-        if not phrases:
-            raise UserError(f"--corpus={corpus}: its {split} split has no diacritics")
-        lines = (
-            json.dumps({"inputs": plain(text), "targets": text}, ensure_ascii=False) + "\n"
-            for text in dict.fromkeys(phrases)
-        )
-        files.write_bytes(f"{folder}/{split}.jsonl", "".join(lines).encode())
-
-
-def _phrases(text: str) -> Iterator[str]:
-    words = unicodedata.normalize("NFC", text).split()
-    for first in range(0, len(words) - _WORDS + 1, _WORDS):
-        phrase = " ".join(words[first : first + _WORDS])
-        if plain(phrase) != phrase:
-            yield phrase
-
-
-def plain(text: str) -> str:
-    """Returns a text without diacritics."""
-    parts = unicodedata.normalize("NFD", text)
-    return "".join(each for each in parts if not unicodedata.combining(each))
 
 
 def _table(results: dict[str, list[dict[str, float]]]) -> str:

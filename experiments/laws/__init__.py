@@ -1,0 +1,1 @@
+"""Scaling laws: fits of losses over steps, parameters and tokens, with intervals."""

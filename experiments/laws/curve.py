@@ -1,0 +1,157 @@
+"""The loss of one run over its steps: L(t) = a t^-b + c."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy import optimize
+
+from tasks.terminal.command_line import UserError
+
+# Source: MARCH's fit, `least_squares(loss="soft_l1", x0=(10, 0.5, 2))`.
+_START = (10.0, 0.5, 2.0)
+# Consecutive losses depend on each other, so that blocks of them are drawn, not single ones.
+_BLOCKS = 50
+_LEAST_POINTS = 20
+# A fit that goes on for longer runs along a valley: its window identifies nothing.
+_EVALUATIONS = 200
+# A window whose interval of c is wider, in nats, says nothing of the limit.
+WIDEST = 0.2
+# Parts of the window, of equal ratios of steps, whose mean residuals are compared with the fit.
+_PARTS = 8
+# Largest root mean square of these means, as a share of the fall of the loss within the window.
+_MISFIT = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class CurveFit:
+    """A fit of a t^-b + c.
+
+    Attributes:
+      a, b, c: its constants; t in updates, c in the loss's unit.
+      draws: float64 [draws, 3], the constants of each draw of the bootstrap.
+      first, last: the steps at the ends of the window.
+      misfit: root mean square of the mean residuals of parts of the window, less that of noise,
+        as a share of the fall of the fit within it.
+    """
+
+    a: float
+    b: float
+    c: float
+    draws: np.ndarray
+    first: int
+    last: int
+    misfit: float
+
+    def at(self, step: float) -> float:
+        """Returns the fitted loss at a step."""
+        return self.a * step**-self.b + self.c
+
+    def interval(self, values: np.ndarray) -> tuple[float, float]:
+        """Returns the 2.5th and 97.5th percentile of one value for each draw."""
+        low, high = np.percentile(values, (2.5, 97.5))
+        return float(low), float(high)
+
+    def interval_at(self, step: float) -> tuple[float, float]:
+        """Returns the interval of the loss at a step."""
+        a, b, c = self.draws.T
+        return self.interval(a * step**-b + c)
+
+    @property
+    def refusal(self) -> str:
+        """Why the window does not identify the curve; "" if it does."""
+        low, high = self.interval(self.draws[:, 2])
+        window = f"the window of steps {self.first:,} to {self.last:,}"
+        if self.misfit > _MISFIT:
+            return (
+                f"{window} is no single power law: means of its parts miss the best one by "
+                f"{self.misfit:.0%} of the fall of the loss; begin later (--window)"
+            )
+        if high - low > WIDEST:
+            return (
+                f"{window} does not identify the exponent: c is anywhere from {low:.2f} to "
+                f"{high:.2f} (95 %), an interval wider than {WIDEST}; begin earlier (--window) or "
+                "train longer"
+            )
+        if self.c < 0 or low < 0:
+            return (
+                f"{window} gives a loss of {min(self.c, low):.2f} in the limit, which no loss has: "
+                "begin earlier (--window) or train longer"
+            )
+        return ""
+
+
+def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
+    """Returns the fit of losses over steps, with a bootstrap over blocks of consecutive losses.
+
+    The loss of residuals is soft_l1, which outliers weigh less on than on squares.
+
+    Args:
+      steps: updates, 1 or more, in ascending order.
+      losses: the losses after them.
+      draws: number of draws of the bootstrap.
+      seed: of the draws.
+
+    Raises:
+      UserError: there are too few points.
+    """
+    t, y = np.asarray(steps, float), np.asarray(losses, float)
+    if len(t) < _LEAST_POINTS:
+        raise UserError(
+            f"the window has {len(t)} losses, and {_LEAST_POINTS} are needed: begin earlier "
+            "(--window), or set --metrics.every_steps lower"
+        )
+    if not np.isfinite(y).all():
+        raise UserError("the window has losses that are not finite: choose another --window")
+    best = _fitted(t, y, _START)
+    a, b, c = best
+    law = a * t**-b + c
+    residuals = y - law
+    random = np.random.default_rng(seed)
+    block = max(1, len(t) // _BLOCKS)
+    found = [_fitted(t, law + _drawn(random, residuals, block), best) for _ in range(draws)]
+    return CurveFit(
+        float(a), float(b), float(c), np.array(found), int(t[0]), int(t[-1]),
+        _misfit(t, residuals, a * t[0] ** -b - a * t[-1] ** -b),
+    )  # fmt: skip
+
+
+def _drawn(random: np.random.Generator, residuals: np.ndarray, block: int) -> np.ndarray:
+    """Returns residuals of the same number, in blocks from random places; they wrap around."""
+    count = len(residuals)
+    starts = random.integers(0, count, -(-count // block))
+    return residuals[(starts[:, None] + np.arange(block)).ravel()[:count] % count]
+
+
+def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
+    """Returns (a, b, c)."""
+    log = np.log(t)
+    # The scale of a depends on b by orders of magnitude: fitted at the window's middle instead.
+    middle = float(log.mean())
+
+    def residuals(p: np.ndarray) -> np.ndarray:
+        return p[0] * np.exp(-p[1] * (log - middle)) + p[2] - y
+
+    def jacobian(p: np.ndarray) -> np.ndarray:
+        power = np.exp(-p[1] * (log - middle))
+        return np.stack([power, -p[0] * (log - middle) * power, np.ones_like(power)], 1)
+
+    a, b, c = start
+    begin = (a * np.exp(-b * middle), b, c)
+    result = optimize.least_squares(
+        residuals, begin, jac=jacobian, loss="soft_l1", x_scale="jac", max_nfev=_EVALUATIONS
+    )
+    scaled, b, c = result.x
+    return np.array([scaled * np.exp(b * middle), b, c])
+
+
+def _misfit(t: np.ndarray, residuals: np.ndarray, fall: float) -> float:
+    """Returns the root mean square of mean residuals of parts beyond that of noise, over `fall`."""
+    edges = np.geomspace(t[0], t[-1], _PARTS + 1)[1:-1]
+    parts = [part for part in np.split(residuals, np.searchsorted(t, edges)) if len(part)]
+    # Differences of neighbours are noise, whatever the law misses.
+    noise = np.var(np.diff(residuals)) / 2
+    beyond = np.mean([part.mean() ** 2 - noise / len(part) for part in parts])
+    return float(np.sqrt(max(beyond, 0.0)) / max(abs(fall), 1e-12))

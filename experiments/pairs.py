@@ -1,0 +1,86 @@
+"""Writes pairs of words without and with what a text has lost, for experiments to restore.
+
+    python -m experiments.pairs --corpus='parquet:DATA/ro_*.parquet' --undo=diacritics --output=DIR
+
+Writes train.jsonl and validation.jsonl of {"inputs", "targets"}; no text is in both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, UserError
+
+# An example is a run of so many words that together have something to lose.
+_WORDS = 2
+
+
+def without_diacritics(text: str) -> str:
+    """Returns a text without diacritics."""
+    parts = unicodedata.normalize("NFD", text)
+    return "".join(each for each in parts if not unicodedata.combining(each))
+
+
+LOSSES: Mapping[str, Callable[[str], str]] = {
+    "diacritics": without_diacritics,
+    "case": str.lower,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command."""
+    parser = Parser(prog="python -m experiments.pairs", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--corpus", required=True, help="texts, as in pipeline.build")
+    add("--undo", choices=tuple(LOSSES), default="diacritics", help="what the inputs lack")
+    add("--output", required=True, metavar="DIR", help="folder for the pairs")
+    arguments = parser.parse_args(argv)
+    write(arguments.corpus, arguments.undo, arguments.output)
+
+
+def write(corpus: str, undo: str, folder: str) -> None:
+    """Writes the pairs of both splits of a corpus; does nothing if they are there.
+
+    Raises:
+      UserError: a split has none.
+    """
+    if files.exists(files.join(folder, "train.jsonl")):
+        return
+    from tasks.reading import sources
+
+    lose = LOSSES[undo]
+    found = sources.resolve(sources.parse(corpus))
+    by_split: dict[str, list[str]] = {"validation": [], "train": []}
+    for piece in found.pieces:
+        for split, batch in sources.read(found, piece):
+            for text in batch.column("text").to_pylist():
+                by_split[split] += _phrases(text or "", lose)
+    held_out = set(by_split["validation"])
+    by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
+    os.makedirs(folder, exist_ok=True)
+    for split, phrases in by_split.items():
+        if not phrases:
+            raise UserError(f"--corpus={corpus}: its {split} split has no {undo}")
+        lines = (
+            json.dumps({"inputs": lose(text), "targets": text}, ensure_ascii=False) + "\n"
+            for text in dict.fromkeys(phrases)
+        )
+        files.write_bytes(files.join(folder, f"{split}.jsonl"), "".join(lines).encode())
+
+
+def _phrases(text: str, lose: Callable[[str], str]) -> Iterator[str]:
+    words = unicodedata.normalize("NFC", text).split()
+    for first in range(0, len(words) - _WORDS + 1, _WORDS):
+        phrase = " ".join(words[first : first + _WORDS])
+        if lose(phrase) != phrase:
+            yield phrase
+
+
+if __name__ == "__main__":
+    command_line.run(main, sys.argv[1:])

@@ -1,0 +1,235 @@
+"""Fits scaling laws to losses, with intervals, and predicts from them.
+
+    python -m experiments.scaling steps RUN [--window=1000:15000] [--predict=100000,1000000]
+    python -m experiments.scaling sizes RUN RUN … [--form=chinchilla] [--predict=1e9:2e10]
+
+`steps` fits L(t) = a t^-b + c to the losses of one run over its updates; `sizes` fits L(N, D) to
+the last losses of several runs by parameters and tokens, E + A / N^alpha + B / D^beta or Kaplan's
+form. A RUN is the folder of a run, or a CSV file with the columns step and loss, or parameters,
+tokens and loss. A window or a set of runs that does not identify the exponents is refused, with
+exit code 2. Intervals are 95 % of a bootstrap, over blocks of consecutive losses or over runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tasks.storage import files
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
+from tasks.terminal.table import table
+
+if TYPE_CHECKING:
+    from experiments.laws.curve import CurveFit
+    from experiments.laws.size import SizeFit
+
+_FORMS = ("chinchilla", "kaplan")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns its exit code."""
+    parser = Parser(
+        prog="python -m experiments.scaling", description=__doc__, formatter_class=RawHelp
+    )
+    add = parser.add_argument
+    add("law", choices=("steps", "sizes"), help="the loss over steps, or by parameters and tokens")
+    add("runs", nargs="+", metavar="RUN", help="folder of a run, or CSV file")
+    add("--split", choices=("train", "validation"), help="losses to fit (default: train of steps, "
+        "validation of sizes)")  # fmt: skip
+    add("--window", metavar="FIRST:LAST", help="with steps: updates to fit, as 1000: or 1000:15000")
+    add("--form", choices=_FORMS, help="with sizes: the law (default: chinchilla)")
+    add(
+        "--predict",
+        metavar="A,B",
+        help="steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, of which to predict "
+        "the loss",
+    )
+    add("--draws", type=positive, default=200, help="draws of the bootstrap")
+    add("--picture", metavar="FILE", help="PNG of losses and law to write")
+    add("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    if arguments.law == "steps":
+        return _steps(arguments)
+    return _sizes(arguments)
+
+
+def _steps(arguments: argparse.Namespace) -> int:
+    if len(arguments.runs) > 1 or arguments.form:
+        raise UserError("steps fits one run, and has no --form: sizes fits several")
+    window = re.fullmatch(r"(\d*):(\d*)", arguments.window or ":")
+    if not window:
+        raise UserError(f"--window={arguments.window}: write it as 1000:15000 or 1000:")
+    first, last = int(window[1] or 1), int(window[2] or 2**62)
+    predicted = [_number(text, "--predict") for text in _parts(arguments.predict)]
+    (run,) = arguments.runs
+    points = _losses(run, arguments.split or "train")
+    inside = [(step, loss) for step, loss in points if max(1, first) <= step <= last]
+
+    from experiments.laws import curve
+
+    steps, losses = [step for step, _ in inside], [loss for _, loss in inside]
+    found = curve.fit(steps, losses, arguments.draws)
+    if found.refusal:
+        raise UserError(f"{run}: {found.refusal}")
+    rows: list[tuple[Any, ...]] = [
+        (name, getattr(found, name), *found.interval(found.draws[:, place]))
+        for place, name in enumerate("abc")
+    ]
+    rows += [(f"L({step:g})", found.at(step), *found.interval_at(step)) for step in predicted]
+    formula = "L(t) = a t^-b + c"
+    _print(rows, f"{formula}, steps {found.first:,} to {found.last:,}", arguments.json)
+    if arguments.picture:
+        _draw_steps(points, found, predicted, arguments.picture)
+    return 0
+
+
+def _sizes(arguments: argparse.Namespace) -> int:
+    if arguments.window:
+        raise UserError("--window is for steps: sizes takes the last loss of each run")
+    predicted = []
+    for text in _parts(arguments.predict):
+        n, colon, d = text.partition(":")
+        if not colon:
+            raise UserError(f"--predict={text}: write parameters and tokens as 1e9:2e10")
+        predicted.append((_number(n, "--predict"), _number(d, "--predict")))
+    rows = [row for run in arguments.runs for row in _sized(run, arguments.split or "validation")]
+
+    from experiments.laws import size
+
+    form = arguments.form or "chinchilla"
+    parameters, tokens, losses = ([row[place] for row in rows] for place in range(3))
+    found = size.fit(form, parameters, tokens, losses, arguments.draws)
+    if found.refusal:
+        raise UserError(found.refusal)
+    shown: list[tuple[Any, ...]] = [(name, *row) for name, row in found.constants().items()]
+    shown += [(f"L({n:g}, {d:g})", *found.at(n, d)) for n, d in predicted]
+    _print(shown, f"{form}, {len(rows)} runs", arguments.json)
+    if arguments.picture:
+        _draw_sizes(rows, found, arguments.picture)
+    return 0
+
+
+def _parts(text: str | None) -> list[str]:
+    return text.split(",") if text else []
+
+
+def _number(text: str, flag: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise UserError(f"{flag}={text}: it must be a number") from error
+    if not 0 < value < float("inf"):
+        raise UserError(f"{flag}={text}: it must be above 0")
+    return value
+
+
+def _csv(path: str, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
+    """Returns the rows of a CSV file.
+
+    Raises:
+      UserError: the file lacks a column, or a value is no number.
+    """
+    reader = csv.DictReader(io.StringIO(files.read_bytes(path).decode()))
+    for name in columns:
+        if name not in (reader.fieldnames or ()):
+            raise UserError(f"{path} has no column {name}: it needs {', '.join(columns)}")
+    rows = []
+    for number, row in enumerate(reader, 2):
+        try:
+            rows.append(tuple(float(row[name]) for name in columns))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
+    return rows
+
+
+def _losses(run: str, split: str) -> list[tuple[int, float]]:
+    """Returns (step, loss) of a run in ascending order of steps."""
+    if run.endswith(".csv"):
+        if not files.exists(run):
+            raise UserError(f"{run}: no such file")
+        return sorted((int(step), loss) for step, loss in _csv(run, ("step", "loss")))
+    from trainer.reporting.metrics import METRICS_FILE, read_metrics
+
+    lines = [line for line in read_metrics(run) if line["split"] == split]
+    if not lines:
+        raise UserError(f"{run} has no losses of {split}: there is no {METRICS_FILE} with them")
+    return [(line["step"], line["metrics"]["loss"]) for line in lines]
+
+
+def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
+    """Returns (parameters, tokens, loss) of a run, or of each line of a CSV file.
+
+    Tokens are the targets' positions of all updates, padding included; parameters all of them.
+    """
+    if run.endswith(".csv"):
+        if not files.exists(run):
+            raise UserError(f"{run}: no such file")
+        return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]
+    from trainer.config import load_config
+    from trainer.engine.cost import parameter_count
+
+    step, loss = _losses(run, split)[-1]
+    config = load_config(run)[0]
+    tokens = step * config.batch_size * (config.lengths.targets or 0)
+    return [(parameter_count(config.model), tokens, loss)]
+
+
+def _print(rows: list[tuple[Any, ...]], title: str, as_json: bool) -> None:
+    if as_json:
+        values = {name: {"value": v, "low": low, "high": high} for name, v, low, high in rows}
+        print(json.dumps({"law": title, **values}))
+        return
+    print(title)
+    shown = [(name, *(f"{value:.5g}" for value in values)) for name, *values in rows]
+    print(table(("", "value", "2.5 %", "97.5 %"), shown, markdown=True))
+
+
+def _draw_steps(
+    points: list[tuple[int, float]], found: CurveFit, predicted: list[float], picture: str
+) -> None:
+    import numpy as np
+
+    from trainer.reporting.drawing import load_pyplot
+
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), dpi=110, layout="constrained")
+    axes.plot(*zip(*points, strict=True), ".", markersize=2, color="0.6", label="losses")
+    steps = np.geomspace(found.first, max(found.last, *predicted, 0), 200)
+    low, high = np.array([found.interval_at(step) for step in steps]).T
+    axes.plot(steps, [found.at(step) for step in steps], color="C0", label="law")
+    axes.fill_between(steps, low, high, color="C0", alpha=0.2, linewidth=0, label="95 %")
+    axes.axvspan(found.first, found.last, color="0.9", zorder=0, label="window")
+    axes.set(xscale="log", xlabel="step", ylabel="loss")
+    _save(pyplot, figure, axes, picture)
+
+
+def _draw_sizes(rows: list[tuple[float, float, float]], found: SizeFit, picture: str) -> None:
+    from trainer.reporting.drawing import load_pyplot
+
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(5, 4.5), dpi=110, layout="constrained")
+    pairs = [(found.at(n, d)[0], loss) for n, d, loss in rows]
+    axes.plot(*zip(*pairs, strict=True), "o", markersize=4, label="runs")
+    ends = [f(value for pair in pairs for value in pair) for f in (min, max)]
+    axes.plot(ends, ends, color="0.6", label="equal")
+    axes.set(xlabel="loss of the law", ylabel="loss of the run")
+    _save(pyplot, figure, axes, picture)
+
+
+def _save(pyplot: Any, figure: Any, axes: Any, picture: str) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    with files.atomic_write(picture) as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    command_line.run(main, sys.argv[1:])

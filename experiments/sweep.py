@@ -1,0 +1,268 @@
+"""Trains every combination of some values with every seed, and compares the results.
+
+    python -m experiments.sweep FILE --output=DIR [--corpus=SPEC] [--seeds=0,1,2] [--workers=1] \\
+        [--axis=optimizer.learning_rate=0.01,0.02] [--field.path=value] [--dry_run]
+    python -m experiments.sweep --output=DIR --preset=NAME --task=TASK --cache_dir=DIR \\
+        --axis=model.mlp_activations='relu;gelu,linear' --seeds=0,1,2 --baseline=relu
+
+FILE is a name in experiments/files or a .toml file (docs/experiments/README.md). Any field of the
+trainer's configuration and any parameter of FILE is a flag and applies to all cells. A cell is a
+run of trainer.pretrain in a process of its own, in OUTPUT/cells. Rerun the same command to resume:
+finished cells are kept, killed ones go on where they were, and failed ones are run again with
+--retry. Seeds and values of axes may be added. The results are written to table.md, results.jsonl
+and curves.png in OUTPUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from experiments.sweeps import definition
+from experiments.sweeps.definition import Sweep
+from tasks.storage import files, lock
+from tasks.terminal import command_line
+from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
+
+if TYPE_CHECKING:
+    from experiments.sweeps.cells import Cell
+    from experiments.sweeps.results import Values
+
+_SWEEP = "sweep.json"
+_TERMINATED = 75
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns its exit code, 1 if a cell has not finished."""
+    sweep, arguments = defined(argv)
+    output = arguments.output
+    if files.is_remote(output):
+        raise UserError(f"--output={output}: the folder of a sweep must be local")
+    output = os.path.abspath(files.local_path(output))
+
+    from experiments.sweeps import cells, running
+
+    planned = cells.plan(sweep, output)
+    # Cells see the devices. This process computes shapes only, and must not hold them.
+    environment = dict(os.environ)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if arguments.dry_run:
+        _print_plan(planned, output)
+        return 0
+    times = _step_times(arguments.step_times, sweep, planned)
+    files.make_folder(output)
+    with lock.held(output, "sweep", "--output"), running.stoppable():
+        try:
+            _same_sweep(sweep, output)
+            if not arguments.no_prepare:
+                running.prepare(planned, output, environment)
+            found = [(cell, cell.key()) for cell in planned]
+            placed = [
+                (cell, key, files.join(output, cells.folder_of(cell, key))) for cell, key in found
+            ]
+            running.run(_to_run(placed, arguments.retry), arguments.workers, environment)
+        except running.Stopped:
+            print("SIGTERM: run the same command to resume", file=sys.stderr)
+            return _TERMINATED
+        return _report(sweep, placed, output, times)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m experiments.sweep", description=__doc__, formatter_class=RawHelp
+    )
+    add = parser.add_argument
+    known = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
+    add("file", nargs="?", metavar="FILE", help=f"a .toml file, or one of {known}")
+    add("--output", required=True, metavar="DIR", help="folder for the cells and the results")
+    add("--seeds", help="seeds of each combination, as 0,1,2; the file's, or 0, if left out")
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="NAME=A,B",
+        help="values of a field or parameter, parted by ; if they have commas; of an axis of the "
+        "file, those to run; may be repeated",
+    )
+    add("--metric", help="metric to compare; the file's, or loss, if left out")
+    add("--baseline", metavar="VALUE", help="value to compare with, or AXIS=VALUE,AXIS=VALUE")
+    add("--tune", metavar="AXIS", help="axis of which each combination takes its best value")
+    add("--workers", "--processes", type=positive, default=1, help="cells at the same time")
+    add("--retry", action="store_true", help="run failed cells again, from where they ended")
+    add(
+        "--no_prepare",
+        action="store_true",
+        help="make no vocabularies and caches: they are there, as where Beam is not installed",
+    )
+    add("--dry_run", action="store_true", help="print cells, steps, tokens and time, and exit")
+    add(
+        "--step_times",
+        metavar="FILE",
+        help="JSON of seconds per step by preset, as written by benchmarks.variants --output, for "
+        "the column speed-up",
+    )
+    return parser
+
+
+def defined(argv: list[str]) -> tuple[Sweep, argparse.Namespace]:
+    """Returns (the sweep, the command's own arguments) of a command line.
+
+    Raises:
+      UserError: the file or a flag is wrong; configurations of cells are not checked.
+    """
+    arguments, flags = _parser().parse_known_args(argv)
+    sweep = definition.read(arguments.file) if arguments.file else Sweep("sweep")
+    for text in arguments.axis:
+        sweep = definition.with_axis(sweep, text)
+    sweep = definition.with_flags(sweep, flags)
+    changes: dict[str, object] = {}
+    if arguments.seeds:
+        try:
+            changes["seeds"] = tuple(int(part) for part in arguments.seeds.split(","))
+        except ValueError as error:
+            raise UserError(f"--seeds={arguments.seeds}: give whole numbers, as 0,1,2") from error
+    if arguments.baseline:
+        changes["baseline"] = _baseline(sweep, arguments.baseline)
+    changes |= {
+        name: getattr(arguments, name)
+        for name in ("metric", "tune")
+        if getattr(arguments, name) is not None
+    }
+    return definition.checked(dataclasses.replace(sweep, **changes)), arguments  # type: ignore[arg-type]
+
+
+def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
+    if "=" not in text:
+        if len(sweep.axes) != 1:
+            raise UserError(f"--baseline={text}: write AXIS=VALUE, as there are several axes")
+        return {sweep.axes[0].name: text}
+    pairs = (pair.partition("=")[::2] for pair in text.split(","))
+    return {axis: label for axis, label in pairs}
+
+
+def _same_sweep(sweep: Sweep, output: str) -> None:
+    """Records what the cells share, or compares it with what the folder's cells share.
+
+    Raises:
+      UserError: the folder is that of another sweep; names the first difference.
+    """
+    path = files.join(output, _SWEEP)
+    if not files.exists(path):
+        files.write_json(path, sweep.shared())
+        return
+    before, now = files.read_json(path), sweep.shared()
+    for part in now:
+        theirs, ours = before.get(part), now[part]
+        if theirs == ours:
+            continue
+        if isinstance(theirs, dict) and isinstance(ours, dict):
+            names = sorted({*theirs, *ours})
+            part = next(name for name in names if theirs.get(name) != ours.get(name))
+            theirs, ours = theirs.get(part), ours.get(part)
+        raise UserError(
+            f"{output} holds another sweep, whose {part} is {theirs or 'unset'} and not "
+            f"{ours or 'unset'}: choose another --output"
+        )
+
+
+def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell, str, str]]:
+    """Returns the cells that are to be run, and says how many are not."""
+    from experiments.sweeps import cells
+
+    status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]
+    kept = [cells.FINISHED] if retry else [cells.FINISHED, cells.FAILED]
+    for word in kept:
+        if count := status.count(word):
+            print(f"{count} of {len(placed)} cells {word} before", flush=True)
+    return [each for each, word in zip(placed, status, strict=True) if word not in kept]
+
+
+def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Values, float] | None:
+    """Returns seconds of a step by combination; None without --step_times."""
+    if not path:
+        return None
+    try:
+        times = files.read_json(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(
+            f"--step_times={path}: {error}; write the file with benchmarks.variants --output"
+        ) from error
+    presets = {tuple(cell.values.items()): cell.config.preset for cell in planned}
+    for preset in presets.values():
+        if preset not in times:
+            raise UserError(
+                f"--step_times={path} lacks {preset}: measure it with benchmarks.variants "
+                f"--presets={','.join(dict.fromkeys(presets.values()))}"
+            )
+    return {values: times[preset] for values, preset in presets.items()}
+
+
+def _report(
+    sweep: Sweep,
+    placed: list[tuple[Cell, str, str]],
+    output: str,
+    times: dict[Values, float] | None,
+) -> int:
+    """Writes and prints the results; returns the exit code."""
+    from experiments.sweeps import cells, drawing, estimating, results
+
+    outcomes = [results.outcome(*each, sweep.metric) for each in placed]
+    curves = results.curves_of(outcomes)
+    lines = results.json_lines(outcomes, sweep.metric)
+    files.write_bytes(files.join(output, "results.jsonl"), lines.encode())
+    parameters = {
+        tuple(cell.values.items()): estimating.cost(cell).parameters for cell, _, _ in placed
+    }
+    text = results.table(sweep, curves, parameters, times)
+    notes = results.notes(sweep, outcomes)
+    files.write_bytes(files.join(output, "table.md"), f"{text}\n\n{notes}\n".encode())
+    print(f"{text}\n\n{notes}", flush=True)
+    if any(curves.values()):
+        drawing.draw(sweep, curves, files.join(output, "curves.png"))
+    left = [each for each in outcomes if each.status != cells.FINISHED]
+    if left:
+        failed = sum(each.status == cells.FAILED for each in left)
+        advice = "--retry runs failed cells again" if failed else "run the same command to resume"
+        print(
+            f"{len(left)} of {len(outcomes)} cells have not finished, {failed} failed: {advice}",
+            file=sys.stderr,
+        )
+    return int(bool(left))
+
+
+def _print_plan(planned: list[Cell], output: str) -> None:
+    """Prints the cells of each combination with what they cost."""
+    from experiments.sweeps import estimating
+    from tasks.terminal.table import table
+
+    costs = {cell.label: estimating.cost(cell) for cell in planned}
+    done = {cell.label: estimating.finished(cell, output) for cell in planned}
+    over = [(cell, folder) for cell in planned if (folder := done[cell.label])]
+    speed, source = estimating.speed(over, costs)
+    rows = []
+    for values, group in itertools.groupby(planned, lambda cell: cell.values):
+        same = list(group)
+        cost, left = costs[same[0].label], sum(not done[cell.label] for cell in same)
+        sizes = (f"{n:,}" for n in (cost.parameters, cost.steps, cost.tokens))
+        minutes = f"{cost.seconds(speed) / 60:,.1f}"
+        counts = (len(same), left)
+        rows.append([*values.values(), *sizes, f"{cost.operations:.2e}", minutes, *counts])
+    names = ("parameters", "steps", "tokens", "FLOPs", "minutes", "seeds", "to run")
+    print(table([*planned[0].values, *names], rows))
+    to_run = [costs[cell.label] for cell in planned if not done[cell.label]]
+    hours = sum(cost.seconds(speed) for cost in to_run) / 3600
+    for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
+        print(f"before: python -m {' '.join(command)}")
+    print(
+        f"{len(to_run)} of {len(planned)} cells to run: {sum(c.steps for c in to_run):,} steps, "
+        f"{sum(c.tokens for c in to_run):,} tokens, about {hours:,.1f} hours of one worker "
+        f"({speed / 1e9:,.0f} GFLOP/s, {source})"
+    )
+
+
+if __name__ == "__main__":
+    command_line.run(main, sys.argv[1:])

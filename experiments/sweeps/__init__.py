@@ -1,0 +1,1 @@
+"""Parts of the sweep runner: definition, cells, processes, results, pictures, estimates."""

@@ -1,0 +1,219 @@
+"""The cells of a sweep: what each runs, the folder it runs in, and how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.sweeps.definition import OUTPUT, Choice, Settings, Sweep, filled
+from tasks.storage import files
+from tasks.terminal.command_line import Parser, UserError
+from trainer import pretrain
+from trainer.config import Config, fields
+from trainer.config.optimizer import recipe
+
+CELLS = "cells"
+RECORD = "cell.json"
+FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
+# Fields that say where a run is, not what it computes.
+_PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
+# Those that the runner sets.
+_OWN = ("model_dir", "seed", "init_from")
+_EVALUATIONS = 20
+# The parameter that says how many pieces vocab.train makes, and the sentinels that it adds.
+_PIECES, _SENTINELS = "vocab_size", 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A run of trainer.pretrain or trainer.finetune.
+
+    Attributes:
+      module: the command.
+      settings: its flags, without the run's folder.
+      config: the configuration that they give.
+    """
+
+    module: str
+    settings: Settings
+    config: Config
+
+    @property
+    def folder(self) -> str:
+        """Name of the run's folder in that of the cell."""
+        return "run" if self.module == "trainer.pretrain" else "then"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A combination of the axes' values with a seed.
+
+    Attributes:
+      values: axis -> label.
+      seed: the seed.
+      stages: its runs, one after the other.
+      prepare: commands that must have been run before, as words.
+      vocab_size: ids of the vocabulary that these commands make, for estimates; None: unknown.
+    """
+
+    values: Settings
+    seed: int
+    stages: tuple[Stage, ...]
+    prepare: tuple[tuple[str, ...], ...]
+    vocab_size: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The cell in words."""
+        return ", ".join([*(f"{axis}={label}" for axis, label in self.values.items()),
+                          f"seed {self.seed}"])  # fmt: skip
+
+    @property
+    def config(self) -> Config:
+        """The configuration of its first run."""
+        return self.stages[0].config
+
+    def commands(self, folder: str) -> list[tuple[str, ...]]:
+        """Returns the commands of the runs, as words, for a cell in `folder`."""
+        found = []
+        for stage in self.stages:
+            own = {"model_dir": files.join(folder, stage.folder)}
+            if stage.module == "trainer.finetune":
+                own["init_from"] = files.join(folder, self.stages[0].folder)
+            flags = (f"--{name}={value}" for name, value in {**stage.settings, **own}.items())
+            found.append((stage.module, *flags))
+        return found
+
+    def key(self) -> str:
+        """Returns the SHA-256 of what the cell computes: configurations and caches.
+
+        Raises:
+          UserError: there is no cache of a task.
+        """
+        stages = []
+        for stage in self.stages:
+            values = {
+                path: value for path, value in fields.leaves(stage.config) if path not in _PLACES
+            }
+            stages.append([stage.module, values, fingerprints(stage.config)])
+        return hashlib.sha256(json.dumps(stages, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprints(config: Config) -> dict[str, str]:
+    """Returns the fingerprint of each task's cache; none of a task of seqio.
+
+    Raises:
+      UserError: there is no such task or cache.
+    """
+    from trainer.data.cached import open_cache
+    from trainer.data.mixing import mixtures_of
+
+    if config.task.startswith("seqio:"):
+        return {}
+    names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
+    return {name: open_cache(config, name).manifest.plan.fingerprint for name in names}
+
+
+def plan(sweep: Sweep, output: str) -> list[Cell]:
+    """Returns the cells of a sweep, the seeds of a combination one after the other.
+
+    Raises:
+      UserError: a field or parameter is unknown, or a configuration rejects a value.
+    """
+    cells = []
+    for choices in sweep.combinations():
+        values = {axis.name: choice.label for axis, choice in zip(sweep.axes, choices, strict=True)}
+        for seed in sweep.seeds:
+            try:
+                cells.append(_cell(sweep, output, choices, values, seed))
+            except UserError as error:
+                label = ", ".join(f"{axis}={label}" for axis, label in values.items())
+                raise UserError(f"{label}: {error}" if label else str(error)) from error
+    return cells
+
+
+def _cell(
+    sweep: Sweep, output: str, choices: Sequence[Choice], values: Settings, seed: int
+) -> Cell:
+    given, base = dict(sweep.parameters), dict(sweep.base)
+    for choice in choices:
+        for name, value in choice.settings.items():
+            (given if name in sweep.parameters else base)[name] = value
+    parameters = {OUTPUT: output}
+    for name, value in given.items():  # may have those before it in braces
+        parameters[name] = filled(value, parameters)
+    stages = [_stage("trainer.pretrain", base, parameters, seed, {})]
+    if sweep.then:
+        preset = {"preset": stages[0].config.preset}
+        stages.append(_stage("trainer.finetune", sweep.then, parameters, seed, preset))
+    commands = (shlex.split(filled(each, parameters)) for each in sweep.prepare)
+    prepare = tuple(tuple(command) for command in commands if command)
+    pieces = parameters.get(_PIECES, "")
+    vocab_size = int(pieces) + _SENTINELS if pieces.isdecimal() else None
+    return Cell(values, seed, tuple(stages), prepare, vocab_size)
+
+
+def _stage(
+    module: str, settings: Settings, parameters: Settings, seed: int, implied: Settings
+) -> Stage:
+    for name in _OWN:
+        if name in settings:
+            raise UserError(f"{name} is set by the sweep, from seeds and --output: leave it out")
+    given = {name: filled(value, parameters) for name, value in settings.items()}
+    steps = given.get("train_steps", str(Config.__dataclass_fields__["train_steps"].default))
+    every = max(1, int(steps) // _EVALUATIONS) if steps.isdecimal() else 1
+    given = {
+        "evaluation.every_steps": str(every),
+        "metrics.every_steps": str(every),
+        "metrics.tensorboard": "false",
+        "checkpoint.every_steps": str(5 * every),
+        "checkpoint.keep": "1",
+        **given,
+        "seed": str(seed),
+    }
+    return Stage(module, given, _config(module, {**implied, **given}))
+
+
+def _config(module: str, settings: Settings) -> Config:
+    """Returns the configuration that flags give; for trainer.finetune, that of its own fields."""
+    parser = Parser(prog=f"python -m {module}")
+    pretrain.add_sources(parser, gin=False)
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    arguments, others = parser.parse_known_args(flags)
+    if module == "trainer.finetune":
+        arguments.optimizer_preset = arguments.optimizer_preset or "t5x_finetune"
+        recipe(arguments.optimizer_preset)
+    return pretrain.configured(arguments, others)[0]
+
+
+def folder_of(cell: Cell, key: str) -> str:
+    """Returns the folder of a cell within that of the sweep: legible, and unique by its key."""
+    words = "_".join([*cell.values.values(), f"seed_{cell.seed}"])
+    return f"{CELLS}/{re.sub(r'[^A-Za-z0-9.+_-]+', '-', words)[-80:]}-{key[:8]}"
+
+
+def load_record(folder: str, key: str) -> Mapping[str, Any]:
+    """Returns how a cell ended, {} if it has not: {"status", "why"} and what it was.
+
+    Raises:
+      UserError: the record is damaged.
+    """
+    path = files.join(folder, RECORD)
+    if not files.exists(path):
+        return {}
+    value = files.read_json(path)
+    return value if value.get("key") == key else {}
+
+
+def save_record(folder: str, cell: Cell, key: str, status: str, why: str = "") -> None:
+    """Records how a cell ended."""
+    commands = [shlex.join(command) for command in cell.commands(folder)]
+    files.write_json(
+        files.join(folder, RECORD),
+        {"key": key, "label": cell.label, "status": status, "why": why, "commands": commands},
+    )

@@ -1,0 +1,95 @@
+"""Learning curves, and how many fewer updates one needs than another."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A metric over the evaluations of a run.
+
+    Attributes:
+      steps: the evaluated steps, in updates.
+      values: the metric at each of them, as loss in nats per token.
+    """
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def final(self) -> float:
+        """The value at the last evaluation."""
+        return self.values[-1]
+
+    def steps_to(self, value: float) -> float:
+        """Returns the updates until the metric first falls to `value`; infinity if it never does.
+
+        Values are interpolated linearly between evaluations. A value that is already reached at
+        the first evaluation gives that evaluation's step.
+        """
+        if self.values[0] <= value:
+            return float(self.steps[0])
+        points = list(zip(self.steps, self.values, strict=True))
+        for (before, high), (after, low) in itertools.pairwise(points):
+            if low <= value:
+                return before + (after - before) * (high - value) / (high - low)
+        return math.inf
+
+
+def steps_ratio(baseline: Curve, variant: Curve) -> float:
+    """Returns how many times fewer updates the variant needs to reach the baseline's final value.
+
+    If the variant does not reach it, the ratio is below 1: the updates the baseline needs to reach
+    the variant's final value, divided by all of the baseline's updates. Times the ratio of the
+    seconds of an update, it is Primer's speed-up factor.
+
+    Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
+    variant's at equal quality.
+    """
+    if variant.final <= baseline.final:
+        return baseline.steps[-1] / variant.steps_to(baseline.final)
+    return baseline.steps_to(variant.final) / baseline.steps[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds, and Student's 95 % interval of the mean.
+
+    The deviation of a single value is 0, and its interval None.
+    """
+
+    mean: float
+    deviation: float
+    interval: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Returns the spread of one or more values.
+
+        Source: Student's t distribution with one degree of freedom less than there are values.
+        """
+        mean, count = statistics.fmean(values), len(values)
+        if count < 2:
+            return cls(mean, 0.0, None)
+        from scipy import stats
+
+        deviation = statistics.stdev(values)
+        half = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+        return cls(mean, deviation, (mean - half, mean + half))
+
+    def shown(self, digits: int = 4, sign: bool = False) -> str:
+        """Returns mean and deviation as text; with `sign`, always with one."""
+        mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"
+        return f"{mean} ± {self.deviation:.{digits}f}"
+
+    def shown_interval(self, digits: int = 4, sign: bool = False) -> str:
+        """Returns the interval as text; "-" if there is none."""
+        if self.interval is None:
+            return "-"
+        plus = "+" if sign else ""
+        return " to ".join(f"{end:{plus}.{digits}f}" for end in self.interval)

@@ -1,0 +1,343 @@
+"""The definition of a sweep: what a file of experiments/files says, and flags change."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import string
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.terminal.command_line import UserError, nearest
+
+FILES = pathlib.Path(__file__).parents[1] / "files"
+OUTPUT = "output"
+_KEYS = (
+    *("title", "parameters", "prepare", "base", "then", "axes", "choices"),
+    *("seeds", "metric", "baseline", "tune"),
+)
+Settings = Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A value of an axis: its label, and the fields and parameters that it sets.
+
+    Attributes:
+      label: the value in tables.
+      settings: field or parameter -> value.
+      tries: the values of the tuned axis that go with this one; (): all.
+    """
+
+    label: str
+    settings: Settings
+    tries: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis of a sweep: a field or a parameter, or a name for several set together."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """Fields and parameters that the axis sets."""
+        return {name for choice in self.choices for name in choice.settings}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep: every combination of the axes' values with every seed.
+
+    Attributes:
+      name: name of the file, or "sweep".
+      title: the question that it answers.
+      parameters: values of {placeholders} in all other texts; each is a flag.
+      prepare: commands that make vocabularies and caches, run once for each combination of the
+        placeholders in them.
+      base: flags of trainer.pretrain that all cells share.
+      then: flags of trainer.finetune, run after trainer.pretrain; empty if it is not run.
+      axes: the axes.
+      seeds: seeds of each combination.
+      metric: the metric of the last evaluation to compare, as in metrics.jsonl.
+      baseline: axis -> label of the cells with which the others are compared; {}: no comparison.
+      tune: axis of which each combination of the others takes its best value; "" for none.
+    """
+
+    name: str
+    title: str = ""
+    parameters: Settings = dataclasses.field(default_factory=dict)
+    prepare: tuple[str, ...] = ()
+    base: Settings = dataclasses.field(default_factory=dict)
+    then: Settings = dataclasses.field(default_factory=dict)
+    axes: tuple[Axis, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    metric: str = "loss"
+    baseline: Settings = dataclasses.field(default_factory=dict)
+    tune: str = ""
+
+    def axis(self, name: str) -> Axis:
+        """Returns the axis of this name, which must exist."""
+        return next(axis for axis in self.axes if axis.name == name)
+
+    def combinations(self) -> Iterator[tuple[Choice, ...]]:
+        """Yields the combinations of the axes' values, the last axis changing fastest."""
+        for choices in itertools.product(*(axis.choices for axis in self.axes)):
+            pairs = zip(self.axes, choices, strict=True)
+            tried = {choice.label for axis, choice in pairs if axis.name == self.tune}
+            if all(tried <= {*choice.tries} for choice in choices if choice.tries):
+                yield choices
+
+    def shared(self) -> dict[str, Any]:
+        """Returns what all cells of a folder share, as JSON: seeds and axes may be added."""
+        fields = ("parameters", "base", "then")
+        return {name: getattr(self, name) for name in fields}
+
+
+def read(name: str) -> Sweep:
+    """Returns the sweep of a TOML file, given by its path or by its name in experiments/files.
+
+    Raises:
+      UserError: there is no such file, or it is wrong; names what.
+    """
+    path = pathlib.Path(name)
+    if not name.endswith(".toml"):
+        path = FILES / f"{name}.toml"
+        if not path.exists():
+            known = sorted(each.stem for each in FILES.glob("*.toml"))
+            raise UserError(
+                f"there is no experiment {name}{nearest(name, known)}: give a .toml file or one of "
+                f"{', '.join(known)}"
+            )
+    try:
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}") from error
+    try:
+        return checked(_parsed(path.stem, value))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
+    for key in value:
+        if key not in _KEYS:
+            raise UserError(f"unknown key {key}{nearest(key, _KEYS)}; known: {', '.join(_KEYS)}")
+    tables = {key: _table(value, key) for key in ("parameters", "base", "then", "axes", "choices")}
+    tune = str(value.get("tune", ""))
+    axes: list[Axis] = []
+    # In the order of the file.
+    for key in value:
+        if key == "axes":
+            for axis, values in _flat(tables[key]).items():
+                if not isinstance(values, list):
+                    raise UserError(f"axes.{axis} must be a list of values")
+                axes.append(
+                    Axis(axis, tuple(Choice(as_text(v), {axis: as_text(v)}) for v in values))
+                )
+        elif key == "choices":
+            axes += [_choices(axis, labels, tune) for axis, labels in tables[key].items()]
+    tries = dict.fromkeys(text for axis in axes for each in axis.choices for text in each.tries)
+    if tries and tune not in [axis.name for axis in axes]:
+        texts = sorted(tries, key=float) if all(map(is_number, tries)) else list(tries)
+        axes.append(Axis(tune, tuple(Choice(text, {tune: text}) for text in texts)))
+    prepare, seeds = value.get("prepare", []), value.get("seeds", [0])
+    if not (isinstance(prepare, list) and all(isinstance(each, str) for each in prepare)):
+        raise UserError("prepare must be a list of commands")
+    if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
+        raise UserError("seeds must be a list of whole numbers")
+    baseline = value.get("baseline", {})
+    if not isinstance(baseline, dict):
+        if len(axes) != 1:
+            raise UserError("baseline must be a table of axis = value, as there are several axes")
+        baseline = {axes[0].name: baseline}
+    return Sweep(
+        name,
+        str(value.get("title", "")),
+        _texts(tables["parameters"]),
+        tuple(prepare),
+        _texts(tables["base"]),
+        _texts(tables["then"]),
+        tuple(axes),
+        tuple(seeds),
+        str(value.get("metric", "loss")),
+        _texts(baseline),
+        tune,
+    )
+
+
+def _table(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = value.get(key, {})
+    if not isinstance(found, dict):
+        raise UserError(f"{key} must be a table")
+    return found
+
+
+def _choices(name: str, labels: Any, tune: str) -> Axis:
+    if not (isinstance(labels, dict) and all(isinstance(each, dict) for each in labels.values())):
+        raise UserError(f"choices.{name} must have a table of fields for each label")
+    choices = []
+    for label, table in labels.items():
+        settings = _flat(table)
+        # A list of values of the tuned axis is tried one by one.
+        tries = settings.pop(tune) if isinstance(settings.get(tune), list) else []
+        texts = {field: as_text(value) for field, value in settings.items()}
+        choices.append(Choice(label, texts, tuple(map(as_text, tries))))
+    return Axis(name, tuple(choices))
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns dotted path -> value: optimizer.name = … is a table within a table to TOML."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = f"{path}.{name}" if path else name
+        found |= _flat(value, inner) if isinstance(value, dict) else {inner: value}
+    return found
+
+
+def _texts(table: Mapping[str, Any]) -> dict[str, str]:
+    return {name: as_text(value) for name, value in _flat(table).items()}
+
+
+def as_text(value: Any) -> str:
+    """Returns a value of TOML as it is typed on a command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(as_text, value)) if isinstance(value, list) else str(value)
+
+
+def is_number(text: str) -> bool:
+    """Returns whether a label is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def with_axis(sweep: Sweep, text: str) -> Sweep:
+    """Returns the sweep with an axis set from NAME=A,B,…; values with commas are parted by ";".
+
+    Of an axis of named choices, these become the ones to run.
+
+    Raises:
+      UserError: the text is malformed, or the axis has no choice of a name.
+    """
+    name, _, listed = text.partition("=")
+    values = [each.strip() for each in listed.split(";" if ";" in listed else ",")]
+    if not name or not all(values):
+        raise UserError(f"--axis={text}: write it as optimizer.learning_rate=0.01,0.02")
+    before = {axis.name: axis for axis in sweep.axes}
+    choices = tuple(Choice(value, {name: value}) for value in values)
+    if name in before and before[name].names != {name}:
+        known = {choice.label: choice for choice in before[name].choices}
+        for value in values:
+            if value not in known:
+                hint = nearest(value, known) or f"; it has {', '.join(known)}"
+                raise UserError(f"--axis={text}: {name} has no {value}{hint}")
+        choices = tuple(known[value] for value in values)
+    base = {field: value for field, value in sweep.base.items() if field != name}
+    axes = list((before | {name: Axis(name, choices)}).values())
+    if name == sweep.tune:  # for every combination, not only those that would try them
+        axes = [
+            Axis(axis.name, tuple(dataclasses.replace(each, tries=()) for each in axis.choices))
+            for axis in axes
+        ]
+    return dataclasses.replace(sweep, axes=tuple(axes), base=base)
+
+
+def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
+    """Returns the sweep with parameters and fields of all cells set from --name=value.
+
+    Raises:
+      UserError: a flag has no value, or is what an axis varies.
+    """
+    parameters, base, then = dict(sweep.parameters), dict(sweep.base), dict(sweep.then)
+    for flag in flags:
+        name, equals, value = flag.removeprefix("--").partition("=")
+        if not flag.startswith("--"):
+            raise UserError(f"{flag}: write flags as --name=value; the FILE comes first")
+        if not equals:
+            raise UserError(f"--{name} needs a value: write --{name}=…")
+        for axis in sweep.axes:
+            if name in axis.names:
+                raise UserError(f"--{name} is what the sweep varies: set --axis={axis.name}=A,B")
+        if name in parameters:
+            parameters[name] = value
+        elif name.startswith("then."):
+            then[name.removeprefix("then.")] = value
+        else:
+            base[name] = value
+    return dataclasses.replace(sweep, parameters=parameters, base=base, then=then)
+
+
+def checked(sweep: Sweep) -> Sweep:
+    """Returns the sweep if it is consistent in itself.
+
+    Raises:
+      UserError: it has no cells, or baseline, tune or a placeholder names what is not there.
+    """
+    if not sweep.seeds:
+        raise UserError("the sweep has no cells: seeds is empty")
+    if len(set(sweep.seeds)) < len(sweep.seeds):
+        raise UserError("a seed comes twice")
+    names = [axis.name for axis in sweep.axes]
+    for axis in sweep.axes:
+        labels = [choice.label for choice in axis.choices]
+        if not labels:
+            raise UserError(f"the sweep has no cells: the axis {axis.name} has no values")
+        if len(set(labels)) < len(labels):
+            raise UserError(f"a value of the axis {axis.name} comes twice")
+        for other in sweep.axes:
+            if other is not axis and (both := axis.names & other.names):
+                raise UserError(f"the axes {axis.name} and {other.name} both set {min(both)}")
+    if not any(True for _ in sweep.combinations()):
+        raise UserError(f"the sweep has no cells: none of the values of {sweep.tune} is tried")
+    for name, label in sweep.baseline.items():
+        if name not in names:
+            raise UserError(
+                f"baseline: there is no axis {name}{nearest(name, names)}; the axes are "
+                f"{', '.join(names) or 'none'}"
+            )
+        known = [choice.label for choice in sweep.axis(name).choices]
+        if label not in known:
+            raise UserError(
+                f"baseline: the axis {name} has no value {label}{nearest(label, known)}; it has "
+                f"{', '.join(known)}"
+            )
+    if sweep.tune and sweep.tune not in names:
+        raise UserError(f"tune: there is no axis {sweep.tune}; the axes are {', '.join(names)}")
+    if sweep.tune in sweep.baseline:
+        raise UserError(f"tune: {sweep.tune} is part of the baseline: leave it out of one")
+    return sweep
+
+
+def placeholders(text: str) -> set[str]:
+    """Returns the names in braces.
+
+    Raises:
+      UserError: a brace is not closed.
+    """
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise UserError(f"{text}: {error}; write a brace of its own twice") from error
+
+
+def filled(text: str, values: Settings) -> str:
+    """Returns a text with its {placeholders} replaced.
+
+    Raises:
+      UserError: there is no parameter of a name.
+    """
+    for name in sorted(placeholders(text)):
+        if name not in values:
+            known = ", ".join(sorted(values))
+            raise UserError(f"{text}: there is no parameter {name}{nearest(name, values)}: {known}")
+    return text.format_map(values)

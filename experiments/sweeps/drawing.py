@@ -1,0 +1,107 @@
+"""Pictures of a sweep: curves, differences from the baseline, and the metric along an axis."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.sweeps.curves import Curve
+from experiments.sweeps.definition import Sweep, is_number
+from experiments.sweeps.results import Curves, Values, baseline_of, tuned
+from tasks.storage import files
+from trainer.reporting.drawing import load_pyplot
+
+
+def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
+    """Writes a PNG of a sweep. Equal curves give equal files.
+
+    The panels show the metric over steps; if there is a baseline, the difference from it with the
+    same seed; and for each axis whose values are numbers, the last value along it. Lines are means
+    over seeds, bands cover all of them. Where an axis is tuned, only curves at its best are drawn.
+
+    Raises:
+      UserError: matplotlib is not installed.
+    """
+    pyplot = load_pyplot()
+    numeric = [axis.name for axis in sweep.axes if _numbers(sweep, axis.name)]
+    count = 1 + bool(sweep.baseline) + len(numeric)
+    figure, grid = pyplot.subplots(
+        1, count, figsize=(5 * count, 4.5), dpi=110, layout="constrained", squeeze=False
+    )
+    panels = list(grid[0])
+    shown = {values: by_seed for values, by_seed in curves.items() if by_seed}
+    if sweep.tune:
+        shown = {values: curves[values] for values in tuned(curves, sweep).values()}
+    _over_steps(panels.pop(0), sweep, shown)
+    if sweep.baseline:
+        _differences(panels.pop(0), sweep, shown)
+    for name, panel in zip(numeric, panels, strict=True):
+        _along(panel, sweep, curves, name)
+    for panel in grid[0]:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.3)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, fontsize="small")
+    with files.atomic_write(picture) as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _name(values: Values) -> str:
+    return ", ".join(label for _, label in values) or "all"
+
+
+def _numbers(sweep: Sweep, axis: str) -> dict[str, float] | None:
+    """Returns label -> number of an axis; None if some label is no number, or if it has one."""
+    labels = [choice.label for choice in sweep.axis(axis).choices]
+    several = len(labels) > 1 and all(map(is_number, labels))
+    return {label: float(label) for label in labels} if several else None
+
+
+def _over_steps(panel: Any, sweep: Sweep, curves: Curves) -> None:
+    for number, (values, by_seed) in enumerate(curves.items()):
+        runs = list(by_seed.values())
+        _band(panel, runs[0].steps, [run.values for run in runs], f"C{number}", _name(values))
+    panel.set(xlabel="step", ylabel=sweep.metric, xscale="log")
+
+
+def _differences(panel: Any, sweep: Sweep, curves: Curves) -> None:
+    base_of = {tuple(p for p in values if p[0] != sweep.tune): values for values in curves}
+    for number, (values, by_seed) in enumerate(curves.items()):
+        theirs = baseline_of(values, sweep.baseline)
+        base = curves.get(base_of.get(tuple(p for p in theirs if p[0] != sweep.tune), ()), {})
+        pairs = [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
+        pairs = [pair for pair in pairs if pair[0].steps == pair[1].steps]
+        if pairs:
+            gaps = [_gaps(*pair) for pair in pairs]
+            _band(panel, pairs[0][0].steps, gaps, f"C{number}", _name(values))
+    panel.set(xlabel="step", ylabel=f"{sweep.metric} minus the baseline's")
+
+
+def _gaps(ours: Curve, theirs: Curve) -> list[float]:
+    return [one - other for one, other in zip(ours.values, theirs.values, strict=True)]
+
+
+def _along(panel: Any, sweep: Sweep, curves: Curves, axis: str) -> None:
+    numbers: Mapping[str, float] = _numbers(sweep, axis) or {}
+    lines: dict[Values, list[tuple[float, float]]] = {}
+    for values, by_seed in curves.items():
+        others = tuple(pair for pair in values if pair[0] != axis)
+        if by_seed:
+            mean = statistics.fmean(run.final for run in by_seed.values())
+            lines.setdefault(others, []).append((numbers[dict(values)[axis]], mean))
+    for others, points in lines.items():
+        panel.plot(*zip(*sorted(points), strict=True), marker="o", label=_name(others))
+    positive = all(number > 0 for number in numbers.values())
+    panel.set(xlabel=axis, ylabel=sweep.metric, xscale="log" if positive else "linear")
+
+
+def _band(
+    panel: Any, x: Sequence[float], by_seed: Sequence[Sequence[float]], color: str, name: str
+) -> None:
+    """Draws the mean over seeds as a line and the range of all seeds as a band."""
+    at_each = list(zip(*by_seed, strict=True))
+    panel.plot(x, [statistics.fmean(values) for values in at_each], color=color, label=name)
+    low, high = ([end(values) for values in at_each] for end in (min, max))
+    panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)

@@ -1,0 +1,165 @@
+"""Estimates of what a sweep costs, before it runs: steps, tokens, operations, time."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.sweeps import cells
+from experiments.sweeps.cells import Cell, Stage
+from tasks import registry
+from tasks.cache.cache import find_cache
+from tasks.cache.manifest import CacheManifest
+from tasks.objectives import Lengths
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.config import Config, fields
+from trainer.data.mixing import mixtures_of
+from trainer.reporting.metrics import read_metrics
+from trainer.setup import batch_of_tokens
+
+# Seconds of imports and compilation before the first update.
+_STARTUP_SECONDS = 15.0
+# Share of the speed of one large product that steps of small models reach: a guess, in use until
+# cells have finished.
+_UTILISATION = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of a cell.
+
+    Attributes:
+      parameters: of the model.
+      steps: updates of all its runs.
+      tokens: positions of inputs and targets in all updates.
+      operations: floating-point operations of updates and evaluations.
+      runs: number of its runs.
+    """
+
+    parameters: int
+    steps: int
+    tokens: int
+    operations: float
+    runs: int
+
+    def seconds(self, speed: float) -> float:
+        """Returns the time that it takes at `speed` operations a second."""
+        return self.runs * _STARTUP_SECONDS + self.operations / speed
+
+
+def cost(cell: Cell) -> Cost:
+    """Returns what a cell costs."""
+    from trainer.engine.cost import parameter_count
+
+    vocab_size = cell.vocab_size
+    stages = [_stage(stage, vocab_size) for stage in cell.stages]
+    steps, tokens, operations = (sum(column) for column in zip(*stages, strict=True))
+    model = _fitted(cell.config, vocab_size).model
+    return Cost(parameter_count(model), steps, tokens, operations, len(stages))
+
+
+def _fitted(config: Config, vocab_size: int | None) -> Config:
+    """Returns the configuration with the vocabulary that its data will give it."""
+    manifest = _manifest(config)
+    if manifest:
+        vocab_size = manifest.plan.vocabulary.size
+    if vocab_size is None:
+        return config
+    return fields.replace(config, "model.vocab_size", -(-vocab_size // 128) * 128)
+
+
+def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
+    """Returns updates, tokens and operations of a run."""
+    from trainer.engine.cost import flops_per_step
+
+    config = _fitted(stage.config, vocab_size)
+    lengths = _lengths(config)
+    config = batch_of_tokens(config, {}, lengths, devices=1)
+    positions = lengths.inputs + lengths.targets
+    update = flops_per_step(config.model, config.batch_size, lengths.inputs, lengths.targets)
+    evaluated = 0.0
+    every = config.evaluation.every_steps
+    manifest = _manifest(config)
+    if every and manifest and "validation" in manifest.splits:
+        rows = manifest.total("validation", "tokens") / positions
+        if config.evaluation.batches:
+            size = config.evaluation.batch_size or config.batch_size
+            rows = min(rows, config.evaluation.batches * size)
+        # A pass forward is a third of an update.
+        evaluated = -(-config.train_steps // every) * rows * update / config.batch_size / 3
+    steps = config.train_steps
+    return steps, steps * config.batch_size * positions, steps * update + evaluated
+
+
+def _lengths(config: Config) -> Lengths:
+    """Returns the lengths of a run's examples, which its first task has unless they are set."""
+    own = Lengths(0, 0)
+    if not config.task.startswith("seqio:"):
+        name = next(name for _, spec in mixtures_of(config) for name in spec.names)
+        own = registry.get(name, config.task_module).lengths
+    given = config.lengths
+    return Lengths(
+        own.inputs if given.inputs is None else given.inputs,
+        own.targets if given.targets is None else given.targets,
+    )
+
+
+def _manifest(config: Config) -> CacheManifest | None:
+    """Returns the manifest of the cache of a run's first task; None if it is not built."""
+    try:
+        name = next(name for _, spec in mixtures_of(config) for name in spec.names)
+        task = registry.get(name, config.task_module)
+        relatives = registry.relatives(task, config.task_module)
+        return CacheManifest.load(find_cache(config.cache_dir, name, relatives), check=False)
+    except UserError:
+        return None
+
+
+def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
+    """Returns operations a second, and where the number is from.
+
+    That is from the finished cells, given with their folders, or from the speed of one product of
+    matrices. `costs` are by label.
+    """
+    found = []
+    for cell, folder in finished:
+        rates = [
+            line.get("speed", {}).get("steps_per_second")
+            for line in read_metrics(files.join(folder, cell.stages[0].folder))
+        ]
+        known = [rate for rate in rates if rate]
+        each = costs[cell.label]
+        if known:
+            found.append(statistics.median(known) * each.operations / each.steps)
+    if found:
+        return statistics.median(found), f"by {len(found)} finished cells"
+    return _UTILISATION * _product(), "by a product of matrices on this machine's CPU"
+
+
+def _product() -> float:
+    """Returns operations a second of a product of two float32 matrices."""
+    import numpy as np
+
+    size = 1024
+    matrix: Any = np.ones((size, size), np.float32)
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / min(times)
+
+
+def finished(cell: Cell, output: str) -> str | None:
+    """Returns the folder of a finished cell in a sweep's folder, None if it is not finished."""
+    try:
+        key = cell.key()
+    except UserError:  # no cache yet
+        return None
+    folder = files.join(output, cells.folder_of(cell, key))
+    found = cells.load_record(folder, key).get("status") == cells.FINISHED
+    return folder if found else None

@@ -1,0 +1,216 @@
+"""Results of a sweep: finished cells, their table, and their JSON lines.
+
+Everything here is determined by the configurations, the caches and the kind of device, so a sweep
+that was killed and resumed writes the same bytes as one that was not. Times are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.sweeps import cells
+from experiments.sweeps.cells import Cell
+from experiments.sweeps.curves import Curve, Spread, steps_ratio
+from experiments.sweeps.definition import Sweep
+from tasks.storage import files
+from tasks.terminal import table as tables
+from tasks.terminal.command_line import UserError
+from trainer.reporting.metrics import NORMS, read_metrics
+from trainer.watch import flattened, is_better, value_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A cell and how it ended.
+
+    Attributes:
+      cell: the cell.
+      key: its key.
+      status: as recorded; "" if it has not ended.
+      why: why it failed; "" if it did not.
+      metrics: those of the last evaluation; {} unless it is finished.
+      curve: the compared metric over its evaluations; None unless it is finished.
+    """
+
+    cell: Cell
+    key: str
+    status: str
+    why: str = ""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    curve: Curve | None = None
+
+
+def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
+    """Returns how a cell ended.
+
+    Raises:
+      UserError: it is finished, but its evaluations do not have the metric.
+    """
+    record = cells.load_record(folder, key)
+    status, why = record.get("status", ""), record.get("why", "")
+    if status != cells.FINISHED:
+        return Outcome(cell, key, status, why)
+    by_step: dict[int, dict[str, Mapping[str, float]]] = {}
+    for line in read_metrics(files.join(folder, cell.stages[-1].folder)):
+        if line["split"] not in ("train", NORMS):
+            by_step.setdefault(line["step"], {})[line["split"]] = line["metrics"]
+    if not by_step:
+        raise UserError(f"{folder} was not evaluated: set --evaluation.every_steps above 0")
+    flat = {step: flattened(results) for step, results in by_step.items()}
+    values = tuple(value_of("metric", metric, each) for each in flat.values())
+    known, curve = flat[max(flat)], Curve(tuple(flat), values)
+    return Outcome(cell, key, status, why, known, curve)
+
+
+def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
+    """Returns a line for each cell: what it is, how it ended, its metric and its curve."""
+    lines = []
+    for each in outcomes:
+        line: dict[str, Any] = {"values": each.cell.values, "seed": each.cell.seed}
+        line |= {"status": each.status or "not run", "key": each.key}
+        if each.curve:
+            curve = dataclasses.asdict(each.curve)
+            line |= {"metric": metric, "value": each.curve.final, "metrics": each.metrics}
+            line |= {"curve": curve}
+        elif each.why:
+            line["why"] = each.why
+        lines.append(json.dumps(line) + "\n")
+    return "".join(lines)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Returns whether lower values of a metric, as written in a sweep, are better."""
+    return is_better(metric, 0.0, 1.0)
+
+
+Values = tuple[tuple[str, str], ...]
+Curves = Mapping[Values, Mapping[int, Curve]]
+
+
+def curves_of(outcomes: Sequence[Outcome]) -> dict[Values, dict[int, Curve]]:
+    """Returns the curves of finished cells by combination of the axes' values, and by seed."""
+    found: dict[Values, dict[int, Curve]] = {}
+    for each in outcomes:
+        by_seed = found.setdefault(tuple(each.cell.values.items()), {})
+        if each.curve:
+            by_seed[each.cell.seed] = each.curve
+    return found
+
+
+def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
+    """Returns the combination with which one is compared: equal on the baseline's other axes."""
+    return tuple((axis, baseline.get(axis, label)) for axis, label in values)
+
+
+def tuned(curves: Curves, sweep: Sweep) -> dict[Values, Values]:
+    """Returns combination of the other axes -> the combination with the best value of `tune`.
+
+    Means over seeds are compared, and combinations that lack a seed are left out.
+    """
+    best: dict[Values, tuple[float, Values]] = {}
+    sign = 1 if lower_is_better(sweep.metric) else -1
+    for values, by_seed in curves.items():
+        others = tuple(pair for pair in values if pair[0] != sweep.tune)
+        if len(by_seed) == len(sweep.seeds):
+            score = sign * Spread.of([each.final for each in by_seed.values()]).mean
+            if score == score and (others not in best or score < best[others][0]):
+                best[others] = score, values
+    return {others: values for others, (_, values) in best.items()}
+
+
+def table(
+    sweep: Sweep,
+    curves: Curves,
+    parameters: Mapping[Values, int],
+    step_times: Mapping[Values, float] | None = None,
+) -> str:
+    """Returns a Markdown table with one line for each combination of the axes' values.
+
+    Differences from the baseline are paired by seed. `parameters` are numbers by combination;
+    `step_times` seconds of an update, without which there is no speed-up.
+    """
+    best = tuned(curves, sweep) if sweep.tune else {}
+    header = [axis.name for axis in sweep.axes] + ["parameters", "seeds", sweep.metric]
+    header += ["minus baseline" if sweep.baseline else "", "95 % interval"]
+    ratios = bool(sweep.baseline) and lower_is_better(sweep.metric)
+    header += ["ratio of steps"] * ratios + ["speed-up"] * bool(ratios and step_times)
+    rows = []
+    for values, by_seed in curves.items():
+        labels = [label for _, label in values]
+        if values in best.values():
+            at = [axis.name for axis in sweep.axes].index(sweep.tune)
+            labels[at] = f"{labels[at]} (best{_edge(curves, sweep.tune, values)})"
+        row = [*labels, f"{parameters[values]:,}", len(by_seed)]
+        row += _measured(sweep, curves, values, best)
+        if ratios:
+            base = _base(sweep, curves, values, best)
+            pairs = [(base[seed], one) for seed, one in by_seed.items() if seed in base]
+            ratio = Spread.of([steps_ratio(*pair) for pair in pairs]) if pairs else None
+            row.append(ratio.shown(2) if ratio else "-")
+            if step_times:
+                time = step_times[baseline_of(values, sweep.baseline)] / step_times[values]
+                row.append(f"{ratio.mean * time:.2f}" if ratio else "-")
+        rows.append(row)
+    if not sweep.baseline:
+        place = header.index("")
+        header.pop(place)
+        for row in rows:
+            row.pop(place)
+    return tables.table(header, rows, markdown=True)
+
+
+def _base(
+    sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
+) -> Mapping[int, Curve]:
+    """Returns the curves to compare with by seed: where an axis is tuned, the baseline's best."""
+    theirs = baseline_of(values, sweep.baseline)
+    if sweep.tune:
+        others = tuple(pair for pair in theirs if pair[0] != sweep.tune)
+        theirs = best.get(others, theirs)
+    return curves.get(theirs, {})
+
+
+def _measured(
+    sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
+) -> list[str]:
+    """Returns the cells of the metric, of the difference from the baseline, and of an interval."""
+    by_seed = curves[values]
+    if not by_seed:
+        return ["-", "-", "-"]
+    own = Spread.of([each.final for each in by_seed.values()])
+    if not sweep.baseline:
+        return [own.shown(), "", own.shown_interval()]
+    base = _base(sweep, curves, values, best)
+    pairs = [(one.final, base[seed].final) for seed, one in by_seed.items() if seed in base]
+    if not pairs or base is by_seed:
+        return [own.shown(), "-", "-"]
+    difference = Spread.of([ours - theirs for ours, theirs in pairs])
+    return [own.shown(), difference.shown(sign=True), difference.shown_interval(sign=True)]
+
+
+def _edge(curves: Curves, tune: str, values: Values) -> str:
+    """Returns a note if a tuned value is the first or last of those tried: others may be better."""
+    others = [pair for pair in values if pair[0] != tune]
+    tried = [
+        dict(each)[tune] for each in curves if [pair for pair in each if pair[0] != tune] == others
+    ]
+    return ", at the edge" if dict(values)[tune] in (tried[0], tried[-1]) else ""
+
+
+def notes(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
+    """Returns what goes below the table: what its columns are, and the cells that failed."""
+    lines = [
+        f"{sweep.metric} of the last evaluation: mean ± standard deviation over seeds; intervals "
+        f"are Student's, of the mean{' difference, paired by seed' if sweep.baseline else ''}."
+    ]
+    if sweep.baseline:
+        shown = ", ".join(f"{axis}={label}" for axis, label in sweep.baseline.items())
+        tuned_too = f", each at its best {sweep.tune}" if sweep.tune else ""
+        lines.append(f"Baseline: {shown}, with equal values on the other axes{tuned_too}.")
+    for each in outcomes:
+        if each.status == cells.FAILED:
+            lines.append(f"Failed: {each.cell.label}: {each.why}")
+    return "\n".join(lines)

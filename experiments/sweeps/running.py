@@ -1,0 +1,177 @@
+"""Runs the commands of a sweep in processes of their own, several at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from experiments.sweeps import cells
+from experiments.sweeps.cells import Cell
+from tasks.storage import files
+from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
+
+LOG = "log.txt"
+PREPARED = "prepared.json"
+_POLL_SECONDS = 0.1
+# A run that was told to stop saves its state within this time, or is killed.
+_PATIENCE_SECONDS = 120
+_EXIT_PREEMPTED = 75
+
+
+class Stopped(Exception):
+    """SIGTERM: the sweep ends, after its runs have saved their states."""
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Raises `Stopped` in the block when SIGTERM arrives."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Process:
+    """A command of this project in a session of its own; its output is appended to a log."""
+
+    def __init__(self, command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str]):
+        self._log = log
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "experiments.sweeps.child", str(os.getpid())),
+                    *(sys.executable, "-m", *command),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=dict(environment),
+            )
+
+    def code(self) -> int | None:
+        """Returns the exit code; None while the command runs."""
+        return self._process.poll()
+
+    def why(self, code: int) -> str:
+        """Returns why the command failed: the last line of its log, or the signal."""
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        lines = self._log.read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
+
+    def stop(self) -> None:
+        """Tells the command to save its state and end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end of the command, and kills it if it takes longer."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]) -> None:
+    """Runs the commands that the cells need before them, each once for a folder.
+
+    Raises:
+      UserError: a command failed; says why and where its log is.
+    """
+    path = files.join(output, PREPARED)
+    done = files.read_json(path) if files.exists(path) else []
+    for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
+        if list(command) in done:
+            continue
+        print(f"python -m {' '.join(command)}", flush=True)
+        log = pathlib.Path(output, "prepare.txt")
+        process = _Process(command, log, environment)
+        try:
+            while (code := process.code()) is None:
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            process.stop()
+            process.wait(_PATIENCE_SECONDS)
+            raise
+        if code:
+            raise UserError(f"python -m {command[0]} failed: {process.why(code)} (see {log})")
+        done.append(list(command))
+        files.write_json(path, done)
+
+
+class _Running:
+    """A cell whose runs are made one after the other."""
+
+    def __init__(self, cell: Cell, key: str, folder: str, environment: Mapping[str, str]):
+        self.cell, self.key, self.folder = cell, key, folder
+        self._environment = environment
+        self._commands = iter(cell.commands(folder))
+        self.started = time.monotonic()
+        files.make_folder(folder)
+        self.process = self._begin(next(self._commands))
+
+    def _begin(self, command: Sequence[str]) -> _Process:
+        return _Process(command, pathlib.Path(self.folder, LOG), self._environment)
+
+    def ended(self) -> tuple[str, str] | None:
+        """Returns (status, why) of a cell that has ended, None of one that runs."""
+        code = self.process.code()
+        if code is None:
+            return None
+        if code == 0:
+            following = next(self._commands, None)
+            if following is None:
+                return cells.FINISHED, ""
+            self.process = self._begin(following)
+            return None
+        # Killed or preempted, it is not at fault: the next call resumes it.
+        stopped = code < 0 or code in (_EXIT_PREEMPTED, EXIT_INTERRUPTED)
+        return (cells.INTERRUPTED if stopped else cells.FAILED), self.process.why(code)
+
+
+def run(
+    planned: Sequence[tuple[Cell, str, str]], workers: int, environment: Mapping[str, str]
+) -> None:
+    """Runs cells, given with their keys and folders, and records how each ended.
+
+    Raises:
+      Stopped, KeyboardInterrupt: a signal; the runs have saved their states.
+    """
+    pending, running = list(reversed(planned)), list[_Running]()
+    count = 0
+    try:
+        while pending or running:
+            while pending and len(running) < workers:
+                running.append(_Running(*pending.pop(), environment))
+            time.sleep(_POLL_SECONDS)
+            for each in list(running):
+                if (ended := each.ended()) is None:
+                    continue
+                running.remove(each)
+                count += 1
+                status, why = ended
+                cells.save_record(each.folder, each.cell, each.key, status, why)
+                seconds = time.monotonic() - each.started
+                note = f": {why} (see {each.folder}/{LOG})" if why else ""
+                place = f"[{count}/{len(planned)}]"
+                print(f"{place} {each.cell.label}: {status}, {seconds:.0f} s{note}", flush=True)
+    except BaseException:
+        for each in running:
+            each.process.stop()
+        for each in running:
+            each.process.wait(_PATIENCE_SECONDS)
+        raise

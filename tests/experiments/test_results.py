@@ -1,0 +1,94 @@
+"""Tables of sweeps: pairs by seed, best values of a tuned axis, failed cells."""
+
+import json
+
+import pytest
+
+from experiments.sweeps import cells, drawing, results
+from experiments.sweeps.cells import Cell
+from experiments.sweeps.curves import Curve
+from experiments.sweeps.definition import Axis, Choice, Sweep
+from experiments.sweeps.results import Outcome
+
+
+def axis(name, *labels):
+    return Axis(name, tuple(Choice(label, {name: label}) for label in labels))
+
+
+def outcome(values, seed, final, status=cells.FINISHED, why=""):
+    curve = Curve((1, 2), (9.0, final)) if status == cells.FINISHED else None
+    return Outcome(Cell(values, seed, (), ()), "k", status, why, {"loss": final}, curve)
+
+
+def rows(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+
+
+ARMS = Sweep("s", axes=(axis("arm", "a", "b"),), seeds=(0, 1), baseline={"arm": "a"})
+
+
+def test_differences_are_paired_by_seed():
+    outcomes = [
+        *(outcome({"arm": "a"}, seed, final) for seed, final in ((0, 4.0), (1, 5.0))),
+        *(outcome({"arm": "b"}, seed, final) for seed, final in ((0, 3.9), (1, 4.8), (7, 1.0))),
+    ]
+    curves = results.curves_of(outcomes)
+    sizes = {values: 1000 for values in curves}
+    header, _, base, other = rows(results.table(ARMS, curves, sizes))
+    assert header == [
+        *("arm", "parameters", "seeds", "loss", "minus baseline", "95 % interval"),
+        "ratio of steps",
+    ]
+    assert base[:5] == ["a", "1,000", "2", "4.5000 ± 0.7071", "-"]
+    # Of seeds 0 and 1 alone: 3 of the seeds have run, and the baseline has no seed 7.
+    assert other[2] == "3"
+    assert other[4] == "-0.1500 ± 0.0707"
+    # 12.706 is Student's quantile of one degree of freedom.
+    assert other[5] == "-0.7853 to +0.4853"
+    times = {(("arm", "a"),): 1.0, (("arm", "b"),): 2.0}
+    with_times = rows(results.table(ARMS, curves, sizes, times))
+    assert float(with_times[3][-1]) == pytest.approx(float(other[6].split()[0]) / 2, abs=0.011)
+
+
+def test_a_tuned_axis_takes_its_best_value_with_all_seeds():
+    sweep = Sweep(
+        "s", axes=(axis("arm", "a", "b"), axis("rate", "1", "2", "3")), seeds=(0, 1),
+        baseline={"arm": "a"}, tune="rate",
+    )  # fmt: skip
+    finals = {
+        ("a", "1"): (5.0, 5.0), ("a", "2"): (4.0, 4.2), ("a", "3"): (6.0, 6.0),
+        ("b", "1"): (3.0, 3.2), ("b", "2"): (5.0, 5.0), ("b", "3"): (0.1, None),
+    }  # fmt: skip
+    outcomes = [
+        outcome({"arm": arm, "rate": rate}, seed, final)
+        if final is not None
+        else outcome({"arm": arm, "rate": rate}, seed, 0.0, cells.FAILED, "loss is nan")
+        for (arm, rate), both in finals.items()
+        for seed, final in enumerate(both)
+    ]
+    curves = results.curves_of(outcomes)
+    found = rows(results.table(sweep, curves, {values: 1 for values in curves}))
+    best = [row for row in found if "best" in row[1]]
+    assert [row[:2] for row in best] == [["a", "2 (best)"], ["b", "1 (best, at the edge)"]]
+    # Compared with the baseline's best, not with its equal rate.
+    assert best[1][5] == "-1.0000 ± 0.0000"
+    assert "Failed: arm=b, rate=3, seed 1: loss is nan" in results.notes(sweep, outcomes)
+    lines = [json.loads(line) for line in results.json_lines(outcomes, "loss").splitlines()]
+    assert lines[0]["value"] == 5.0
+    assert lines[0]["curve"] == {"steps": [1, 2], "values": [9.0, 5.0]}
+    assert lines[-1]["why"] == "loss is nan"
+
+
+def test_higher_is_better_of_accuracy():
+    sweep = Sweep("s", axes=(axis("rate", "1", "2"),), metric="accuracy", tune="rate")
+    outcomes = [outcome({"rate": "1"}, 0, 0.5), outcome({"rate": "2"}, 0, 0.6)]
+    assert results.tuned(results.curves_of(outcomes), sweep) == {(): (("rate", "2"),)}
+
+
+def test_equal_curves_give_equal_pictures(tmp_path):
+    outcomes = [outcome({"arm": arm}, seed, 4.0 + seed) for arm in "ab" for seed in (0, 1)]
+    for name in ("one.png", "two.png"):
+        drawing.draw(ARMS, results.curves_of(outcomes), str(tmp_path / name))
+    one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
+    assert one == two
+    assert len(one) > 10_000

@@ -1,0 +1,225 @@
+"""Real sweeps: killed and resumed, finished cells kept, failed ones recorded, mistakes named."""
+
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SWEEP = '''
+baseline = "relu"
+seeds = [3, 4]
+prepare = [
+  "vocab.train --corpus={corpus} --vocab_size=300 --output={output}/vocabulary",
+  """pipeline.build --task=mine_autoregressive_lm --corpus={corpus} --row_tokens=31
+    --vocabulary={output}/vocabulary --cache_dir={output}/cache""",
+]
+
+[parameters]
+corpus = ""
+
+[base]
+preset = "tiny_transformer_vanilla"
+task = "mine_autoregressive_lm"
+cache_dir = "{output}/cache"
+train_steps = 200
+batch_size = 4
+lengths.targets = 32
+evaluation.every_steps = 100
+evaluation.batches = 2
+checkpoint.every_steps = 20
+
+[axes]
+model.mlp_activations = ["relu", "squared_relu"]
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a corpus of a few sentences and a sweep of two cells with two seeds."""
+    made = tmp_path_factory.mktemp("sweep")
+    text = [line for line in (ROOT / "README.md").read_text().splitlines() if len(line) > 30]
+    (made / "train.txt").write_text("\n".join(text[20:]))
+    (made / "validation.txt").write_text("\n".join(text[:20]))
+    (made / "mine.toml").write_text(SWEEP)
+    return made
+
+
+def command(folder, output, *flags):
+    corpus = f"--corpus=text:{folder}/*.txt?split=train"
+    file = str(folder / "mine.toml")
+    return [
+        *(sys.executable, "-m", "experiments.sweep", file, f"--output={output}", corpus),
+        *map(str, flags),
+    ]
+
+
+def sweep(folder, output, *flags):
+    return subprocess.run(
+        command(folder, output, *flags), capture_output=True, text=True, cwd=ROOT, timeout=900
+    )
+
+
+def results(output):
+    return {
+        name: (output / name).read_bytes() for name in ("table.md", "results.jsonl", "curves.png")
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The folder of a finished sweep, what the command printed, and the bytes of its results."""
+    output = folder / "whole"
+    done = sweep(folder, output, "--workers=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output, done.stdout, results(output)
+
+
+def test_a_sweep_ends_in_a_table(finished):
+    output, printed, _ = finished
+    table = (output / "table.md").read_text()
+    assert table in printed
+    assert "| squared_relu" in table
+    lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    arms = [(line["values"]["model.mlp_activations"], line["seed"]) for line in lines]
+    assert arms == [("relu", 3), ("relu", 4), ("squared_relu", 3), ("squared_relu", 4)]
+    assert all(line["curve"]["steps"] == [100, 200] for line in lines)
+    assert len({line["value"] for line in lines}) == 4
+    assert len({line["key"] for line in lines}) == 4
+    assert (output / "curves.png").stat().st_size > 10_000
+
+
+def test_finished_cells_are_kept(folder, finished):
+    output, _, before = finished
+    again = sweep(folder, output)
+    assert "4 of 4 cells finished before" in again.stdout
+    assert results(output) == before
+    # Another metric is read from the same runs.
+    other = sweep(folder, output, "--metric=accuracy")
+    assert other.returncode == 0, other.stderr
+    assert "accuracy of the last evaluation" in other.stdout
+    missing = sweep(folder, output, "--metric=acuracy")
+    assert missing.returncode == 2
+    assert "metric=acuracy: these tasks do not have this metric" in missing.stderr
+    plan = sweep(folder, output, "--dry_run", "--seeds=3,4,5").stdout.splitlines()
+    assert "2 of 6 cells to run: 400 steps, 51,200 tokens" in plan[-1]
+    assert "by 4 finished cells" in plan[-1]
+
+
+def test_a_folder_of_another_sweep_is_refused(folder, finished):
+    output = finished[0]
+    refused = sweep(folder, output, "--train_steps=5")
+    assert refused.returncode == 2
+    assert "holds another sweep, whose train_steps is 200 and not 5" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_two_sweeps_in_one_folder_are_refused(folder, finished):
+    output = finished[0]
+    with open(output / ".lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused = sweep(folder, output)
+        os.unlink(output / ".lock")
+    assert refused.returncode == 2
+    assert "another sweep is writing" in refused.stderr
+
+
+@pytest.mark.slow
+def test_failed_cells_are_recorded_and_run_again_by_choice(folder, finished):
+    """Cells fail where the axis has a value that only the data refuse."""
+    output = finished[0]
+    flags = ("--axis=model.max_positions=512,8", "--axis=model.position=absolute", "--seeds=3")
+    flags = (*flags, "--axis=model.mlp_activations=relu")
+    flags = (*flags, "--baseline=model.mlp_activations=relu")
+    made = output.parent / "failing"
+    made.mkdir()
+    for name in ("vocabulary", "cache"):
+        (made / name).symlink_to(output / name)
+    prepared = json.loads((output / "prepared.json").read_text())
+    moved = [[word.replace(str(output), str(made)) for word in line] for line in prepared]
+    (made / "prepared.json").write_text(json.dumps(moved))
+    failed = sweep(folder, made, *flags)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "failed" in failed.stdout
+    again = sweep(folder, made, *flags)
+    assert again.returncode == 1
+    assert "1 of 2 cells failed before" in again.stdout
+    retried = sweep(folder, made, *flags, "--retry")
+    assert retried.returncode == 1
+    assert "[1/1]" in retried.stdout
+    assert "rows have 32 positions, the model 8" in (made / "table.md").read_text()
+
+
+def processes(word):
+    """Returns the ids of processes whose command line has a word."""
+    found = []
+    for each in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if word in (each / "cmdline").read_text().replace("\0", " "):
+                found.append(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_gives_the_same_bytes(folder, finished):
+    """The runner is killed in the middle of a cell, a cell in the next call; the third finishes."""
+    _, _, whole = finished
+    output = folder / "killed"
+    with subprocess.Popen(command(folder, output), cwd=ROOT, stdout=subprocess.DEVNULL) as runner:
+        wait_for(lambda: list(output.glob("cells/*/run/checkpoint_*")))
+        runner.kill()
+    # Its run ends with it, so that the next call is not refused.
+    wait_for(lambda: not processes(f"--model_dir={output}"), 30)
+    assert not list(output.glob("cells/*/cell.json"))
+    with subprocess.Popen(
+        command(folder, output), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as runner:
+        wait_for(lambda: list(output.glob("cells/*seed_4*/run/checkpoint_*")))
+        for each in processes(f"--model_dir={output}"):
+            os.kill(each, signal.SIGKILL)
+        printed, _ = runner.communicate(timeout=900)
+    assert runner.returncode == 1
+    assert "killed by SIGKILL" in printed
+    last = sweep(folder, output)
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert "3 of 4 cells finished before" in last.stdout
+    assert results(output) == whole
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--baseline=gelu"], "the axis model.mlp_activations has no value gelu"),
+        (["--baseline=arm=gelu"], "there is no axis arm; the axes are model.mlp_activations"),
+        (["--seeds=one"], "--seeds=one: give whole numbers"),
+        (["--axis=batch_size"], "--axis=batch_size: write it as"),
+        (["--bach_size=3"], "unknown flag --bach_size (did you mean"),
+        (["--model.mlp_activations=relu"], "--model.mlp_activations is what the sweep varies"),
+        (["--step_times=TIMES"], "lacks tiny_transformer_vanilla: measure it with"),
+        (["--step_times=TIMES.no"], "No such file"),
+        (["--output=gs://bucket/x"], "the folder of a sweep must be local"),
+    ],
+)
+def test_a_mistake_is_one_line(folder, tmp_path, flags, says):
+    (tmp_path / "times.json").write_text("{}")
+    flags = [flag.replace("TIMES", str(tmp_path / "times.json")) for flag in flags]
+    refused = sweep(folder, tmp_path / "out", *flags)
+    assert refused.returncode == 2, refused.stderr
+    assert says in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
