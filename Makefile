@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs ci test test-slow fuzz chaos chaos-train benchmark check format clean
+.PHONY: help install demo demo-gcs ci test test-slow test-browser pictures fuzz chaos chaos-train benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -72,10 +72,36 @@ test: $(VENV)/.dev ## run all tests but the slow ones, under 15 minutes on 2 cor
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
 
+$(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.dev
+	@$(PIP) --editable '.[browser]'
+	@test -n "$(CHROMIUM)" || which chromium google-chrome > /dev/null || \
+	    $(BIN)/playwright install chromium
+	@touch $@
+
+test-browser: $(VENV)/.browser ## open the pages in Chromium, at 390 and 1280 pixels, light and dark
+	$(BIN)/python -m pytest -m browser --durations=5
+
+# Two short runs, of which the page is the picture in the README.
+RATES := 0.01 0.03
+pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after make demo)
+	for rate in $(RATES); do \
+	    $(BIN)/python -m trainer.pretrain --preset=t5_1_1_tiny --task=python_docs_span_corruption \
+	    --cache_dir=$(DEMO)/cache --model_dir=$(DEMO)/rates/$$rate --train_steps=600 \
+	    --batch_size=8 --lengths.inputs=128 --lengths.targets=29 \
+	    --optimizer.learning_rate=$$rate --optimizer.warmup_steps=50 \
+	    --optimizer.schedule='constant * linear_warmup * cosine_decay' \
+	    --optimizer.steps_per_cycle=600 --metrics.every_steps=10 --evaluation.every_steps=100 \
+	    --checkpoint.every_steps=300 || exit; done
+	$(BIN)/python -m trainer.report $(RATES:%=$(DEMO)/rates/%) --output=$(DEMO)/rates/report.html
+	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report.png \
+	    --width=1120 --height=480 --scroll_to='#curves'
+	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report_phone.png \
+	    --width=390 --height=800 --scroll_to='#curves' --dark
+
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
 	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz
 
-chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 90 other faults, and compare the caches
+chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 144 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \

@@ -9,7 +9,7 @@ round; "low" and "high" are the extremes. On a CPU, time is processor time of al
 which other work on the machine does not lengthen; on an accelerator it is the clock's. "FLOPs" is
 the ratio of `trainer.engine.cost.flops_per_step`, "XLA" that of the operations the compiler counts.
 
-`--output` writes the minimum seconds of each variant by preset, for experiments.primer
+`--output` writes the minimum seconds of each variant by preset, for experiments.sweep
 --step_times.
 """
 
@@ -24,7 +24,6 @@ import jax
 
 from benchmarks.machine import machine
 from benchmarks.step import make_batch
-from experiments.primer import ARMS
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -32,6 +31,10 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.pretrain import build_config
 
+ARMS = (
+    "transformer_vanilla,transformer_gelu,transformer_plusplus,transformer_squared_relu,"
+    "transformer_mdha,primer_ez,primer,primer_as_released"
+)
 OTHERS = ",evolved_transformer,synthesizer,synthesizer_dense,switch_transformer,switch_primer"
 
 

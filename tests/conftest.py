@@ -1,6 +1,7 @@
 """Options of the whole test suite, and a bucket for the tests that need one."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import types
@@ -14,6 +15,15 @@ from tests.gcs_server import GcsServer
 # This cuts the compile time of small models by a third, here and in every process that a test
 # starts, so that bitwise comparisons stay fair. JAX reads it when it is first imported.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+# XLA's newer code generator for the CPU makes slightly faster programs and takes far longer: it
+# is 40 % of the processor time of a test of a model.
+_OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_OLD_EMITTERS}".strip()
+# Compiled programs are kept from one run of the tests to the next, and shared by their processes.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 # The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same
 # examples each time, so that it judges the change at hand; `make fuzz` draws others.
@@ -30,6 +40,22 @@ def compiled_as_users_do():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Returns a headless Chromium; the test is skipped where there is none."""
+    pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
+    from playwright.sync_api import Error
+
+    from tests.browser import chromium
+
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(chromium())
+        except Error as error:
+            pytest.skip(f"Chromium does not start: {error.message.splitlines()[0]}")
+        yield started
 
 
 def pytest_sessionstart() -> None:

@@ -24,7 +24,7 @@ def run(module: str, *arguments: str, timeout: float = 600) -> Any:
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,

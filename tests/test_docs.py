@@ -37,7 +37,9 @@ def commands(document):
         )
         if match:
             given = shlex.split(match[3], comments=True)
-            flags = [word for word in given if word.startswith("--")]
+            # A sweep's file, named without dashes, has flags of its own.
+            named = match[1] == "experiments.sweep"
+            flags = [word for word in given if named or word.startswith("--")]
             found.append((match[1] or WRAPPERS[match[2]], flags))
     return found
 
@@ -57,14 +59,16 @@ def refused(module, flags):
         recipe = given.pop("optimizer_preset", None)
         build_config(preset, [f"--{name}={value}" for name, value in given.items()], recipe)
         return []
+    if module == "experiments.sweep":
+        from experiments import sweep
+        from experiments.sweeps import cells
+
+        cells.plan(sweep.defined(flags)[0], "/somewhere")
+        return []
     shown = subprocess.run(
         [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
     ).stdout
     known = set(re.findall(r"--[a-z_]+", shown))
-    if module == "experiments.primer":
-        # It passes other flags on to trainer.pretrain.
-        rest = [flag for flag in flags if flag.split("=")[0] not in known]
-        return refused("trainer.pretrain", rest)
     unknown = {flag.split("=")[0] for flag in flags} - known
     return sorted(unknown - of_beam() if unknown and "Beam" in shown else unknown)
 
