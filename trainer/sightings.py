@@ -1,4 +1,4 @@
-"""Which steps of a run saw a document, from its configuration, its order and its caches' lineage.
+"""Steps of a run that saw a document, by its configuration, its order and its caches' lineage.
 
 Works for caches that a takedown has changed since, as they keep their earlier lineage.
 """

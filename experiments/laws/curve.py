@@ -61,7 +61,7 @@ class CurveFit:
 
     @property
     def refusal(self) -> str:
-        """Why the window does not identify the curve; "" if it does."""
+        """Returns the reason why the window does not identify the curve; "" if it does."""
         low, high = self.interval(self.draws[:, 2])
         window = f"the window of steps {self.first:,} to {self.last:,}"
         if self.misfit > _MISFIT:

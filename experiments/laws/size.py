@@ -107,7 +107,7 @@ class SizeFit:
 
     @property
     def refusal(self) -> str:
-        """Why the runs do not identify the law; "" if they do."""
+        """Returns the reason why the runs do not identify the law; "" if they do."""
         constants = self.constants()
         for name in FORMS[self.form].exponents:
             value, low, high = constants[name]

@@ -1,1 +1,1 @@
-"""Where two runs first differ: configuration, data, step, tensor."""
+"""The first difference of two runs: configuration, data, step, tensor."""

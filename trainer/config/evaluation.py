@@ -123,7 +123,7 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StoppingConfig:
-    """When a run ends before its last update: after evaluations that do not improve a metric.
+    """Early end of a run: after evaluations that do not improve a metric.
 
     Raises:
       Rejected: at construction, if a value is invalid.

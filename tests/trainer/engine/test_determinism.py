@@ -1,4 +1,4 @@
-"""When two runs have the same bits: the flag of XLA on GPUs, and what a run says of it."""
+"""Equal bits of two runs: the flag of XLA on GPUs, and what a run says of it."""
 
 import json
 import os
