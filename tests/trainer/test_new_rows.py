@@ -156,7 +156,7 @@ def test_every_part_of_every_device_has_the_same_bits(folder):
 # Less than the old 128 rows, between these and the new 160, and more than both.
 @pytest.mark.parametrize("width", [8, 140, 200])
 def test_moments_of_a_run_of_ours_follow_their_rows(width, folder):
-    """Moments of Adam change as the parameters do; Adafactor's factors also if the longer axis changes."""
+    """Moments of Adam change as the parameters; Adafactor's factors also with the longer axis."""
     old, rows = expected(folder)
     random = np.random.default_rng(0)
     table = random.random((V, width)).astype("f4")
