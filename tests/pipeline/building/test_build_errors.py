@@ -18,6 +18,7 @@ import pytest
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests import in_process
+from tests.parameters import slow_unless
 
 TASK = "python_docs_span_corruption"
 
@@ -92,7 +93,7 @@ def test_not_parquet(refused, tmp_path):
     assert "cannot be read" in refused(f"--corpus=parquet:{tmp_path}/text.parquet")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", slow_unless({1}, [1, 2]))
 def test_parquet_damaged_inside(refused, parquet, workers, tmp_path):
     path, corpus = parquet
     data = bytearray(path.read_bytes())
