@@ -1,5 +1,6 @@
 """Checks the documents: flags and links exist, and scripts do what the documents say."""
 
+import functools
 import os
 import pathlib
 import re
@@ -65,14 +66,20 @@ def refused(module, flags):
 
         cells.plan(sweep.defined(flags)[0], "/somewhere")
         return []
-    shown = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
-    ).stdout
+    shown = help_of(module)
     known = set(re.findall(r"--[a-z_]+", shown))
     unknown = {flag.split("=")[0] for flag in flags} - known
     return sorted(unknown - of_beam() if unknown and "Beam" in shown else unknown)
 
 
+@functools.cache
+def help_of(module):
+    """Returns what a command shows of itself."""
+    command = [sys.executable, "-m", module, "--help"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+@functools.cache
 def of_beam():
     """Returns Beam's flags, which some commands pass on."""
     import argparse

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.laws import curve, size
 from tasks.terminal.command_line import UserError
+from tests import in_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Training losses of MARCH's second baseline on C4, means over 50 steps each. Source:
@@ -19,17 +20,14 @@ STEPS = np.arange(1, 15_001.0, 5)
 
 
 def scaling(*flags):
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.scaling", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    return in_process.run("experiments.scaling", *flags)
 
 
 def test_the_curve_of_march():
     """Source: least_squares with soft_l1 on every loss from step 1000 on."""
-    found = scaling("steps", MARCH, "--window=1000:", "--predict=1000000", "--json", "--draws=50")
+    command = [sys.executable, "-m", "experiments.scaling", "steps", str(MARCH)]
+    flags = ["--window=1000:", "--predict=1000000", "--json", "--draws=50"]
+    found = subprocess.run([*command, *flags], capture_output=True, text=True, cwd=ROOT)
     assert found.returncode == 0, found.stderr
     law = json.loads(found.stdout)
     assert [law[name]["value"] for name in "abc"] == pytest.approx(

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests import in_process
+
 ROOT = pathlib.Path(__file__).parents[2]
 SWEEP = '''
 baseline = "relu"
@@ -31,9 +33,10 @@ cache_dir = "{output}/cache"
 train_steps = 200
 batch_size = 4
 lengths.targets = 32
+model.num_decoder_layers = 1
 evaluation.every_steps = 100
 evaluation.batches = 2
-checkpoint.every_steps = 20
+checkpoint.every_steps = 40
 
 [axes]
 model.mlp_activations = ["relu", "squared_relu"]
@@ -61,9 +64,15 @@ def command(folder, output, *flags):
 
 
 def sweep(folder, output, *flags):
+    """Runs the command in a process of its own; its cells always have theirs."""
     return subprocess.run(
         command(folder, output, *flags), capture_output=True, text=True, cwd=ROOT, timeout=900
     )
+
+
+def here(folder, output, *flags):
+    """Runs the command in this process, where no cell is to be run."""
+    return in_process.run(*command(folder, output, *flags)[2:])
 
 
 def results(output):
@@ -72,49 +81,57 @@ def results(output):
     }
 
 
+ONE = "--seeds=3"  # of the two; every run costs seconds
+
+
 @pytest.fixture(scope="module")
 def finished(folder):
     """The folder of a finished sweep, what the command printed, and the bytes of its results."""
     output = folder / "whole"
-    done = sweep(folder, output, "--workers=2")
+    done = sweep(folder, output, ONE, "--workers=2")
     assert done.returncode == 0, done.stdout + done.stderr
     return output, done.stdout, results(output)
 
 
-def test_a_sweep_ends_in_a_table(finished):
-    output, printed, _ = finished
+def check(output, printed, seeds):
+    """Checks the results of a finished sweep of some seeds."""
     table = (output / "table.md").read_text()
     assert table in printed
     assert "| squared_relu" in table
     lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
     arms = [(line["values"]["model.mlp_activations"], line["seed"]) for line in lines]
-    assert arms == [("relu", 3), ("relu", 4), ("squared_relu", 3), ("squared_relu", 4)]
+    assert arms == [(arm, seed) for arm in ("relu", "squared_relu") for seed in seeds]
     assert all(line["curve"]["steps"] == [100, 200] for line in lines)
-    assert len({line["value"] for line in lines}) == 4
-    assert len({line["key"] for line in lines}) == 4
+    assert len({line["value"] for line in lines}) == len(arms)
+    assert len({line["key"] for line in lines}) == len(arms)
     assert (output / "curves.png").stat().st_size > 10_000
+
+
+def test_a_sweep_ends_in_a_table(finished):
+    output, printed, _ = finished
+    check(output, printed, [3])
 
 
 def test_finished_cells_are_kept(folder, finished):
     output, _, before = finished
-    again = sweep(folder, output)
-    assert "4 of 4 cells finished before" in again.stdout
+    again = here(folder, output, ONE)
+    assert "2 of 2 cells finished before" in again.stdout
     assert results(output) == before
     # Another metric is read from the same runs.
-    other = sweep(folder, output, "--metric=accuracy")
+    other = here(folder, output, ONE, "--metric=accuracy")
     assert other.returncode == 0, other.stderr
     assert "accuracy of the last evaluation" in other.stdout
-    missing = sweep(folder, output, "--metric=acuracy")
+    missing = here(folder, output, ONE, "--metric=acuracy")
     assert missing.returncode == 2
     assert "metric=acuracy: these tasks do not have this metric" in missing.stderr
-    plan = sweep(folder, output, "--dry_run", "--seeds=3,4,5").stdout.splitlines()
-    assert "2 of 6 cells to run: 400 steps, 51,200 tokens" in plan[-1]
-    assert "by 4 finished cells" in plan[-1]
+    plan = here(folder, output, "--dry_run", "--seeds=3,4,5").stdout.splitlines()
+    assert "4 of 6 cells to run: 800 steps, 102,400 tokens" in plan[-1]
+    assert "by 2 finished cells" in plan[-1]
 
 
 def test_a_folder_of_another_sweep_is_refused(folder, finished):
     output = finished[0]
-    refused = sweep(folder, output, "--train_steps=5")
+    refused = here(folder, output, "--train_steps=5")
     assert refused.returncode == 2
     assert "holds another sweep, whose train_steps is 200 and not 5" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
@@ -124,7 +141,7 @@ def test_two_sweeps_in_one_folder_are_refused(folder, finished):
     output = finished[0]
     with open(output / ".lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        refused = sweep(folder, output)
+        refused = here(folder, output)
         os.unlink(output / ".lock")
     assert refused.returncode == 2
     assert "another sweep is writing" in refused.stderr
@@ -134,7 +151,7 @@ def test_two_sweeps_in_one_folder_are_refused(folder, finished):
 def test_failed_cells_are_recorded_and_run_again_by_choice(folder, finished):
     """Cells fail where the axis has a value that only the data refuse."""
     output = finished[0]
-    flags = ("--axis=model.max_positions=512,8", "--axis=model.position=absolute", "--seeds=3")
+    flags = ("--axis=model.max_positions=512,8", "--axis=model.position=absolute", ONE)
     flags = (*flags, "--axis=model.mlp_activations=relu")
     flags = (*flags, "--baseline=model.mlp_activations=relu")
     made = output.parent / "failing"
@@ -176,9 +193,11 @@ def wait_for(condition, seconds=300):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_gives_the_same_bytes(folder, finished):
+def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
     """The runner is killed in the middle of a cell, a cell in the next call; the third finishes."""
-    _, _, whole = finished
+    done = sweep(folder, folder / "both", "--workers=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(folder / "both", done.stdout, [3, 4])
     output = folder / "killed"
     with subprocess.Popen(command(folder, output), cwd=ROOT, stdout=subprocess.DEVNULL) as runner:
         wait_for(lambda: list(output.glob("cells/*/run/checkpoint_*")))
@@ -198,7 +217,7 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder, finished):
     last = sweep(folder, output)
     assert last.returncode == 0, last.stdout + last.stderr
     assert "3 of 4 cells finished before" in last.stdout
-    assert results(output) == whole
+    assert results(output) == results(folder / "both")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +237,7 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder, finished):
 def test_a_mistake_is_one_line(folder, tmp_path, flags, says):
     (tmp_path / "times.json").write_text("{}")
     flags = [flag.replace("TIMES", str(tmp_path / "times.json")) for flag in flags]
-    refused = sweep(folder, tmp_path / "out", *flags)
+    refused = here(folder, tmp_path / "out", *flags)
     assert refused.returncode == 2, refused.stderr
     assert says in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

@@ -45,8 +45,9 @@ def vocabulary(documents, tmp_path_factory) -> pathlib.Path:
     import sentencepiece
 
     folder = tmp_path_factory.mktemp("vocabulary")
+    texts = list(documents.values())[::4]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in documents.values() for line in text.split("\n")[:20]),
+        sentence_iterator=(line for text in texts for line in text.split("\n")[:20]),
         model_prefix=str(folder / "sentencepiece"),
         vocab_size=600,
         pad_id=0,

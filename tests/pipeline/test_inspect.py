@@ -99,7 +99,7 @@ def test_windows_are_at_the_shard_and_row_shown(cache):
         return found
 
     shards = set()
-    for sample in shown(cache, SPANS, Lengths(64, 30), 1 << 30):
+    for sample in shown(cache, SPANS, Lengths(64, 30), 1500):
         found = [
             np.concatenate(rows(place.path)[place.row : place.row + 3])[place.position :]
             for place in sample.places

@@ -90,7 +90,8 @@ def test_numbers_are_those_of_the_cache(report, cache, documents, vocabulary):
         share = manifest.total(split, "tokens") / room
         assert number(cells["rows filled"]) == pytest.approx(100 * share, abs=0.01)
 
-    encoded = [load(str(vocabulary)).processor.encode(text) for text in documents.values()]
+    processor = load(str(vocabulary)).processor
+    encoded = [processor.encode(text) for text in documents.values()]
     lengths = np.array([len(tokens) for tokens in encoded])
     (caption,) = [name for name in page.tables if "Tokens per document" in name]
     values = dict(zip(*page.tables[caption], strict=True))
@@ -103,7 +104,6 @@ def test_numbers_are_those_of_the_cache(report, cache, documents, vocabulary):
     tokens = np.concatenate([np.array(each) for each in encoded])
     size = sum(len(text.encode()) for text in documents.values())
     assert number(fit["bytes per token"]) == pytest.approx(size / len(tokens), abs=0.001)
-    processor = load(str(vocabulary)).processor
     in_bytes = sum(processor.is_byte(token) for token in tokens.tolist()) / len(tokens)
     assert number(fit["byte-fallback tokens"]) == pytest.approx(100 * in_bytes, abs=0.0001)
     top = page.tables["The most frequent pieces"][1]

@@ -21,13 +21,15 @@ import pytest
 
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
+from tests.in_process import run
 from vocab import report, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = ["manifest.json", "report.json", "sentencepiece.model", "sentencepiece.vocab"]
 
 
-def run(module, *arguments, hash_seed="0"):
+def started(module, *arguments, hash_seed="0"):
+    """Runs a command in a process of its own; returns how it ended."""
     return subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -55,7 +57,7 @@ SMALL = ("--vocab_size=600", "--extra_ids=20", "--character_coverage=0.999")
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
     output = tmp_path_factory.mktemp("vocabulary") / "out"
-    done = run("vocab.train", f"--corpus={corpus}", f"--output={output}", *SMALL)
+    done = started("vocab.train", f"--corpus={corpus}", f"--output={output}", *SMALL)
     assert done.returncode == 0, done.stderr
     assert not [each for each in done.stderr.splitlines() if not each.startswith("counting")]
     return output, done.stdout
@@ -88,7 +90,8 @@ def test_ids_are_t5s_and_sentinels_come_last(trained):
 
 
 def test_two_runs_give_the_same_bytes(trained, corpus, tmp_path):
-    done = run("vocab.train", f"--corpus={corpus}", f"--output={tmp_path}", *SMALL, hash_seed="7")
+    flags = (f"--corpus={corpus}", f"--output={tmp_path}", *SMALL)
+    done = started("vocab.train", *flags, hash_seed="7")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert contents(tmp_path) == contents(trained[0])
@@ -197,9 +200,9 @@ def test_counts_made_with_other_options_are_not_reused(trained, corpus, tmp_path
 
 
 def test_an_error_of_a_worker_is_one_line(tmp_path):
-    rows = pa.table({"text": ["some text of a document"] * 100_000})
+    rows = pa.table({"text": ["some text of a document"] * 30_000})
     path = tmp_path / "bad.parquet"
-    pq.write_table(rows, path, row_group_size=10_000, compression="none", use_dictionary=False)
+    pq.write_table(rows, path, row_group_size=3000, compression="none", use_dictionary=False)
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 1000] = bytes(1000)
@@ -336,7 +339,7 @@ def test_whitespace_is_kept(tmp_path):
 # --- user errors
 
 
-def refused(*arguments, module="vocab.train"):
+def refused(*arguments, module="vocab.train", run=run):
     done = run(module, *arguments)
     assert done.returncode == 2, done.stderr
     # A busy machine also prints progress.
@@ -375,6 +378,12 @@ def test_a_bad_flag_is_one_line(corpus, tmp_path, flags, says):
     assert "RuntimeError" not in line
     left = list(output.iterdir()) if output.exists() else []
     assert all(path.name.startswith("counts-") for path in left)
+
+
+def test_a_bad_flag_of_a_process_is_one_line(corpus, tmp_path):
+    flags = [f"--corpus={corpus}", f"--output={tmp_path}", "--vocab_size=20"]
+    assert "the special pieces are " in refused(*flags, run=started)
+    assert all(path.name.startswith("counts-") for path in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])

@@ -100,9 +100,8 @@ def test_killed_at_random_moments(start, tmp_path, checksums, expected):
     assert checksums(folder) == expected
 
 
-@pytest.mark.parametrize(
-    "seen", slow_unless({"info.train.json"}, ["info.train.json", "manifest.json"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seen", ["info.train.json", "manifest.json"])
 def test_killed_during_finalisation(start, tmp_path, checksums, expected, seen):
     folder = tmp_path / TASK
     process = start(tmp_path)
@@ -221,7 +220,7 @@ def test_foreign_files_are_not_changed(build, tmp_path):
     assert os.listdir(tmp_path / TASK) == ["COMPLETED"]
 
 
-@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN])
+@pytest.mark.parametrize("sigint", slow_unless({signal.SIG_IGN}, [signal.SIG_DFL, signal.SIG_IGN]))
 def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
     """Beam alone would wait for the worker forever."""
     folder = tmp_path / TASK

@@ -4,6 +4,8 @@ import time
 
 import pytest
 
+from tests.parameters import slow_unless
+
 TASK = "python_docs_span_corruption"
 WORDS = "these are words and more of them, one after the other and never the same number 12345 "
 SMALL = WORDS * 10
@@ -34,7 +36,7 @@ def peak_of(process) -> int:
     return peak
 
 
-@pytest.mark.parametrize("tokenizer", ["fast", "sentencepiece"])
+@pytest.mark.parametrize("tokenizer", slow_unless({"fast"}, ["fast", "sentencepiece"]))
 def test_a_line_of_20_mb(start, tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", "json", 20_000_000)
     spec = f"--corpus=json:{tmp_path}/a.jsonl?validation=0"

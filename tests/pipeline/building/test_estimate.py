@@ -8,6 +8,7 @@ import pytest
 from pipeline.building import estimate
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
+from tests.parameters import slow_unless
 
 TASK = "python_docs_span_corruption"
 
@@ -33,7 +34,7 @@ def test_a_small_corpus_is_predicted_exactly(build, flags, cache, tmp_path, caps
     assert float(re.search(r"in ([\d.]+) s with --workers=1", out)[1]) > 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", slow_unless({1}, [1, 2]))
 def test_a_sample_is_scaled_up(build, cache, tmp_path, monkeypatch, capsys, workers):
     monkeypatch.setattr(estimate, "SAMPLE_BYTES", 300_000)
     monkeypatch.setattr(estimate, "_SLICE_BYTES", 10_000)

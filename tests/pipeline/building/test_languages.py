@@ -110,7 +110,7 @@ def test_a_killed_build_continues_with_the_language_it_was_at(
     arguments, built, start, tmp_path, checksums
 ):
     flags = arguments(tmp_path, "--languages=en,ro")
-    killed = start(tmp_path, *flags, "--workers=2")
+    killed = start(tmp_path, *flags)
     first = tmp_path / "books_en_span_corruption" / "manifest.json"
     until = time.monotonic() + 300
     while not first.exists() and killed.poll() is None and time.monotonic() < until:

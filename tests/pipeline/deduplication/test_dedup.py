@@ -333,7 +333,17 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_workers_and_kills_do_not_change_the_list(tmp_path):
+@pytest.mark.parametrize(
+    ("moments", "alone"),
+    [
+        (["signatures-00004*"], True),
+        pytest.param(
+            ["signatures-00000*", "signatures-00004*", "edges-*"], False, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_workers_and_kills_do_not_change_the_list(without_beam, tmp_path, moments, alone):
+    """Two workers are killed at some moments; this process `alone`, or two more, finish."""
     texts, wanted = planted(300)
     corpus = write(tmp_path / "c.jsonl", texts)
     flags = ["--shard_bytes=40000"]
@@ -341,10 +351,10 @@ def test_workers_and_kills_do_not_change_the_list(tmp_path):
     reference = sha256(tmp_path / "one" / "exclude.arrow")
     assert len(ExcludeList(str(tmp_path / "one" / "exclude.arrow"))) == len(wanted)
     output = tmp_path / "two"
-    command = [sys.executable, "-m", "pipeline.dedup", f"--corpus={corpus}", f"--output={output}",
-               "--workers=2", *flags]  # fmt: skip
+    flags = [f"--corpus={corpus}", f"--output={output}", *flags]
+    command = [sys.executable, "-m", "pipeline.dedup", "--workers=2", *flags]
     killed = 0
-    for awaited in ("signatures-00000*", "signatures-00004*", "edges-*"):
+    for awaited in moments:
         process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         while process.poll() is None and not list(output.glob(awaited)):
             time.sleep(0.01)
@@ -352,6 +362,9 @@ def test_workers_and_kills_do_not_change_the_list(tmp_path):
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
         process.wait()
     assert killed
-    subprocess.run(command, cwd=ROOT, check=True)
+    if alone:
+        dedup.main(flags)
+    else:
+        subprocess.run(command, cwd=ROOT, check=True)
     assert sha256(output / "exclude.arrow") == reference
     assert sorted(os.listdir(output)) == ["exclude.arrow", "plan.json", "report.json"]

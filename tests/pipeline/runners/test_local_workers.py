@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.parameters import slow_unless
+
 SECONDS = 30  # a bound for a loaded machine; Beam's own limits are minutes, or none
 
 
@@ -87,7 +89,10 @@ def test_workers_end_with_a_killed_build(launch):
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("moment", ["imports", "workers start", "rows are written"])
+MOMENTS = ["imports", "workers start", "rows are written"]
+
+
+@pytest.mark.parametrize("moment", slow_unless({"imports", "rows are written"}, MOMENTS))
 def test_interrupted_twice(launch, tmp_path, moment):
     build = launch("--workers=2")
     if moment == "imports":

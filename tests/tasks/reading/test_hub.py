@@ -9,6 +9,7 @@ import pytest
 
 from tasks.reading import stdlib_docs
 from tests.hub_server import HubServer
+from tests.parameters import slow_unless
 
 COMMIT = "c0ffee" * 6 + "abcd"
 TOKEN = "hf_secret_of_mine"
@@ -126,7 +127,7 @@ def test_a_readme_whose_settings_cannot_be_followed_is_one_line(hub, tmp_path):
 # --- a network that fails
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_unless({0}, range(3)))
 def test_faults_of_every_kind_do_not_change_what_is_read(with_hub, folder, seed):
     documents = list(stdlib_docs.documents().items())[:400]
     lines = [json.dumps({"id": name, "text": text}) for name, text in documents]

@@ -47,23 +47,21 @@ def test_python_docs_holds_each_document_of_the_library_once(corpus):
     assert 0.07 < held / len(found) < 0.13
 
 
-def test_python_docs_is_the_same_in_every_run():
+def test_python_docs_is_the_same_in_every_run(corpus):
     command = (
         "from tasks.reading import sources as s; c = s.resolve(s.parse('python_docs'));"
         "print(c.record, c.pieces)"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", command],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    other = subprocess.run(
+        [sys.executable, "-c", command],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout == f"{corpus.record} {corpus.pieces}\n"
 
 
 def test_python_docs_of_another_python_is_refused(corpus):
