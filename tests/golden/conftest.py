@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
+from tests.compiled import compiled
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer
@@ -23,11 +23,6 @@ ARRAY_SETS = ("encdec_untied", "encdec_tied", "lm_untied", "lm_tied")
 @pytest.fixture(scope="module", autouse=True)
 def compared_as_users_run_it(compiled_as_users_do: None) -> None:
     """Compiles as users do, with the optimisations that other tests leave out."""
-
-
-# XLA's older code generator, which tests/conftest.py chooses, takes longer than the newer one where
-# programs are optimised, as they are here.
-compiled = partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,11 @@ RUNS = {
     "unigram": ("t5_1_1_tiny", "span_corruption"),
     "byte": ("llama_tiny", "full_lm"),
 }
+ENCODER, DECODER = "--model.num_encoder_layers=1", "--model.num_decoder_layers=1"
 FLAGS = {
-    "span_corruption": ["--lengths.inputs=64", "--lengths.targets=18"],
-    "full_lm": ["--lengths.targets=40"],
-    "masked_lm": ["--lengths.inputs=40", "--lengths.targets=40"],
+    "span_corruption": ["--lengths.inputs=64", "--lengths.targets=18", ENCODER, DECODER],
+    "full_lm": ["--lengths.targets=40", DECODER],
+    "masked_lm": ["--lengths.inputs=40", "--lengths.targets=40", ENCODER],
 }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.compiled import compiled
 from tests.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
 from trainer.config.idle import refuse_idle
@@ -60,14 +61,14 @@ def model_of(preset, dropout_rate=0.0, flags=()):
 
 
 @functools.cache
-def gradients_of(preset, loss, microbatches, dropout_rate=0.0, flags=()):
+def gradients_of(preset, loss, microbatches, dropout_rate=0.0, flags=(), jit=jax.jit):
     config, model, params = model_of(preset, dropout_rate, flags)
     config = dataclasses.replace(config, loss=loss, microbatches=microbatches)
-    return jax.jit(make_gradients(model, config))(params, batch_of(preset), KEY)
+    return jit(make_gradients(model, config))(params, batch_of(preset), KEY)
 
 
 @functools.cache
-def plain_gradients(loss, dropout_rate, flags):
+def plain_gradients(loss, dropout_rate, flags, jit):
     """Returns a function of (parameters, batch, key), by automatic differentiation alone."""
     _, model, _ = model_of("lm_tiny", dropout_rate, flags)
 
@@ -75,14 +76,14 @@ def plain_gradients(loss, dropout_rate, flags):
         output = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
         return model_loss(model).of_batch(output, batch, loss)[0]
 
-    return jax.jit(jax.grad(of))
+    return jit(jax.grad(of))
 
 
-def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=()):
+def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=(), jit=jax.jit):
     """Returns the gradient for some rows of the batch."""
     _, _, params = model_of("lm_tiny", dropout_rate, flags)
     batch = {name: array[rows] for name, array in batch_of("lm_tiny").items()}
-    return plain_gradients(loss, dropout_rate, flags)(params, batch, key)
+    return plain_gradients(loss, dropout_rate, flags, jit)(params, batch, key)
 
 
 CASES = [("lm_tiny", name) for name in LOSSES] + [("bert_tiny", "sum"), ("bert_tiny", "sequences")]
@@ -169,8 +170,8 @@ def test_the_law_of_microbatches_is_part_of_the_run():
 @pytest.mark.usefixtures("compiled_as_users_do")
 def test_one_microbatch_is_the_plain_gradient():
     """They are equal bit for bit, dropout included, so that older runs resume identically."""
-    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5)
-    plain = plain_gradient(LOSSES["real"], slice(None), KEY)
+    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5, jit=compiled)
+    plain = plain_gradient(LOSSES["real"], slice(None), KEY, jit=compiled)
     jax.tree.map(np.testing.assert_array_equal, gradients, plain)
 
 
@@ -178,6 +179,6 @@ def test_one_microbatch_is_the_plain_gradient():
 @pytest.mark.parametrize("scanned", slow_unless({"true"}, ["false", "true"]))
 def test_kernels_rounded_in_advance_give_the_gradient_of_the_plain_model(scanned):
     flags = (f"--model.scan_layers={scanned}", "--model.dtype=bfloat16")
-    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, flags=flags)
-    plain = plain_gradient(LOSSES["real"], slice(None), KEY, 0.0, flags)
+    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, flags=flags, jit=compiled)
+    plain = plain_gradient(LOSSES["real"], slice(None), KEY, 0.0, flags, compiled)
     jax.tree.map(np.testing.assert_array_equal, gradients, plain)
