@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
+from tests.compiled import compiled
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer
@@ -85,7 +85,7 @@ class ArraySet:
     def logits(self, variant: str) -> np.ndarray:
         """Returns our logits of a batch, computed once."""
         if variant not in self._logits:
-            apply = jax.jit(self.model.apply)
+            apply = compiled(self.model.apply)
             self._logits[variant] = np.asarray(apply({"params": self.params}, self.batch(variant)))
         return self._logits[variant]
 

@@ -1,8 +1,8 @@
 """Logits, encoder outputs and losses are T5X's, for every batch and loss setting found."""
 
-import jax
 import numpy as np
 
+from tests.compiled import compiled
 from trainer.config import LossConfig
 from trainer.engine.loss import loss_and_metrics
 
@@ -37,7 +37,7 @@ def test_logits(array_set, logits_variant, assert_close):
 
 def test_encoder_output(array_set, encoder_variant, assert_close):
     batch = array_set.batch(encoder_variant)
-    encode = jax.jit(lambda params, batch: array_set.model.apply(params, batch, method="encode"))
+    encode = compiled(lambda params, batch: array_set.model.apply(params, batch, method="encode"))
     ours = np.asarray(encode({"params": array_set.params}, batch))
     expected = array_set.arrays[f"encoder_output/{encoder_variant}"]
     tokens = batch["encoder_input_tokens"] > 0

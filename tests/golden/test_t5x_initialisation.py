@@ -3,12 +3,14 @@
 Held against the arrays kept in this folder only: which key made which model is known of those.
 """
 
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from tests.compiled import compiled
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
 
@@ -21,7 +23,7 @@ def test_initial_parameters(array_set, reference):
     if reference.folder != OWN_ARRAYS:
         pytest.skip("the keys of another reference are not known")
     key = jax.random.PRNGKey(array_set.meta["config"]["seed"] + SEED_OFFSETS[array_set.name])
-    ours = init_params(model_spec(array_set.config), key)
+    ours = compiled(partial(init_params, model_spec(array_set.config)))(key)
     compared = 0
     for path, expected in jax.tree_util.tree_leaves_with_path(array_set.params):
         names = [entry.key for entry in path]

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.compiled import compiled
 from trainer.config import LossConfig, OptimizerConfig
 from trainer.engine.loss import loss_and_metrics
 from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
@@ -34,7 +35,7 @@ def trained(array_set, training):
     optimizer = make_optimizer(OPTIMIZERS[training])
     loss_and_gradients = value_and_gradient(array_set, batch)
 
-    @jax.jit
+    @compiled
     def step(params, state):
         loss, gradients = loss_and_gradients(params)
         updates, state = optimizer.update(gradients, state, params)
@@ -57,7 +58,7 @@ def leaf(tree, name: str):
 
 
 def test_gradients(array_set, gradient_variant, assert_close):
-    gradient = jax.jit(value_and_gradient(array_set, array_set.batch(gradient_variant)))
+    gradient = compiled(value_and_gradient(array_set, array_set.batch(gradient_variant)))
     _, ours = gradient(array_set.params)
     for name in array_set.names(f"grads/{gradient_variant}/"):
         expected = array_set.arrays[f"grads/{gradient_variant}/{name}"]

@@ -16,6 +16,9 @@ import jax
 import numpy as np
 import pytest
 
+import trainer.pretrain
+from tests.trainer.conftest import assert_one_line, ended
+from trainer import evaluate
 from trainer.reporting.metrics import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -39,6 +42,8 @@ def pretrain(cache, model_dir, *flags):
         "--lengths.inputs=64",
         "--lengths.targets=18",
         "--model.dropout_rate=0.1",
+        "--model.num_encoder_layers=1",
+        "--model.num_decoder_layers=1",
         "--metrics.every_steps=8",
         "--metrics.norms_every_steps=7",
         "--evaluation.every_steps=30",
@@ -46,6 +51,11 @@ def pretrain(cache, model_dir, *flags):
         "--checkpoint.keep=None",
         *flags,
     )
+
+
+def flags_of(command):
+    """Returns the flags of a command, for its `main` in this process."""
+    return command[3:]
 
 
 def run(arguments, **kwargs):
@@ -89,7 +99,7 @@ def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
     ]
     norms = [line for line in lines if line["split"] == "norms"]
     assert [line["step"] for line in norms] == [*range(7, STEPS, 7), STEPS]
-    assert norms[0]["metrics"]["weight_update_rms/decoder/layers_1/mlp/wo/kernel"] > 0
+    assert norms[0]["metrics"]["weight_update_rms/decoder/layers_0/mlp/wo/kernel"] > 0
     assert list((finished / "tensorboard" / "norms").iterdir())
     validation = [line for line in lines if line["split"] == "validation"]
     assert [line["step"] for line in validation] == [30, 60]
@@ -142,11 +152,10 @@ def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, t
     assert curve(finished) == curve(model_dir)
 
 
-def test_a_finished_run_is_left_alone(text_cache, finished):
+def test_a_finished_run_is_left_alone(text_cache, finished, capsys):
     before = (finished / "metrics.jsonl").read_bytes()
-    result = run(pretrain(text_cache, finished))
-    assert result.returncode == 0
-    assert "training is finished" in result.stdout
+    assert trainer.pretrain.main(flags_of(pretrain(text_cache, finished))) == 0
+    assert "training is finished" in capsys.readouterr().out
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
@@ -178,7 +187,7 @@ def test_every_checkpoint_is_evaluated(finished):
         assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
 
 
-def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path):
+def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path, capsys):
     shutil.copytree(finished, tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     written = json.loads(file.read_text())
@@ -186,11 +195,10 @@ def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path):
     written["config"]["processes"] |= {"coordinator": "host:1", "count": 2, "index": 1}
     file.write_text(json.dumps(written))
     output = tmp_path / "metrics.json"
-    result = run(command("trainer.evaluate", f"--model_dir={tmp_path}/model", f"--output={output}"))
-    assert result.returncode == 0, result.stderr
+    evaluate.main([f"--model_dir={tmp_path}/model", f"--output={output}"])
     assert list(json.loads(output.read_text())["checkpoints"]) == [str(STEPS)]
     during = [line for line in read_metrics(str(finished)) if line["split"] == "validation"]
-    assert f"{during[-1]['metrics']['loss']:.4f}" in result.stdout
+    assert f"{during[-1]['metrics']['loss']:.4f}" in capsys.readouterr().out
 
 
 def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
@@ -212,18 +220,20 @@ def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
     assert losses[0] >= losses[1] > losses[3] >= losses[2]
 
 
-def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
-    result = run(pretrain(text_cache, tmp_path / "model", "--print_config"))
-    assert result.returncode == 0
-    assert "# preset t5_1_1_tiny" in result.stdout
-    assert "# vocabulary of the cache" in result.stdout
+def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path, capsys):
+    arguments = pretrain(text_cache, tmp_path / "model", "--print_config")
+    assert trainer.pretrain.main(flags_of(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "# preset t5_1_1_tiny" in printed
+    assert "# vocabulary of the cache" in printed
     assert not (tmp_path / "model").exists()
 
 
 def test_a_diverging_run_stops_with_the_state_before(text_cache, tmp_path):
     model_dir = tmp_path / "model"
     result = run(pretrain(text_cache, model_dir, "--optimizer.learning_rate=1e36"))
-    assert_one_line(result, "update 2 was rejected", "gradients/", "checkpoint_1", "--on_nan=skip")
+    says = ("update 2 was rejected", "gradients/", "checkpoint_1", "--on_nan=skip")
+    assert_one_line(result.returncode, result.stderr, *says)
     assert (model_dir / "checkpoint_1").exists()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state(model_dir, 1)["params"]))
 
@@ -235,7 +245,7 @@ def test_missing_weights_and_biases_are_named(text_cache, tmp_path):
         pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert_one_line(result, "palimpsest[wandb]")
+    assert_one_line(result.returncode, result.stderr, "palimpsest[wandb]")
 
 
 @pytest.mark.slow
@@ -250,16 +260,7 @@ def test_a_full_disk_is_named(text_cache, tmp_path):
         result = run(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
     finally:
         subprocess.run(["umount", "-l", mounted], check=True)
-    assert_one_line(result, "disk is full")
-
-
-def assert_one_line(result, *says):
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    errors = [line for line in result.stderr.splitlines() if ": error: " in line]
-    assert len(errors) == 1
-    for text in says:
-        assert text in errors[0]
+    assert_one_line(result.returncode, result.stderr, "disk is full")
 
 
 WRONG = {
@@ -284,18 +285,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_one_clear_line(case, text_cache, finished, tmp_path):
+def test_a_mistake_is_one_clear_line(case, text_cache, finished, tmp_path, capsys):
     flags, says = WRONG[case]
     (tmp_path / "file").write_text("")
     flags = [flag.replace("setup.py", str(tmp_path / "file")) for flag in flags]
     before = sorted(path.name for path in finished.iterdir())
-    assert_one_line(run(pretrain(text_cache, finished, *flags)), says)
+    flags = flags_of(pretrain(text_cache, finished, *flags))
+    assert_one_line(*ended("trainer.pretrain", flags, capsys), says)
     assert sorted(path.name for path in finished.iterdir()) == before
 
 
-def test_evaluating_nothing_is_one_clear_line(finished, tmp_path):
-    assert_one_line(run(command("trainer.evaluate", f"--model_dir={tmp_path}")), "trainer.pretrain")
-    result = run(command("trainer.evaluate", f"--model_dir={finished}", "--steps=7"))
-    assert_one_line(result, "no checkpoint of step 7", "60")
-    result = run(command("trainer.evaluate", f"--model_dir={finished}", "--split=test"))
-    assert_one_line(result, "no split test")
+def test_evaluating_nothing_is_one_clear_line(finished, tmp_path, capsys):
+    def one_line(folder, *flags, says):
+        flags = [f"--model_dir={folder}", *flags]
+        assert_one_line(*ended("trainer.evaluate", flags, capsys), *says)
+
+    one_line(tmp_path, says=["trainer.pretrain"])
+    one_line(finished, "--steps=7", says=["no checkpoint of step 7", "60"])
+    one_line(finished, "--split=test", says=["no split test"])

@@ -1,7 +1,6 @@
 """Tests that explain shows the rows that a run trained on, and the text of the corpus."""
 
 import json
-import pathlib
 import re
 import shutil
 import subprocess
@@ -12,26 +11,15 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
+from tests.trainer.conftest import ROOT, built, command, ended
 from trainer import description, explain
 from trainer.config import save_config
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.sightings import Sightings
 
-ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"
 EOS_ID = vocabulary.EOS_ID
-
-
-def command(*arguments, **kwargs):
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        **kwargs,
-    )
 
 
 @pytest.fixture(scope="module", params=["concat", "best_fit"])
@@ -41,8 +29,7 @@ def long_cache(request, text_cache, tmp_path_factory):
     lines = (text_cache.parents[1] / "train.txt").read_text().splitlines()
     documents = [*lines[:900], " ".join(lines[900:1400]), *lines[1400:1600]]
     (folder / "train.txt").write_text("\n".join(documents))
-    made = command(
-        "pipeline.build",
+    built(
         f"--task={TASK}",
         f"--corpus=text:{folder}/*.txt?validation=0.1",
         f"--vocabulary={text_cache.parents[1]}/vocabulary",
@@ -51,7 +38,6 @@ def long_cache(request, text_cache, tmp_path_factory):
         "--row_tokens=70",
         "--separator=eos",
     )
-    assert made.returncode == 0, made.stderr
     return folder
 
 
@@ -153,12 +139,12 @@ def test_explained_rows_are_the_rows_of_training_batches(text_cache, tmp_path, f
     assert max(epochs) > 0
 
 
-def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path):
+def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path, capsys):
     start(tmp_path / "model", text_cache)
+    capsys.readouterr()
     flags = ("trainer.explain", f"--model_dir={tmp_path / 'model'}", "--step=41")
-    every = command(*flags)
-    assert every.returncode == 0, every.stderr
-    lines = every.stdout.splitlines()
+    explain.main([*flags[1:]])
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"row {row}" for row in range(6)]
     assert all("train.txt:" in line for line in lines)
     one = command(*flags, "--row=3", env={"COLUMNS": "80", "PATH": ""})
@@ -169,9 +155,8 @@ def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path):
         tokens = rf"(all {end} tokens|tokens {first} to {end} of \d+)"
         assert re.search(rf"{name} · {tokens}", one.stdout)
     page = tmp_path / "page.html"
-    made = command(*flags, f"--output={page}")
-    assert made.returncode == 0, made.stderr
-    assert made.stdout == f"{page}: 6 rows\n"
+    explain.main([*flags[1:], f"--output={page}"])
+    assert capsys.readouterr().out == f"{page}: 6 rows\n"
     assert page.read_text().count("<article") == 6
 
 
@@ -240,7 +225,7 @@ def seen_by_explaining(model_dir, steps, document):
 
 
 @pytest.mark.parametrize("flags", [[], ["--data.order=1"]], ids=["order 2", "order 1"])
-def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, flags):
+def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, flags, capsys):
     cache_dir = tmp_path / "cache"
     shutil.copytree(long_cache / "cache", cache_dir)
     run = start(tmp_path / "model", cache_dir, *flags)
@@ -272,22 +257,22 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     (tmp_path / "ids.txt").write_text(first[0].id)
     packing = run.data.tasks[0].manifest.plan.packing
     again = [
-        *("pipeline.build", f"--task={TASK}", f"--packing={packing}", "--row_tokens=70"),
+        *(f"--task={TASK}", f"--packing={packing}", "--row_tokens=70"),
         *(f"--corpus=text:{long_cache}/*.txt?validation=0.1", "--separator=eos"),
         *(f"--vocabulary={run.config.cache_dir}/{TASK}", f"--cache_dir={cache_dir}"),
     ]
-    made = command(*again, f"--exclude={tmp_path}/ids.txt")
-    assert made.returncode == 0, made.stderr
+    built(*again, f"--exclude={tmp_path}/ids.txt")
     assert found() == wanted
-    shown = command("trainer.explain", f"--model_dir={tmp_path}/model", f"--document={long}")
-    assert shown.returncode == 0, shown.stderr
+    capsys.readouterr()
+    explain.main([f"--model_dir={tmp_path}/model", f"--document={long}"])
+    shown = capsys.readouterr().out
     count = len({step for step, _ in wanted[long]})
     last = f"model saw {long} in {count} of its {steps} steps\n"
-    assert shown.stdout.endswith(last if count else f"did not see {long} in any of its 12 steps\n")
+    assert shown.endswith(last if count else f"did not see {long} in any of its 12 steps\n")
 
 
-def test_step_or_document_is_needed(tmp_path):
+def test_step_or_document_is_needed(tmp_path, capsys):
     for flags in ([], ["--step=1", "--document=a"], ["--document=a", "--row=1"]):
-        made = command("trainer.explain", f"--model_dir={tmp_path}", *flags)
-        assert made.returncode == 2
-        assert "give --step, or --document" in made.stderr or "are for --step" in made.stderr
+        code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", *flags], capsys)
+        assert code == 2
+        assert "give --step, or --document" in errors or "are for --step" in errors

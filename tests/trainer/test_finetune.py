@@ -5,13 +5,15 @@ import os
 import random
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.trainer.conftest import command
+from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.engine.test_processes import finish, free_port
-from tests.trainer.test_commands import assert_one_line, assert_same_state, curve, run, state
+from tests.trainer.huggingface.test_export import save_run
+from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, state
 from tests.trainer.test_evaluation_stops import start
 from trainer import trained
 from trainer.model.paths import named
@@ -33,27 +35,19 @@ def pairs(text_cache, tmp_path_factory):
                 text = " ".join(generator.choices(words, k=3))[:30]
                 answer = " ".join(reversed(text.split()))
                 file.write(json.dumps({"q": text, "a": answer}) + "\n")
-    made = command(
-        "pipeline.build", "--task=backwards_supervised",
+    built(
+        "--task=backwards_supervised",
         f"--corpus=json:{folder}/*.jsonl?split=train&inputs=q&targets=a",
         f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
     return folder / "caches"
 
 
 @pytest.fixture(scope="module")
 def pretrained(text_cache, tmp_path_factory):
-    """The folder of a short run on text."""
+    """The folder of a run on text."""
     model_dir = tmp_path_factory.mktemp("pretrained") / "model"
-    made = command(
-        "trainer.pretrain", "--preset=t5_1_1_tiny", "--task=python_docs_span_corruption",
-        f"--cache_dir={text_cache}", f"--model_dir={model_dir}", "--train_steps=2",
-        "--batch_size=4", "--lengths.inputs=64", "--lengths.targets=18",
-        "--evaluation.every_steps=0", "--metrics.tensorboard=false",
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    return model_dir
+    return Path(save_run(text_cache, model_dir, "t5_1_1_tiny", "--lengths.inputs=64"))
 
 
 def finetune(pretrained, pairs, model_dir, *flags):
@@ -172,7 +166,8 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     model = tmp_path / "model"
     mistaken = "--checkpoint.best_metric=shorter"
     made = run(finetune(pretrained, pairs, model, *flags, mistaken), env=env)
-    assert_one_line(made, "these tasks do not have this metric", "share")
+    says = ("these tasks do not have this metric", "share")
+    assert_one_line(made.returncode, made.stderr, *says)
     assert (model / "checkpoint_3").exists()
     right = "--checkpoint.best_metric=share"
     made = run(finetune(pretrained, pairs, model, *flags, right), env=env)
@@ -229,5 +224,6 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
         (["--trainable=nothing"], "--trainable=nothing matches no parameter"),
     ],
 )
-def test_a_mistake_is_one_clear_line(pretrained, pairs, tmp_path, flags, says):
-    assert_one_line(run(finetune(pretrained, pairs, tmp_path / "model", *flags)), says)
+def test_a_mistake_is_one_clear_line(pretrained, pairs, tmp_path, flags, says, capsys):
+    flags = flags_of(finetune(pretrained, pairs, tmp_path / "model", *flags))
+    assert_one_line(*ended("trainer.finetune", flags, capsys), says)

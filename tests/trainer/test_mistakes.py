@@ -1,6 +1,5 @@
 """Mistakes of people who are new here: each ends with exit code 2 and one line that names it."""
 
-import importlib
 import json
 import resource
 
@@ -9,21 +8,13 @@ import pytest
 from pipeline import build
 from pipeline.runners import beam_options
 from tasks.terminal import command_line
+from tests.trainer.conftest import ended
 from trainer import pretrain
 from trainer.config import elsewhere, fields
 from trainer.config.run import Config
 from trainer.pretrain import model_preset
 
 TASK = "python_docs_span_corruption"
-
-
-def ended(module, arguments, capsys):
-    """Returns (exit code, stderr) of a command run in this process."""
-    main = importlib.import_module(module).main
-    with pytest.raises(SystemExit) as end:
-        command_line.run(main, arguments)
-    code = end.value.code
-    return code, capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 from tasks.cache.windows import Windows
 from tasks.objectives import noise
 from tasks.terminal.command_line import UserError
+from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.data.order import BlockOrder
 from trainer.data.padding import better_lengths
@@ -238,17 +239,11 @@ def test_one_cache_serves_the_tasks_of_its_corpus(text_cache):
 
 def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, tmp_path, capsys):
     (tmp_path / "own.txt").write_text("A few words of prose.\n" * 4)
-    made = subprocess.run(
-        [
-            *(sys.executable, "-m", "pipeline.build", "--task=span_corruption", "--name=own"),
-            *(f"--corpus=text:{tmp_path}/own.txt?document=file", f"--cache_dir={tmp_path}/cache"),
-            f"--vocabulary={text_cache.parents[1]}/vocabulary",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
+    built(
+        *("--task=span_corruption", "--name=own"),
+        *(f"--corpus=text:{tmp_path}/own.txt?document=file", f"--cache_dir={tmp_path}/cache"),
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
     )
-    assert made.returncode == 0, made.stderr
     shutil.copytree(text_cache, tmp_path / "cache" / text_cache.name)
     mixed = run_of(tmp_path / "cache", f"own_span_corruption=1,{SPANS}=1")
     (only,) = mixed.data.evaluation("validation", 8)

@@ -10,6 +10,7 @@ import pytest
 from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
+from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.data.features import target_side
 from trainer.engine.metrics import means
@@ -27,20 +28,12 @@ LENGTHS = {True: (64, 96), False: (0, 64)}
 def separated_cache(text_cache):
     """A cache of a task that needs EOS after documents, built without saying so."""
     folder = text_cache.parents[1]
-    arguments = [
+    built(
         "--task=python_docs_full_lm",
         f"--corpus=text:{folder}/*.txt?split=train",
         f"--vocabulary={folder}/vocabulary",
         f"--cache_dir={folder}/separated",
-    ]
-    made = subprocess.run(
-        [sys.executable, "-m", "pipeline.build", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=pathlib.Path(__file__).parents[2],
-        timeout=300,
     )
-    assert made.returncode == 0, made.stderr
     return folder / "separated" / "python_docs_full_lm"
 
 

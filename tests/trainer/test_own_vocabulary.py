@@ -167,6 +167,7 @@ def test_trains_generates_fills_and_exports(cache, folder, capsys):
         *("--preset=t5_1_1_tiny", "--task=proteins_span_corruption", f"--model_dir={run}"),
         *(f"--cache_dir={folder}/cache", "--lengths.inputs=64", "--lengths.targets=24"),
         *("--batch_size=4", "--train_steps=2", "--evaluation.every_steps=0"),
+        *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1"),
     ]
     registered._factories.clear()  # the trainer needs no class
     assert pretrain.main(arguments) == 0

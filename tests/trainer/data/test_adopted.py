@@ -16,7 +16,7 @@ from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests import foreign_caches
-from tests.trainer.conftest import ROOT, command, training_metrics
+from tests.trainer.conftest import ROOT, built, command, training_metrics
 from trainer.config.fields import override
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -49,12 +49,11 @@ def folders(text_cache, tmp_path_factory):
             row = {"id": f"p{number}", "q": " ".join(words[begin : begin + 1 + number % 17]),
                    "a": " ".join(words[begin + 20 : begin + 21 + number % 5])}  # fmt: skip
             file.write(json.dumps(row) + "\n")
-    made = command(
-        "pipeline.build", "--task=supervised", "--name=qa", f"--vocabulary={vocabulary}",
+    built(
+        "--task=supervised", "--name=qa", f"--vocabulary={vocabulary}",
         f"--corpus=json:{folder}/a.jsonl?inputs=q&targets=a&validation=0.1",
         f"--cache_dir={folder}/ours",
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
     (folder / "ours" / SPANS).symlink_to(text_cache)
 
     texts, pairs = {}, {}

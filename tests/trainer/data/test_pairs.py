@@ -10,7 +10,7 @@ from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
-from tests.trainer.conftest import command, training_metrics
+from tests.trainer.conftest import built, command, training_metrics
 from trainer.config.fields import override
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -34,13 +34,12 @@ def folder(text_cache, tmp_path_factory):
                 "a": " ".join(words[middle : middle + 1 + generator.randrange(6)]),
             }
             file.write(json.dumps(row) + "\n")
-    made = command(
-        "pipeline.build", "--task=supervised", "--name=qa",
+    built(
+        "--task=supervised", "--name=qa",
         f"--corpus=json:{folder}/a.jsonl?inputs=q&targets=a&validation=0.1",
         f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
         "--shard_bytes=4000",
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
     (folder / "caches" / SPANS).symlink_to(text_cache)
     return folder / "caches"
 

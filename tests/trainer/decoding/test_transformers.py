@@ -1,7 +1,7 @@
 """Ids and scores of searches equal those of transformers' `generate` on exported models."""
 
 import shutil
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ NEW = 10
 LENGTHS = (9, 4, 7)
 # T5 1.0 and 1.1, mT5, grouped heads, T5's decoder alone, Primer's convolutions, GPT-2.
 FAST, SLOW = ("t5_1_1", "llama3", "lm"), ("t5_1_0", "mt5", "primer", "gpt2")
-NAMES = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+slow = partial(pytest.param, marks=pytest.mark.slow)
+NAMES = [*FAST, *map(slow, SLOW)]
 BEAMS = {
     "plain": {},
     "short": {"alpha": 0.0, "early_stopping": "true"},
@@ -89,6 +90,7 @@ def test_greedy_ids_are_equal(pair):
     check(ours, pair.generate(eos_id, num_beams=1)[0])
 
 
+@pytest.mark.parametrize("pair", ["t5_1_1", "llama3", *map(slow, ("lm", *SLOW))], indirect=True)
 def test_beams_are_equal(pair):
     check_beams(pair, "plain")
 
@@ -117,7 +119,7 @@ def check_beams(pair, name):
     np.testing.assert_allclose([each.score for each in ours], scores.numpy(), rtol=1e-4)
 
 
-CUSTOM = ["primer", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lm", "primer_ez"))]
+CUSTOM = ["primer", *map(slow, ("lm", "primer_ez"))]
 
 
 @pytest.mark.parametrize("name", CUSTOM)

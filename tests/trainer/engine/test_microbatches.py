@@ -1,6 +1,7 @@
 """n microbatches equal one, in gradients and metrics, for every normaliser."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.compiled import compiled
 from tests.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
 from trainer.config.idle import refuse_idle
@@ -46,6 +48,7 @@ def batch_of(preset):
     return {name: jnp.asarray(array, jnp.int32) for name, array in batch.items()}
 
 
+@functools.cache
 def model_of(preset, dropout_rate=0.0, flags=()):
     """Returns (configuration, model, parameters) of a model with one layer."""
     sizes = {"vocab_size": V, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16}
@@ -57,22 +60,30 @@ def model_of(preset, dropout_rate=0.0, flags=()):
     return config, build_model(spec), init_params(spec, jax.random.key(1))
 
 
-def gradients_of(preset, loss, microbatches, dropout_rate=0.0, flags=()):
+@functools.cache
+def gradients_of(preset, loss, microbatches, dropout_rate=0.0, flags=(), jit=jax.jit):
     config, model, params = model_of(preset, dropout_rate, flags)
     config = dataclasses.replace(config, loss=loss, microbatches=microbatches)
-    return jax.jit(make_gradients(model, config))(params, batch_of(preset), KEY)
+    return jit(make_gradients(model, config))(params, batch_of(preset), KEY)
 
 
-def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=()):
-    """Returns the gradient for some rows of the batch, by automatic differentiation alone."""
-    _, model, params = model_of("lm_tiny", dropout_rate, flags)
-    batch = {name: array[rows] for name, array in batch_of("lm_tiny").items()}
+@functools.cache
+def plain_gradients(loss, dropout_rate, flags, jit):
+    """Returns a function of (parameters, batch, key), by automatic differentiation alone."""
+    _, model, _ = model_of("lm_tiny", dropout_rate, flags)
 
-    def of(params):
+    def of(params, batch, key):
         output = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
         return model_loss(model).of_batch(output, batch, loss)[0]
 
-    return jax.jit(jax.grad(of))(params)
+    return jit(jax.grad(of))
+
+
+def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=(), jit=jax.jit):
+    """Returns the gradient for some rows of the batch."""
+    _, _, params = model_of("lm_tiny", dropout_rate, flags)
+    batch = {name: array[rows] for name, array in batch_of("lm_tiny").items()}
+    return plain_gradients(loss, dropout_rate, flags, jit)(params, batch, key)
 
 
 CASES = [("lm_tiny", name) for name in LOSSES] + [("bert_tiny", "sum"), ("bert_tiny", "sequences")]
@@ -106,23 +117,6 @@ def test_microbatches_equal_one(preset, name):
     for whole, summed in zip(jax.tree.leaves(one), jax.tree.leaves(three), strict=True):
         assert summed.dtype == jnp.float32
         np.testing.assert_allclose(summed, whole, atol=2e-6 * size)
-
-
-@pytest.mark.usefixtures("compiled_as_users_do")
-def test_one_microbatch_is_the_plain_gradient():
-    """They are equal bit for bit, dropout included, so that older runs resume identically."""
-    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5)
-    plain = plain_gradient(LOSSES["real"], slice(None), KEY)
-    jax.tree.map(np.testing.assert_array_equal, gradients, plain)
-
-
-@pytest.mark.usefixtures("compiled_as_users_do")
-@pytest.mark.parametrize("scanned", slow_unless({"true"}, ["false", "true"]))
-def test_kernels_rounded_in_advance_give_the_gradient_of_the_plain_model(scanned):
-    flags = [f"--model.scan_layers={scanned}", "--model.dtype=bfloat16"]
-    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, flags=flags)
-    plain = plain_gradient(LOSSES["real"], slice(None), KEY, 0.0, flags)
-    jax.tree.map(np.testing.assert_array_equal, gradients, plain)
 
 
 def test_each_microbatch_has_a_dropout_key_of_its_own():
@@ -170,3 +164,21 @@ def test_the_law_of_microbatches_is_part_of_the_run():
     alone, origins = build_config("lm_tiny", ["--loss.normalize_over=microbatch"])
     with pytest.raises(UserError, match="normalize_over has no effect: it goes with --microbatch"):
         refuse_idle(alone, origins)
+
+
+# These come last, since the tests after them in this module would compile as slowly.
+@pytest.mark.usefixtures("compiled_as_users_do")
+def test_one_microbatch_is_the_plain_gradient():
+    """They are equal bit for bit, dropout included, so that older runs resume identically."""
+    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, dropout_rate=0.5, jit=compiled)
+    plain = plain_gradient(LOSSES["real"], slice(None), KEY, jit=compiled)
+    jax.tree.map(np.testing.assert_array_equal, gradients, plain)
+
+
+@pytest.mark.usefixtures("compiled_as_users_do")
+@pytest.mark.parametrize("scanned", slow_unless({"true"}, ["false", "true"]))
+def test_kernels_rounded_in_advance_give_the_gradient_of_the_plain_model(scanned):
+    flags = (f"--model.scan_layers={scanned}", "--model.dtype=bfloat16")
+    gradients, _ = gradients_of("lm_tiny", LOSSES["real"], 1, flags=flags, jit=compiled)
+    plain = plain_gradient(LOSSES["real"], slice(None), KEY, 0.0, flags, compiled)
+    jax.tree.map(np.testing.assert_array_equal, gradients, plain)

@@ -57,7 +57,8 @@ def test_a_scanned_model_has_the_norms_of_the_unscanned_one():
 
 
 def test_norms_change_neither_the_program_nor_the_bits():
-    without, program = program_of(*FLAGS), program_of(*FLAGS, "--metrics.norms_every_steps=1")
+    flags = [*FLAGS, "--model.dropout_rate=0.1"]  # a program that another test compiles, too
+    without, program = program_of(*flags), program_of(*flags, "--metrics.norms_every_steps=1")
 
     def text(program):
         return program.train_step.lower(program.abstract_state(), batch_of(0)).as_text()

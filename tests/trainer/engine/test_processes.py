@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.parameters import slow_unless
 from trainer.config.fields import override
 from trainer.engine.processes import EXIT_LOST
 from trainer.loop import EXIT_PREEMPTED
@@ -231,7 +232,7 @@ command_line.run(main)
 """.replace("TIMEOUT", str(TIMEOUT))
 
 
-@pytest.mark.parametrize("end", ["kill", "error", "both"])
+@pytest.mark.parametrize("end", slow_unless({"kill", "error"}, ["kill", "error", "both"]))
 def test_the_coordinator_or_a_failing_process_ends_the_other(end):
     port = free_port()
     both = [

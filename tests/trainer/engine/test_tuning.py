@@ -12,6 +12,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests import eight_devices
+from tests.parameters import slow_unless
 from tests.trainer.engine.test_sharding import batch_of, program_of
 from trainer.config.tuning import LORA
 from trainer.model.paths import named
@@ -128,10 +129,16 @@ def sums(*flags):
     return {name: float(np.sqrt(np.mean(leaf**2))) for name, leaf in numbers(state.params).items()}
 
 
-@pytest.mark.parametrize("mesh", ["fsdp", "tensor"])
+MESHES = {
+    "fsdp": ["--mesh.data=2", "--mesh.fsdp=4"],
+    "tensor": ["--mesh.tensor=2"],
+    "both": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"],
+}
+
+
+@pytest.mark.parametrize("mesh", slow_unless({"both"}, MESHES))
 def test_on_a_mesh_lora_learns_the_same(mesh):
-    flags = ["--mesh.data=2", "--mesh.fsdp=4"] if mesh == "fsdp" else ["--mesh.tensor=2"]
-    found = eight_devices.run("tests/trainer/engine/test_tuning.py", *flags)
+    found = eight_devices.run("tests/trainer/engine/test_tuning.py", *MESHES[mesh])
     assert found == pytest.approx(sums(), rel=1e-4, abs=1e-7)
 
 

@@ -1,13 +1,12 @@
 """Invalid files are refused with file and line, and nothing in them is executed."""
 
-import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.trainer.conftest import assert_one_line, ended
 from trainer.gin import recipe
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -193,18 +192,9 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_the_command_refuses_in_one_line(case, folder):
+def test_the_command_refuses_in_one_line(case, folder, monkeypatch, capsys):
     flags, says = COMMANDS[case]
     (folder / "broken.gin").write_text(GOOD + "MODEL_DIR = @os.system()\n")
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer.pretrain", *flags],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if ": error: " in line]
-    assert says in line
+    monkeypatch.chdir(folder)
+    assert_one_line(*ended("trainer.pretrain", flags, capsys), says)
     assert not (folder / "executed").exists()

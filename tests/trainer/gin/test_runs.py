@@ -11,6 +11,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tasks.terminal.command_line import UserError
+from trainer.pretrain import main
 from trainer.reporting.metrics import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -100,19 +102,21 @@ def test_a_run_from_a_gin_file_equals_the_run_from_flags(text_cache, tmp_path):
     assert written["origins"]["batch_size"] == "tiny.gin:13 via BATCH_SIZE"
 
 
-def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path):
+def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.gin").write_text(RECIPE)
     flags = ("--gin_file=tiny.gin", "--gin.MODEL_DIR='model'", "--print_config")
-    result = pretrain(tmp_path, *flags, f"--cache_dir={text_cache.parent}", "--batch_size=8")
-    assert result.returncode == 0, result.stderr
-    lines = {line.split()[0]: line for line in result.stdout.splitlines() if "#" in line}
+    assert main([*flags, f"--cache_dir={text_cache.parent}", "--batch_size=8"]) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in shown.splitlines() if "#" in line}
     assert lines["train_steps"].endswith("# tiny.gin:12 via TRAIN_STEPS")
     assert lines["batch_size"].endswith("# command line")
     assert lines["model.emb_dim"].endswith("# t5x/examples/t5/t5_1_1/tiny.gin (built in)")
     assert not (tmp_path / "model").exists()
 
 
-def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path):
+def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     own = next(text_cache.parents[1].glob("vocabulary/*.model"))
     (tmp_path / "tiny.gin").write_text(RECIPE)
     # One with a field more, of a number that no reader knows.
@@ -126,12 +130,10 @@ def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path):
         ("text.model", "is not a SentencePiece model"),
     ):
         name = "SentencePieceVocabulary.sentencepiece_model_file"
-        result = pretrain(tmp_path, *flags, f"--gin.{name}='{model}'")
-        assert result.returncode == 2
-        assert says in result.stderr
-    result = pretrain(tmp_path, *flags, f"--gin.{name}='{own}'")
-    assert result.returncode == 0, result.stderr
-    result = pretrain(tmp_path, *flags, "--gin.SentencePieceVocabulary.extra_ids=100")
-    assert "--vocabulary.extra_ids=100" in result.stderr
-    result = pretrain(tmp_path, *flags, "--data.pack=false")
-    assert f"--data.pack has no effect on --task={TASK}" in result.stderr
+        with pytest.raises(UserError, match=says):
+            main([*flags, f"--gin.{name}='{model}'"])
+    assert main([*flags, f"--gin.{name}='{own}'"]) == 0
+    with pytest.raises(UserError, match=r"--vocabulary\.extra_ids=100"):
+        main([*flags, "--gin.SentencePieceVocabulary.extra_ids=100"])
+    with pytest.raises(UserError, match=rf"--data\.pack has no effect on --task={TASK}"):
+        main([*flags, "--data.pack=false"])

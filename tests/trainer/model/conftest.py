@@ -50,6 +50,7 @@ class TinyModel:
         self.spec = model_spec(self.config)
         self.model = build_model(self.spec)
         self.has_encoder = self.spec.encoder is not None
+        self._applied = {}
 
     @cached_property
     def params(self):
@@ -62,8 +63,12 @@ class TinyModel:
         )
 
     def apply(self, batch, params=None, **arguments):
-        params = self.params if params is None else params
-        return jax.jit(lambda p, b: self.model.apply({"params": p}, b, **arguments))(params, batch)
+        """Returns what the model does, compiled once for each shape of a batch."""
+        applied = self._applied.setdefault(
+            frozenset(arguments.items()),
+            jax.jit(lambda p, b: self.model.apply({"params": p}, b, **arguments)),
+        )
+        return applied(self.params if params is None else params, batch)
 
 
 tiny_model = cache(TinyModel)

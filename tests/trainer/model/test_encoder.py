@@ -3,6 +3,7 @@
 Dimensions: B batch, L length, D model, H heads, K head size, V vocabulary.
 """
 
+import itertools
 from functools import partial
 
 import jax
@@ -12,6 +13,7 @@ import optax
 import pytest
 from scipy.special import erf
 
+from tests.parameters import slow_unless
 from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.dense import Shared
@@ -22,6 +24,9 @@ from trainer.model.transformer import Encoder, init_params
 
 FAMILIES = ("bert", "bert_pre_ln")
 POSITIONS = ("absolute", "relative", "rotary")
+# All of them match the definition; the other tests of the same are quick for one family.
+MODELS = list(itertools.product(FAMILIES, POSITIONS))
+QUICK = [*((FAMILIES[0], position) for position in POSITIONS), (FAMILIES[1], POSITIONS[0])]
 # Packed example of each position, and the same places within the example; 0 is padding.
 SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 0], [1, 1, 2, 2, 2, 2, 2]])
 PLACES = np.array([[0, 1, 2, 3, 0, 1, 0], [0, 1, 0, 1, 2, 3, 4]])
@@ -139,25 +144,29 @@ def test_without_types_all_tokens_are_of_the_first(make_tiny, batch):
     assert not np.allclose(tiny.apply(batch)[0], tiny.apply(zeros)[0], atol=1e-2)
 
 
-def influence(tiny, batch, row):
-    """Returns bool [L + 1, V]: True if a token moves the logits of a position, or of the row."""
+def influences(tiny, batch):
+    """Returns a function of a row: bool [L + 1, V].
 
-    def mixes(table_VD):
+    True if a token moves the logits of a position, or of the row.
+    """
+
+    @jax.jit
+    @jax.jacrev
+    def jacobian_of(table_VD, row):
         params = {**tiny.params, "token_embedder": {"embedding": table_VD}}
         logits_BLV, row_logits_BC = tiny.model.apply({"params": params}, batch)
         weights = jax.random.normal(jax.random.PRNGKey(1), logits_BLV.shape[-1:])
         order = row_logits_BC[row] @ weights[:2]
         return jnp.append(logits_BLV[row] @ weights, order)
 
-    jacobian = jax.jit(jax.jacrev(mixes))(tiny.params["token_embedder"]["embedding"])
-    return np.any(np.asarray(jacobian) != 0, axis=-1)
+    table_VD = tiny.params["token_embedder"]["embedding"]
+    return lambda row: np.any(np.asarray(jacobian_of(table_VD, row)) != 0, axis=-1)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "position"), slow_unless(QUICK, MODELS))
 def test_every_token_sees_every_token_and_no_padding(make_tiny, batch, family, position):
     tiny = make_tiny(family, head_dim=8, position=position)
-    seen = influence(tiny, batch, 0)
+    seen = influences(tiny, batch)(0)
     # The six tokens, and the row itself; logits of padding are meaningless.
     for query in (*range(6), 7):
         np.testing.assert_array_equal(np.flatnonzero(seen[query]), [1, 2, 3, 4, 5, 6])
@@ -167,8 +176,9 @@ def test_every_token_sees_every_token_and_no_padding(make_tiny, batch, family, p
 def test_packed_examples_do_not_see_each_other(make_tiny, batch, position):
     tiny = make_tiny("bert", head_dim=8, position=position)
     batch |= {"encoder_segment_ids": SEGMENTS, "encoder_positions": PLACES}
+    seen_of = influences(tiny, batch)
     for row in range(2):
-        seen = influence(tiny, batch, row)
+        seen = seen_of(row)
         for query, segment in enumerate(SEGMENTS[row]):
             if segment:
                 own = batch["encoder_input_tokens"][row, SEGMENTS[row] == segment]
@@ -185,8 +195,7 @@ def test_packed_examples_equal_rows_of_their_own(make_tiny, batch, position):
         np.testing.assert_allclose(together[0][row, own], apart[0][0], atol=1e-5)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "position"), slow_unless(QUICK, MODELS))
 def test_positions_matter(make_tiny, family, position):
     """Without positions, permuted tokens give permuted logits."""
     tiny = make_tiny(family, head_dim=8, position=position)
@@ -284,7 +293,7 @@ def test_dropout_draws_for_every_element(make_tiny, batch):
     assert not tiny.spec.shared.broadcast_dropout
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_unless({"bert"}, FAMILIES))
 def test_the_encoder_memorises_a_small_batch(make_tiny, family):
     random = np.random.default_rng(0)
     targets = random.integers(3, 40, (8, 16))

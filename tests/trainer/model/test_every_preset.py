@@ -6,11 +6,11 @@ that are the first to have a part of their own, whatever their norms, activation
 
 import contextlib
 import functools
+import itertools
 import json
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,8 +24,6 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.model.config import ModelConfig
 from trainer.model.layers import stack_layers
-from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model
 from trainer.pretrain import build_config
 
 VOCAB_SIZE, LENGTH = 48, 8
@@ -66,15 +64,21 @@ PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder
 # Fields of which attention, packing and scans know nothing.
 UNRELATED = {
     *("attention_scale", "head_scaling", "mlp_activations", "norm", "num_kv_heads"),
-    *("softmax_dtype", "tied_logits"),
+    *("parametrisation", "softmax_dtype", "tied_logits"),
 }
+# Fields whose values are a kind and its numbers, as "rotary:base=500000,factor=8".
+KINDS_OF = ("mixer", "position")
 
 
 def first_of_their_parts() -> set[str]:
-    """Returns the presets with a value of a field that no preset before them has."""
+    """Returns the presets with a value of a field, or a kind, that no preset before them has."""
     names, seen = set(), set()
     for name, config in MODELS.items():
-        parts = {(f.name, getattr(config, f.name)) for f in fields(config)} - seen
+        parts = {(f.name, getattr(config, f.name)) for f in fields(config)}
+        parts = {
+            (field, str(value).partition(":")[0] if field in KINDS_OF else value)
+            for field, value in parts
+        } - seen
         seen |= parts
         if any(field not in UNRELATED for field, _ in parts):
             names.add(name)
@@ -82,6 +86,8 @@ def first_of_their_parts() -> set[str]:
 
 
 FIRST = first_of_their_parts()
+# Those of which packed rows are compared with rows of another length, too.
+UNPADDED = ("t5_1_1_tiny", "lm_tiny", "llama_tiny", "gpt2_small", "bert_tiny")
 
 
 def each(names: list[str]):
@@ -143,38 +149,59 @@ def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
 
 @each(SEES_ALL)
 def test_positions_see_what_they_may(name, batch):
-    model = tiny_of(replace(MODELS[name], tied_logits=False))
+    config = MODELS[name]
+    encoders = min(config.num_encoder_layers, 1)  # the layers of these presets see alike
+    model = tiny_of(
+        replace(config, tied_logits=False, num_encoder_layers=encoders, num_decoder_layers=1)
+    )
     batch["encoder_segment_ids"] = jnp.asarray([ENCODER_SEGMENTS])
     batch["decoder_segment_ids"] = jnp.asarray([DECODER_SEGMENTS])
     check(model, batch, ENCODER_SEGMENTS, DECODER_SEGMENTS)
 
 
-def logits(config, params, batch):
-    output = jax.jit(build_model(model_spec(config)).apply)({"params": params}, batch)
+def logits(model, batch, params=None):
+    output = model.apply(batch, params)
     return np.asarray(output[0] if isinstance(output, tuple) else output)
 
 
-@each(PACKS)
-def test_packed_rows_equal_rows_of_their_own(name):
-    config = MODELS[name]
-    model, packed = tiny_of(config), batch_of(config, rows=1)
-    half = LENGTH // 2
-    apart = {
-        name: np.concatenate([array[:, :half], array[:, half:]])
-        for name, array in packed.items()
-        if not name.endswith("segment_ids")
-    }
-    together = logits(config, model.params, packed)[0]
-    alone = logits(config, model.params, apart)
-    np.testing.assert_allclose(together, alone.reshape(together.shape), atol=2e-5, rtol=2e-5)
+def alone(rows, half):
+    """Returns the two examples of a packed row as rows of their own, padded to its length."""
+    shape = (2, rows.shape[1] - half)
+    return np.concatenate([rows.reshape(2, half), np.zeros(shape, rows.dtype)], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "padded"),
+    slow_unless(
+        {*((name, True) for name in FIRST), *((name, False) for name in UNPADDED)},
+        itertools.product(PACKS, (False, True)),
+    ),
+)
+def test_packed_rows_equal_rows_of_their_own(name, padded):
+    """Padded ones have the shape of the packed row and one segment, others have no segments."""
+    config, half = MODELS[name], LENGTH // 2
+    model, packed = tiny_of(config), batch_of(config, rows=2)
+    if padded:
+        apart = {name: alone(array[:1], half) for name, array in packed.items()}
+        for name in apart:
+            if name.endswith("segment_ids"):
+                apart[name] = np.minimum(apart[name], 1)
+    else:
+        apart = {
+            name: np.concatenate([array[:1, :half], array[:1, half:]])
+            for name, array in packed.items()
+            if not name.endswith("segment_ids")
+        }
+    together, found = logits(model, packed)[0], logits(model, apart)[:, :half]
+    np.testing.assert_allclose(together, found.reshape(together.shape), atol=2e-5, rtol=2e-5)
 
 
 @each(ALIKE)
 def test_a_scan_equals_a_loop(name):
     config = MODELS[name]
-    batch, params = batch_of(config), tiny_of(config).params
-    loop = logits(config, params, batch)
-    scan = logits(replace(config, scan_layers=True), stack_layers(params), batch)
+    batch, model = batch_of(config, rows=2), tiny_of(config)
+    scanned = TinyModel.of(replace(config, scan_layers=True))
+    loop, scan = logits(model, batch), logits(scanned, batch, stack_layers(model.params))
     np.testing.assert_allclose(loop, scan, atol=2e-5, rtol=2e-5)
 
 

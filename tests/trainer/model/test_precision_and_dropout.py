@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.compiled import compiled
 from trainer.model.dense import Shared, einsum_float32
 from trainer.model.parametrisation import StandardParametrisation
 
@@ -108,7 +109,7 @@ def test_dropout_is_that_of_flax_and_keeps_its_draws_only(broadcast_length):
     def dropped(dropout, x):
         return jax.vjp(lambda x: dropout.apply({}, x, deterministic=False, rngs=key), x)
 
-    @partial(jax.jit, static_argnums=0)
+    @partial(compiled, static_argnums=0)
     def both(dropout):
         out, backward = dropped(dropout, x)
         return out, *backward(gradient)

@@ -184,7 +184,7 @@ def evaluated(cache, preset, task, *flags):
 
 
 def test_bits_per_byte_is_the_cost_of_coding_the_documents(text_cache):
-    flags = ["--lengths.targets=64", "--batch_size=8"]
+    flags = ["--lengths.targets=64", "--batch_size=8", "--model.num_decoder_layers=1"]
     found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_autoregressive_lm", *flags)
     bits = found["loss"] * found["tokens"] / np.log(2)
     text = manifest.total("validation", "text_bytes")
@@ -221,6 +221,7 @@ def test_bits_per_byte_of_a_prefix_lm_count_only_the_predicted_part(text_cache):
         "python_docs_decoder_prefix_lm",
         "--lengths.targets=64",
         "--batch_size=8",
+        "--model.num_decoder_layers=1",
     )
     tokens = manifest.total("validation", "tokens")
     assert 0.3 * tokens < found["tokens"] < 0.7 * tokens
