@@ -9,23 +9,24 @@ any number of workers, and after any interruption. Other flags are passed to Bea
 pipeline.build.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import platform
 import shlex
-import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
-from tasks.storage import files
+from tasks.storage import files, lock
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, learn, report, weighting, words
+from vocab import count, extend, folder, learn, report, weighting, words
 from vocab.options import Options, add_flags, options_of
 from vocab.weighting import Corpora, as_corpora
 
@@ -63,51 +64,52 @@ def train(
       work: how words are counted.
 
     Raises:
-      UserError: `output` holds another vocabulary or cannot be written; the corpus has no text; or
-        SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
-        counts are kept for the next run, even one with other options.
+      UserError: `output` holds another vocabulary, is being written, or cannot be written; the
+        corpus has no text; or SentencePiece fails, for instance because `vocab_size` is too large
+        for the corpus. The word counts are kept for the next run, even one with other options.
     """
     corpora = as_corpora(corpus)
     if kept := _finished(options, corpora.record, output):
         return kept
     splitter = _splitter(options, base)
     jobs = {name: _job(options, splitter, each, output) for name, each in corpora.parts.items()}
-    _claim(output, *(job.key for job in jobs.values()))
-    for job in jobs.values():
-        count.run(job, work.beam_arguments, work.verbose)
-    sizes = count.sizes(jobs)
-    factors = corpora.factors(sizes)
-    with progress.shown(f"training {options.vocab_size:,} pieces", None):
-        limits = learn.limits(options.memory_bytes)
-        counts = count.add_up(list(jobs.values()), *limits, list(factors.values()))
-        model = _model(options, counts, splitter, base)
-    print(_counted(counts))
-    if len(jobs) > 1:
-        print(weighting.shares(sizes, factors))
-    loaded = vocabulary.from_bytes(model)
-    _verify(loaded, options)
-    measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
-    # The report is written first: it marks an unfinished folder as this command's (see `_claim`).
-    files.write_json(files.join(output, _REPORT), report.as_json(measured))
-    files.write_bytes(files.join(output, VOCABULARY), model)
-    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
-    if base:
-        ids = extend.id_map(base, loaded.size, options.extra_ids)
-        files.write_json(files.join(output, _ID_MAP), ids)
-    manifest = {
-        "format": _FORMAT,
-        "model": as_json(loaded.record),
-        "options": options.as_dict(),
-        "corpus": corpora.record,
-        "counts": counts.statistics,
-        **({"factors": factors} if len(jobs) > 1 else {}),
-        "software": {
-            "sentencepiece": importlib.metadata.version("sentencepiece"),
-            "python": platform.python_version(),
-        },
-    }
-    files.write_json(files.join(output, MANIFEST), manifest)
-    count.clean(output)
+    with _claimed(output, *(job.key for job in jobs.values())) as held:
+        for job in jobs.values():
+            count.run(job, work.beam_arguments, work.verbose)
+        sizes = count.sizes(jobs)
+        factors = corpora.factors(sizes)
+        with progress.shown(f"training {options.vocab_size:,} pieces", None):
+            limits = learn.limits(options.memory_bytes)
+            counts = count.add_up(list(jobs.values()), *limits, list(factors.values()))
+            model = _model(options, counts, splitter, base)
+        print(_counted(counts))
+        if len(jobs) > 1:
+            print(weighting.shares(sizes, factors))
+        loaded = vocabulary.from_bytes(model)
+        _verify(loaded, options)
+        measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
+        # Written first, it marks an unfinished folder as this command's (see `_claimed`).
+        files.write_json(files.join(output, _REPORT), report.as_json(measured))
+        files.write_bytes(files.join(output, VOCABULARY), model)
+        files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
+        if base:
+            ids = extend.id_map(base, loaded.size, options.extra_ids)
+            files.write_json(files.join(output, _ID_MAP), ids)
+        manifest = {
+            "format": _FORMAT,
+            "model": as_json(loaded.record),
+            "options": options.as_dict(),
+            "corpus": corpora.record,
+            "counts": counts.statistics,
+            **({"factors": factors} if len(jobs) > 1 else {}),
+            "software": {
+                "sentencepiece": importlib.metadata.version("sentencepiece"),
+                "python": platform.python_version(),
+            },
+        }
+        held.check()
+        files.write_json(files.join(output, MANIFEST), manifest)
+        count.clean(output)
     print(f"wrote the vocabulary: {output} (sha256 {loaded.record.sha256[:12]})")
     return loaded
 
@@ -213,26 +215,23 @@ def _finished(
     return vocabulary.load(output)
 
 
-def _claim(output: str, *keys: str) -> None:
-    """Makes the folder, checks that it can be written, and removes files of other runs.
+@contextlib.contextmanager
+def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
+    """Locks the folder and removes files of killed runs, except counts of the jobs `keys`.
 
     Raises:
-      UserError: the folder cannot be written, or has a model that this command did not write.
+      UserError: see `folder.held`; or the folder has a model that this command did not write.
     """
-    names = files.list_names(output)
-    if VOCABULARY in names and _REPORT not in names:
-        raise UserError(
-            f"{output} holds a {VOCABULARY} that vocab.train did not write: choose another --output"
-        )
-    try:
-        files.make_folder(output)
-        if not files.is_remote(output):
-            with tempfile.TemporaryFile(dir=files.local_path(output)):
-                pass
-    except OSError as error:
-        raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
-    files.remove_partial(output)
-    count.clean(output, *keys)
+    with folder.held(output) as held:
+        names = files.list_names(output)
+        if VOCABULARY in names and _REPORT not in names:
+            raise UserError(
+                f"{output} holds a {VOCABULARY} that vocab.train did not write: choose another "
+                "--output"
+            )
+        files.remove_partial(output)
+        count.clean(output, *keys)
+        yield held
 
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:

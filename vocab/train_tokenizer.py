@@ -24,7 +24,7 @@ from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError, positive
 from tasks.vocabularies import tokenizer_json
-from vocab import report, weighting
+from vocab import folder, report, weighting
 from vocab.weighting import Corpora, as_corpora
 
 BYTE_BPE, WORDPIECE = "byte_bpe", "wordpiece"
@@ -35,6 +35,8 @@ SPECIAL = {
 }
 _CONFIG, MANIFEST = tokenizer_json.CONFIGS[0], "manifest.json"
 _REPORT = "report.json"
+# In the order in which they are written, before the manifest.
+_FILES = (_REPORT, tokenizer_json.FILE, _CONFIG)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +59,11 @@ class Options:
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    `corpus` may be several with their weights.
+    One that was killed begins again. `corpus` may be several with their weights.
 
     Raises:
-      UserError: `output` holds something else, or the corpus has too few words for `vocab_size`.
+      UserError: `output` holds something else or is being written, or the corpus has too few words
+        for `vocab_size`.
     """
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
@@ -69,21 +72,20 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
         if {key: before.get(key) for key in manifest} != json.loads(json.dumps(manifest)):
             raise UserError(f"--output={output} holds another vocabulary: choose another folder")
         return vocabulary.load(output)
-    if files.exists(output) and files.list_names(output):
-        raise UserError(f"--output={output} holds other files: choose another folder")
-    tokenizer = _trained(options, corpora)
-    model = tokenizer.to_str(pretty=True).encode()
-    named = {f"{role}_token": piece for role, piece in SPECIAL[options.kind].items()}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-    files.make_folder(output)
-    files.write_bytes(files.join(output, tokenizer_json.FILE), model)
-    files.write_json(files.join(output, _CONFIG), config)
-    loaded = vocabulary.load(output)
-    measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
-    files.write_json(files.join(output, _REPORT), report.as_json(measured))
-    software = {"tokenizers": importlib.metadata.version("tokenizers")}
-    written = {"model": as_json(loaded.record), **manifest, "software": software}
-    files.write_json(files.join(output, MANIFEST), written)
+    with folder.claimed(output, _FILES) as held:
+        model = _trained(options, corpora).to_str(pretty=True).encode()
+        loaded = vocabulary.from_bytes(model)
+        measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
+        files.write_json(files.join(output, _REPORT), report.as_json(measured))
+        files.write_bytes(files.join(output, tokenizer_json.FILE), model)
+        named = {f"{role}_token": piece for role, piece in SPECIAL[options.kind].items()}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+        files.write_json(files.join(output, _CONFIG), config)
+        loaded = vocabulary.load(output)
+        software = {"tokenizers": importlib.metadata.version("tokenizers")}
+        written = {"model": as_json(loaded.record), **manifest, "software": software}
+        held.check()
+        files.write_json(files.join(output, MANIFEST), written)
     return loaded
 
 

@@ -17,9 +17,11 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.vocabularies import tokenizer_json, trimming, usage
-from vocab import report
+from vocab import folder, report
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
+# The first is written first.
+_FILES = (_ID_MAP, _REPORT, *vocabulary.VOCABULARY_FILES, tokenizer_json.CONFIGS[0])
 
 
 def trim(
@@ -58,29 +60,24 @@ def trim(
         return vocabulary.load(output, base.record.added_sentinels)
     counts = usage.count(base, corpus, workers)
     found = trimming.trim(base, counts, min_count, vocab_size)
-    if files.exists(output) and set(files.list_names(output)) - {_ID_MAP, _REPORT, *_FILES}:
-        raise UserError(f"--output={output} holds other files: choose another folder")
-    print(trimming.described(base, found, counts))
-    left = found.vocabulary
-    files.make_folder(output)
-    files.write_json(files.join(output, _ID_MAP), found.id_map)
-    files.write_json(files.join(output, _REPORT), report.measure(left, corpus).as_dict())
-    if not left.is_sentencepiece:
-        # An EOS that is only an id has no name in the file.
-        named = {
-            f"{role}_token": piece
-            for role, piece in left.special_pieces().items()
-            if getattr(left.special, role) < left.record.pieces
-        }
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-        files.write_json(files.join(output, tokenizer_json.CONFIGS[0]), config)
-    files.write_bytes(files.join(output, left.record.file_name), left.model)
-    files.write_json(files.join(output, MANIFEST), {"model": as_json(left.record), **made})
+    with folder.claimed(output, _FILES) as held:
+        print(trimming.described(base, found, counts))
+        left = found.vocabulary
+        files.write_json(files.join(output, _ID_MAP), found.id_map)
+        files.write_json(files.join(output, _REPORT), report.measure(left, corpus).as_dict())
+        if not left.is_sentencepiece:
+            # An EOS that is only an id has no name in the file.
+            named = {
+                f"{role}_token": piece
+                for role, piece in left.special_pieces().items()
+                if getattr(left.special, role) < left.record.pieces
+            }
+            config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+            files.write_json(files.join(output, tokenizer_json.CONFIGS[0]), config)
+        files.write_bytes(files.join(output, left.record.file_name), left.model)
+        held.check()
+        files.write_json(files.join(output, MANIFEST), {"model": as_json(left.record), **made})
     return left
-
-
-# Files of a vocabulary that an interrupted command may have left.
-_FILES = (*vocabulary.VOCABULARY_FILES, tokenizer_json.CONFIGS[0])
 
 
 def main(argv: list[str]) -> None:

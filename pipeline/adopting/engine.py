@@ -181,6 +181,11 @@ def _adopted(
     jobs: list[_Job] = []
     for split, names in found.files.items():
         for number, name in enumerate(names):
+            if name not in sizes:
+                raise UserError(
+                    f"{files.join(source, name)} is no file, but a folder or a link to nothing: "
+                    "restore it from a copy"
+                )
             index, receipt = (
                 shard_file(split, kind, number, len(names)) for kind in ("rows", "receipt")
             )

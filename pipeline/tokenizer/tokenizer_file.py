@@ -141,7 +141,7 @@ def _check_bpe(model: Mapping[str, Any], normalisers: Sequence[Mapping[str, Any]
     names = [each["type"] for each in normalisers]
     if len(names) > 1 or any(name not in _COMPOSES for name in names):
         raise Unsupported(f"its model is BPE, and its normalizer {', '.join(names)}")
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise Unsupported(f"its model has {key}")
     missing = sum(character not in model["vocab"] for character in alphabet())

@@ -172,10 +172,15 @@ def special(
       name: for messages.
 
     Raises:
-      UserError: the tokenizer has no unknown token but needs one, or a file names a token that it
-        does not have.
+      UserError: the tokenizer has no unknown token but needs one, or its ids are drawn, or a file
+        names a token that it does not have.
     """
     value = parsed(model, name)
+    if rate := value["model"].get("dropout"):
+        raise UserError(
+            f"{name} has BPE-dropout ({rate}), so a text has other ids every time: set dropout to "
+            "null in it"
+        )
     ids, unknown = _ids(value), _unknown(value)
     complete = is_byte_level(value) and all(char in ids for char in byte_level.alphabet())
     complete |= _falls_back(value) and all(f"<0x{byte:02X}>" in ids for byte in range(256))
@@ -270,12 +275,31 @@ class TokenizersCodec:
         return rules.normalize_str(text) if rules else text
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
+        """Returns the ids of each text, int32 [tokens], without BOS and EOS.
+
+        Raises:
+          UserError: `tokenizers` fails on a text, as it does where added tokens that take the white
+            space beside them take the same.
+        """
         if self._of_bytes:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]
-        found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:
+            if not _fails(error):
+                raise
+            if len(texts) > 1:  # to name the text
+                return [self.encode([text])[0] for text in texts]
+            raise UserError(
+                f"{self._name}: tokenizers cannot encode the text {texts[0][:60]!r}: {error}"
+            ) from error
         return [np.asarray(each.ids, np.int32) for each in found]
 
     def decode(self, ids: list[int]) -> str:
         """Returns the text of ids."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _fails(error: BaseException) -> bool:
+    """Returns whether an exception is an error of `tokenizers`, of which some are no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

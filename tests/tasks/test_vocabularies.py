@@ -231,6 +231,31 @@ def test_mistakes_take_one_line(folders, tmp_path):
         _ = vocabulary.load("bytes").processor
 
 
+def test_ids_that_are_drawn_are_refused(folders, tmp_path):
+    def drawn(value):
+        value["model"]["dropout"] = 0.1
+
+    with pytest.raises(UserError, match=r"has BPE-dropout \(0.1\), .*: set dropout to null in it"):
+        vocabulary.load(changed(folders, tmp_path, "gpt2", drawn))
+
+
+def test_a_text_on_which_the_library_fails_is_named(folders, tmp_path, capfd):
+    """Two tokens take the same white space, and `tokenizers` panics."""
+
+    def with_white_space(value):
+        plain = {"single_word": False, "normalized": False, "special": False}
+        size = 1 + max(each["id"] for each in value["added_tokens"])
+        value["added_tokens"] += [
+            {**plain, "id": size, "content": "<m>", "lstrip": False, "rstrip": True},
+            {**plain, "id": size + 1, "content": "\n", "lstrip": True, "rstrip": False},
+        ]
+
+    loaded = vocabulary.load(changed(folders, tmp_path, "gpt2", with_white_space))
+    assert len(loaded.encode(["a <m> b"])) == 1
+    with pytest.raises(UserError, match=r"tokenizers cannot encode the text 'a <m>  \\n  b': "):
+        loaded.encode(["fine", "a <m>  \n  b"])
+
+
 def test_an_unknown_token_outside_the_model_is_refused(folders, tmp_path):
     def only_added(value):
         del value["model"]["vocab"]["[UNK]"]

@@ -3,14 +3,18 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from tasks import vocabulary
+from tasks.storage import lock
 from tasks.terminal.command_line import UserError
 from tests import small_tokenizers
+from tests.parameters import slow_unless
+from vocab import train as sentencepiece
 from vocab import train_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -88,3 +92,51 @@ def test_a_finished_one_is_kept_and_others_are_not_touched(corpus, tmp_path):
     assert not (tmp_path / "large").exists()
     with pytest.raises(UserError, match="the corpus makes 259 pieces; give 259 or more"):
         made(corpus, tmp_path / "small", "byte_bpe", "--vocab_size=100")
+
+
+# Ends its own process before the file of a number gets its name.
+_KILLED = """
+import os, signal, sys
+from vocab import train_tokenizer
+replace, left = os.replace, [int(sys.argv[1])]
+def replaced(*paths):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+os.replace = replaced
+train_tokenizer.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("number", slow_unless({3}, {1, 2, 3, 4}))
+def test_a_killed_one_begins_again(number, corpus, tmp_path):
+    made(corpus, tmp_path / "whole", "byte_bpe")
+    flags = ["--kind=byte_bpe", f"--corpus={corpus}", f"--output={tmp_path}/killed"]
+    command = [sys.executable, "-c", _KILLED, str(number), *flags, "--vocab_size=400"]
+    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "killed").iterdir()}
+    assert lock.LOCK in left
+    assert "manifest.json" not in left
+    assert len(left) == 1 + number
+    made(corpus, tmp_path / "killed", "byte_bpe")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_two_at_once_are_refused_and_so_is_a_folder_of_transformers(corpus, tmp_path):
+    output = tmp_path / "output"
+    output.mkdir()
+    with lock.held(str(output), "command", "--output"):
+        for train in (train_tokenizer.main, sentencepiece.main):
+            flags = ["--kind=byte_bpe"] if train == train_tokenizer.main else []
+            with pytest.raises(UserError, match=r"another command is writing .*output: process"):
+                train([*flags, f"--corpus={corpus}", f"--output={output}"])
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (output / name).write_text("mine")
+    with pytest.raises(UserError, match="holds other files"):
+        made(corpus, output, "byte_bpe")
+    assert set(contents(output).values()) == {b"mine"}

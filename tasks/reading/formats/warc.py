@@ -7,9 +7,9 @@ metadata are passed over; a response is HTML and no document of ours.
 In a .gz file every record is usually a gzip member of its own, with a checksum. A member that is
 corrupt or cut short is one bad document, and reading goes on at the next member that begins a
 record; what lies between belongs to the bad one. If it holds several records, it is an error, as in
-any other .gz file. In files that are not compressed a record that does not begin as
-records do is one bad document, which ends where the next `WARC/` begins a line; so is one whose
-length reaches into the records after it. A continuation of another record is a bad document.
+any other .gz file. In files that are not compressed a record that does not begin as records do is
+one bad document, which ends where the next `WARC/` begins a line; so is one whose length is too
+small, or reaches into the records after it. A continuation of another record is a bad document.
 
 Source: ISO 28500 (WARC 1.0 and 1.1); the WET files of Common Crawl.
 """
@@ -286,16 +286,10 @@ def _parsed(source: IO[bytes], file: str, offset: int) -> Iterator[_Record]:
         if not line.strip():  # two line ends follow a record
             continue
         place = f"{file}:{offset + begin}"
-        skipped = 0
-        while line and not _BEGINS.match(line):
-            skipped += len(line)
-            line = stream.readline(_LONGEST_HEADERS)
-            position += len(line)
-        if skipped:
+        if not _BEGINS.match(line):
+            position += _skip_to_next(stream)
             yield place, {}, b"", _CORRUPT
-            place = f"{file}:{offset + position - len(line)}"
-            if not line:
-                return
+            continue
         headers, size = _headers(stream)
         position += size
         try:
@@ -303,26 +297,59 @@ def _parsed(source: IO[bytes], file: str, offset: int) -> Iterator[_Record]:
         except ValueError:
             length = -1
         if length < 0:
+            position += _skip_to_next(stream)
             yield place, headers, b"", _CORRUPT
             continue
         if length > _LONGEST_BYTES:
-            left = length
-            while left and (data := stream.read(min(left, _BLOCK_BYTES))):
-                left -= len(data)
-            position += length - left
+            position += _skip(stream, length, place)
             yield place, headers, b"", _LONG
             continue
         block, after = stream.read(length), stream.readline(_LONGEST_HEADERS)
         stream.push(after)
-        # Without a blank line after it, a block that has the beginning of a record is too long.
-        hidden = _BEGINS.search(block) if after.strip() or len(block) < length else None
-        if hidden:
-            stream.push(block[hidden.start() :])
-            position += hidden.start()
-            yield place, headers, b"", _CORRUPT
-            continue
+        if after.strip() or len(block) < length:
+            # Without a blank line after it, a block in which another record begins is too long.
+            found = _BEGINS.search(block + after)
+            if found and found.start() < len(block):
+                stream.push(block[found.start() :])
+                position += found.start()
+                yield place, headers, b"", _CORRUPT
+                continue
+            if after.strip() and not found:  # its length is too small: there is more of it
+                position += len(block) + _skip_to_next(stream)
+                yield place, headers, b"", _CORRUPT
+                continue
         position += len(block)
         yield place, headers, block, None if len(block) == length else _SHORT
+
+
+def _skip_to_next(stream: _Again) -> int:
+    """Reads up to the line that begins the next record; returns the number of bytes."""
+    size = 0
+    while (line := stream.readline(_LONGEST_HEADERS)) and not _BEGINS.match(line):
+        size += len(line)
+    stream.push(line)
+    return size
+
+
+def _skip(stream: _Again, length: int, place: str) -> int:
+    """Reads a block of that length, or up to the end of the stream; returns the number of bytes.
+
+    Raises:
+      ValueError: the length is wrong, and other records begin in the block.
+    """
+    size, tail, begins = 0, b"", False
+    while size < length and (data := stream.read(min(length - size, _BLOCK_BYTES))):
+        size += len(data)
+        begins = begins or _BEGINS.search(tail + data, 1) is not None
+        tail = data[-len(b"\nWARC/1") + 1 :]
+    after = stream.readline(_LONGEST_HEADERS)
+    stream.push(after)
+    if begins and (after.strip() or size < length):
+        raise ValueError(
+            f"the record at {place} has a Content-Length of {length:,}, and others begin before "
+            "its end: correct it, or remove the record"
+        )
+    return size
 
 
 def _headers(stream: _Again) -> tuple[dict[str, str], int]:

@@ -209,6 +209,12 @@ def not_records(folder):
     shard(folder).write_bytes(b"some text, which is long enough to have a header")
 
 
+def link_to_nothing(folder):
+    path = shard(folder)
+    path.unlink()
+    path.symlink_to(folder / "gone")
+
+
 def remove(name):
     return lambda folder: (folder / name).unlink()
 
@@ -237,6 +243,7 @@ MISTAKES = {
     "rows gone": (cut_between_records, r"21 rows of train, and stats.train.json says 40"),
     "flipped": (flip, r"tfrecord-00001-of-00002, row 0: the checksum of the record's data"),
     "no records": (not_records, r"00001-of-00002, row 0: .* it may be no file of TFRecords"),
+    "link": (link_to_nothing, r"tfrecord-00001-of-00002 is no file, but a folder or a link to"),
     "no shard": (remove("train.tfrecord-00000-of-00002"), r"train.tfrecord-00000-of-00002 is miss"),
     "no info": (remove("info.train.json"), r"info.train.json is missing, and there are files of"),
     "unfinished": (remove("COMPLETED"), r"unfinished, as it has no COMPLETED"),

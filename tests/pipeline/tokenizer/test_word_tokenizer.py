@@ -322,6 +322,7 @@ BITS = [
     "<mask>",
     "<r>",
     "＜unk＞",
+    "\u0338",
     "é",
     "the",
     "of",
@@ -435,7 +436,7 @@ REFUSED = {
     "none of GPT-2's relatives": lambda: bpe(split(r"\w+|\W+")),
     "does not isolate": lambda: bpe(split(LLAMA3, "merged_with_next")),
     "without use_regex": lambda: bpe(pre_tokenizers.ByteLevel(use_regex=False)),
-    "has dropout": lambda: bpe(gpt2_words(), dropout=0.1),
+    "has end_of_word_suffix": lambda: with_suffix(bpe(gpt2_words())),
     "pre-tokenizer Whitespace": lambda: _with(
         word_piece(normalizers.BertNormalizer()), pre_tokenizer=pre_tokenizers.Whitespace()
     ),
@@ -447,6 +448,11 @@ REFUSED = {
         bpe(gpt2_words(), normalizers.NFC()), AddedToken("e\u0301", normalized=True)
     ),
 }
+
+
+def with_suffix(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.model.end_of_word_suffix = "</w>"
+    return tokenizer
 
 
 def _with(tokenizer: Tokenizer, **parts) -> Tokenizer:

@@ -87,6 +87,17 @@ def test_the_vocabulary_alone(tmp_path, corpus, capsys):
     assert "already finished" in capsys.readouterr().out
     with pytest.raises(UserError, match="holds another vocabulary"):
         vocab_trim.main([*flags, "--min_count=2"])
+    # A killed one begins again; a folder that it did not write is left alone.
+    whole = (tmp_path / "small" / "tokenizer.json").read_bytes()
+    (tmp_path / "small" / "manifest.json").unlink()
+    (tmp_path / "small" / "tokenizer.json").write_bytes(b"half")
+    (tmp_path / "small" / ".partial-abc-tokenizer.json").write_bytes(b"half")
+    vocab_trim.main(flags)
+    assert (tmp_path / "small" / "tokenizer.json").read_bytes() == whole
+    before = (tmp_path / "bert" / "tokenizer.json").read_bytes()
+    with pytest.raises(UserError, match="holds other files"):
+        vocab_trim.main([*flags[:2], f"--output={tmp_path}/bert"])
+    assert (tmp_path / "bert" / "tokenizer.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["mt5", "gpt2"])

@@ -1,0 +1,51 @@
+"""Folders of vocabularies: one writer at a time, and what a killed one left is done again."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+from tasks.storage import files, lock
+from tasks.terminal.command_line import UserError
+
+
+@contextlib.contextmanager
+def held(output: str) -> Iterator[lock.Lock]:
+    """Makes and locks the folder `output`; a new one in which nothing is written is deleted.
+
+    Raises:
+      UserError: another command writes there, or it cannot be written.
+    """
+    found = files.exists(output)
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                files.make_folder(output)
+                taken = stack.enter_context(lock.held(output, "command", "--output"))
+            except OSError as error:
+                raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
+            yield taken
+    finally:
+        if not found and not files.is_remote(output):
+            with contextlib.suppress(OSError):
+                os.rmdir(files.local_path(output))
+
+
+@contextlib.contextmanager
+def claimed(output: str, names: Sequence[str]) -> Iterator[lock.Lock]:
+    """Does the same as `held` with a folder that is empty, or that a killed command left.
+
+    Args:
+      output: folder, local or remote.
+      names: files that the command writes, the first of them before the others: where it is, the
+        others are not somebody else's.
+
+    Raises:
+      UserError: see `held`; or the folder holds other files.
+    """
+    with held(output) as taken:
+        found = {name for name in files.list_names(output) if not name.startswith(files.PARTIAL)}
+        found.discard(lock.LOCK)
+        if found and (names[0] not in found or not found <= {*names}):
+            raise UserError(f"--output={output} holds other files: choose another folder")
+        files.remove_partial(output)
+        yield taken
