@@ -302,8 +302,9 @@ def find(
     relatives: Collection[str],
     patient: bool,
     timeout_seconds: float | None,
-) -> Following | CacheManifest | None:
-    """Returns the cache that serves `task`, as `opened` does; None if there is none.
+) -> tuple[str, Following | CacheManifest] | None:
+    """Returns the folder of the cache that serves `task`, and what `opened` does of it; None if
+    there is none.
 
     Args:
       cache_dir, task, relatives: as of `folder_of`.
@@ -313,13 +314,14 @@ def find(
     Raises:
       UserError: as `opened` and `wait` do.
     """
-    found: list[Following | CacheManifest] = []
+    found: list[tuple[str, Following | CacheManifest]] = []
 
     def ready() -> bool:
         folder = folder_of(cache_dir, task, relatives)
         cache = opened(folder, patient) if folder else None
-        found[:] = [cache] if cache else []
-        return cache is not None
+        if folder and cache:
+            found.append((folder, cache))
+        return bool(found)
 
     if ready() or not patient:
         return found[0] if found else None

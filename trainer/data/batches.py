@@ -229,9 +229,12 @@ class TrainingBatches:
         return rows_E, Places(*origins_E), [members_of[place] for place in order_E.tolist()]
 
     def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
-        """Yields (source, highest rank of a window that this host's rows of batch `step` need)."""
-        first = int(step) * self._batch_size + self._first_row
-        sources_W, ranks_W = self._schedule.places(first, self._rows)
+        """Yields (source, highest rank of a window that batch `step` needs).
+
+        That is the whole batch, of all hosts, as none of them can go on without the others.
+        """
+        first = int(step) * self._batch_size
+        sources_W, ranks_W = self._schedule.places(first, self._batch_size)
         for number in np.unique(sources_W).tolist():
             source = self._sources[number]
             yield source, source.layout.last_window(int(ranks_W[sources_W == number].max()))

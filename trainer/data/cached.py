@@ -228,8 +228,11 @@ class CachedData:
         order: Order | FollowedOrder
         name, seed = each.task.name, self._config.seed
         wanted = taking.of_task(self._taken, name)
+        self._check_room()
         open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
         if self._config.data.follow:
+            if each.manifest.plan.adopted:
+                open_as()  # which checks that no file of the other program has changed
             # Shards are added in the order's own blocks, also of a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
             order = self._followed(each, maker.windows, noise.task_seed(seed, name), wanted)
@@ -280,18 +283,21 @@ class CachedData:
             order = GlobalOrder(plan.rows, seed, reading.order)
         return PairRows(plan, order)
 
+    def _check_room(self) -> None:
+        """Rejects blocks of a remote cache that the local disk does not hold."""
+        reading, copied = self._config.data, files.is_remote(self._config.cache_dir)
+        if reading.shuffle == "block" and copied and 2 * reading.block_bytes > reading.local_bytes:
+            raise UserError(
+                f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
+                f"time, and --data.local_bytes is {reading.local_bytes}"
+            )
+
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
         if reading.shuffle == "global":
             return GlobalOrder(len(windows), seed, reading.order)
         if reading.shuffle == "none":
             return CacheOrder()
-        copied = files.is_remote(self._config.cache_dir)
-        if copied and 2 * reading.block_bytes > reading.local_bytes:
-            raise UserError(
-                f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
-                f"time, and --data.local_bytes is {reading.local_bytes}"
-            )
         return BlockOrder(windows.blocks(reading.block_bytes), seed, reading.order)
 
     @functools.cached_property

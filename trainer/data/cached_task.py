@@ -63,9 +63,11 @@ def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
     if config.data.follow:
         timeout = config.data.follow_timeout_seconds
         found = following.find(config.cache_dir, task.name, relatives, patient, timeout)
-        if isinstance(found, Following):
-            cache = Cache(found.folder, found.manifest)
-            return CachedTask(task, found.folder, found.manifest, cache.ids, found)
+        if found:
+            folder, state = found
+            building = state if isinstance(state, Following) else None
+            manifest = state.manifest if isinstance(state, Following) else state
+            return CachedTask(task, folder, manifest, Cache(folder, manifest).ids, building)
     cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
     return CachedTask(task, cache.folder, cache.manifest, cache.ids)
 
