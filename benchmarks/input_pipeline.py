@@ -177,7 +177,7 @@ def packed(folder: str, objective: str, batch_size: int, packs: bool):
     from trainer.data.batches import BatchMaker, Source, TrainingBatches
     from trainer.data.features import FeatureConverter
     from trainer.data.layout import Decks, PackedPairs, PairRows
-    from trainer.data.order import GlobalOrder
+    from trainer.data.order import Epochs, GlobalOrder
 
     manifest, (made, _) = CacheManifest.load(folder), OBJECTIVES[objective]
     example, rows = (Lengths(*lengths) for lengths in _PACKED[objective])
@@ -192,7 +192,9 @@ def packed(folder: str, objective: str, batch_size: int, packs: bool):
         plan = PackedPairs(windows, (1, 1), rows, together=False)
         layout = PairRows(plan, GlobalOrder(plan.rows, 0, version=2))
     else:
-        layout = Decks(len(windows), order, deck(made.kinds(example), rows, together=False), 0)
+        layout = Decks(
+            Epochs(len(windows), order), deck(made.kinds(example), rows, together=False), 0
+        )
     return TrainingBatches([Source("", maker, order, 0, layout)], batch_size)
 
 

@@ -48,8 +48,9 @@ def commands(document):
 def refused(module, flags):
     """Returns the flags that a module does not have."""
     if module in ("trainer.pretrain", "trainer.plan", "trainer.finetune"):
-        from trainer.pretrain import build_config
+        from trainer.pretrain import build_config, with_values
 
+        flags = with_values(flags)
         if module == "trainer.plan":
             flags = [flag for flag in flags if flag.partition("=")[0] not in OF_PLAN]
 

@@ -20,6 +20,7 @@ from trainer.config import save_config
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
+from trainer.engine.step import TrainState
 from trainer.evaluating.evaluation import Evaluation
 from trainer.reporting.metrics import MetricsWriter
 from trainer.reporting.profile import Profile
@@ -52,7 +53,10 @@ def train(run: Run, origins: dict[str, str]) -> int:
         guard rejected an update.
     """
     with _locked(run.config.model_dir) as check_lock:
-        return _train(run, origins, check_lock)
+        try:
+            return _train(run, origins, check_lock)
+        finally:
+            run.data.close()
 
 
 @contextlib.contextmanager
@@ -93,6 +97,13 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
         evaluator = Evaluation(run, "validation", program)
     reports = Reports(run, program, checkpoints, writer)
 
+    def save(step: int, state: TrainState, evaluated: bool = True) -> None:
+        with reports.speed.blocking():
+            # First the metrics: a checkpoint says that those of its steps are written.
+            writer.flush()
+            check_lock()
+            checkpoints.save(step, state, run, evaluated)
+
     with (
         _StopRequest() as stop,
         Profile(config) as profile,
@@ -113,6 +124,14 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                 checkpoints.record_evaluation(step)
                 evaluated = True
         for step in () if stopping or watch.exhausted else range(begun + 1, last + 1):
+            with reports.speed.waiting():
+                arrived, not_there = _wait(run, step - 1, stop)
+            if not arrived:
+                step, stopping = step - 1, True
+                if step not in (0, *checkpoints.steps()):
+                    reports.settle(step, state)
+                    save(step, state)
+                break
             with profile.update(step):
                 batch = put_batch(next(batches), program.mesh, config.batch_size)
                 reports.before(step, state, batch)
@@ -140,26 +159,40 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                     state = program.with_rate_scale(state, watch.rate_scale)
                 reports.speed.restart(step)
             if saving:
-                with reports.speed.blocking():
-                    # First the metrics: a checkpoint says that those of its steps are written.
-                    writer.flush()
-                    check_lock()
-                    checkpoints.save(step, state, run, evaluated)
-            if not_there:
-                checkpoints.close()
-                writer.close()
-                raise not_there
+                save(step, state, evaluated)
             bar.update(step, reports.note)
-            if stopping or watch.exhausted:
+            if not_there or stopping or watch.exhausted:
                 break
     checkpoints.close()
     writer.close()
+    if not_there:
+        raise not_there
     if watch.exhausted and evaluated:
         print(f"stopped early at step {step}: {watch.why_exhausted}")
     elif stopping and (step < last or not evaluated):
+        if not step:
+            print(f"{stop.cause}: no update was made yet", file=sys.stderr)
+            return EXIT_INTERRUPTED if stop.cause == _CTRL_C else EXIT_PREEMPTED
         print(f"{stop.cause}: saved step {step}; run the same command to resume", file=sys.stderr)
         return EXIT_INTERRUPTED if stop.cause == _CTRL_C else EXIT_PREEMPTED
     return 0
+
+
+def _wait(run: Run, step: int, stop: _StopRequest) -> tuple[bool, UserError | None]:
+    """Waits until the batch of a step can be made, where the run follows a build.
+
+    Returns:
+      (whether the run goes on, why it cannot).
+
+    Raises:
+      UserError: it cannot, and the other processes may not know that yet.
+    """
+    try:
+        return run.data.wait(step, stop.received_alone), None
+    except UserError as error:
+        if jax.process_count() > 1:
+            raise
+        return False, error
 
 
 class _StopRequest:
@@ -183,6 +216,13 @@ class _StopRequest:
         """Returns whether the run stops now; all processes must ask at the same points."""
         self._times += 1
         return processes.stop_agreed(self._times, self._received)
+
+    def received_alone(self) -> bool:
+        """Returns whether this process is asked to stop, if it is the only one.
+
+        Several wait as long as each must: they agree on a stop between updates only.
+        """
+        return self._alone and self._received
 
     def __enter__(self) -> _StopRequest:
         if self._alone:

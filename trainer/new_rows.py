@@ -21,7 +21,8 @@ from tasks.vocabularies import rows as vocabulary_rows
 from tasks.vocabularies.rows import NONE, Rows
 from tasks.vocabulary import TokenIds, Vocabulary
 from trainer.config import Config, adopting, fields
-from trainer.data.cached import CachedData, open_cache
+from trainer.data.cached import CachedData
+from trainer.data.cached_task import open_cache
 from trainer.data.mixing import mixtures_of
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec

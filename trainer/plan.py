@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     Raises:
       UserError: a flag is wrong, or the run does not fit; names what would.
     """
-    arguments, others = _parser().parse_known_args(argv)
+    arguments, others = _parser().parse_known_args(pretrain.with_values(argv))
     config, origins = pretrain.configured(arguments, others)
 
     target = target_of(arguments.topology)

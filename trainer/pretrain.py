@@ -131,7 +131,7 @@ def start(arguments: argparse.Namespace, config: Config, origins: dict[str, str]
 
     determinism.set_flags(config.deterministic)
     with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
-        run = prepare(config, origins)
+        run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
             from trainer import t5x_engine
@@ -143,8 +143,13 @@ def start(arguments: argparse.Namespace, config: Config, origins: dict[str, str]
         return train(run, origins)
 
 
+_FOLLOW = "--follow"
+
+
 def with_values(argv: list[str]) -> list[str]:
-    """Returns the flags, --help and --print_config with the value that they stand for alone.
+    """Returns the flags, each of those that may stand alone with the value that it stands for.
+
+    These are --help, --print_config and --follow, which is --data.follow.
 
     argparse would read a following flag with a space, such as --optimizer.schedule='a * b', as
     their value.
@@ -155,6 +160,8 @@ def with_values(argv: list[str]) -> list[str]:
             return ["--help"]
         if flag == "--print_config" and after.startswith("-"):
             given[index] = "--print_config=values"
+        if flag.partition("=")[0] == _FOLLOW:
+            given[index] = flag.replace(_FOLLOW, "--data.follow") + "=true" * ("=" not in flag)
     return given
 
 

@@ -12,9 +12,11 @@ from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
 from trainer.config import CONFIG_FILE, Config, fields, load_config, load_record
 from trainer.config.mesh import MeshConfig, check_dimensions
 from trainer.config.processes import ProcessesConfig
-from trainer.data import features, recorded
-from trainer.data.cached import CachedData, Data, open_cache
+from trainer.data import features, followed, recorded
+from trainer.data.cached import CachedData
+from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
+from trainer.data.interface import Data
 from trainer.data.mixing import mixtures_of
 
 SEQIO = "seqio:"
@@ -50,12 +52,13 @@ class Run:
         return self.data.lengths
 
 
-def prepare(config: Config, origins: dict[str, str]) -> Run:
+def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
     """Opens the data of a run, fills in the fields that it implies and checks all of them.
 
     Args:
       config: the configuration as given.
       origins: origin of each field by path; those of implied fields are added.
+      training: whether it is going to train, and may wait for caches that are being built.
 
     Raises:
       UserError: a setting is missing or does not fit; names the flag to change.
@@ -63,7 +66,7 @@ def prepare(config: Config, origins: dict[str, str]) -> Run:
     _check_flags(config)
     if config.task.startswith(SEQIO):
         return _prepare_seqio(config, origins)
-    return _prepare_caches(config, origins)
+    return _prepare_caches(config, origins, training)
 
 
 def on_this_machine(config: Config) -> Config:
@@ -171,14 +174,17 @@ def _check_flags(config: Config) -> None:
             raise UserError(f"--{name} is missing")
 
 
-def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
+def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> Run:
     """Prepares a run on caches of pipeline.build."""
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
     _reject_unused(config, ("data.use_cached", "data.pack"), used=("data.pack_examples",))
     _check_packing(config)
-    names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
-    tasks = [open_cache(config, name) for name in names]
+    mixtures = [spec for _, spec in mixtures_of(config)]
+    if config.data.follow:
+        followed.check(config, mixtures)
+    names = dict.fromkeys(name for spec in mixtures for name in spec.names)
+    tasks = [open_cache(config, name, patient=training) for name in names]
     for each in tasks:
         _check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
@@ -194,7 +200,7 @@ def _prepare_caches(config: Config, origins: dict[str, str]) -> Run:
     )
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     config, converter = _fit(config, origins, vocabulary, lengths)
-    return Run(config, CachedData(config, tasks, converter), converter)
+    return Run(config, CachedData(config, tasks, converter, training), converter)
 
 
 def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
@@ -202,8 +208,9 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
     from trainer.data.seqio_data import SeqioData
 
     unused = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
-    packing = ("data.pack_examples", "data.segment_documents", "data.example_", "data.take")
-    _reject_unused(config, (*unused, *packing, "evaluation.supervised"))
+    packing = ("data.pack_examples", "data.segment_documents", "data.example_")
+    amounts = ("data.take", "data.follow")
+    _reject_unused(config, (*unused, *packing, *amounts, "evaluation.supervised"))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":

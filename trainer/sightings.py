@@ -66,6 +66,8 @@ class Sightings:
         lines = read_metrics(model_dir)
         self.steps = max([saved, *(line["step"] for line in lines)])
         tasks, self._paths = [], []
+        if config.data.follow:
+            _ = run.data.sources  # which makes the shards known that were built so far
         for task in run.data.tasks:
             if task.manifest.plan.adopted:
                 raise UserError(f"{task.cache} is another program's, which records no documents")

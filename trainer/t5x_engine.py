@@ -31,8 +31,8 @@ from trainer.config import (
     save_config,
 )
 from trainer.data import recorded
-from trainer.data.cached import EvaluationSet
 from trainer.data.features import Batch
+from trainer.data.interface import EvaluationSet
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.model.facts import PER_LAYER

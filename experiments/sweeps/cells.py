@@ -110,7 +110,7 @@ def fingerprints(config: Config) -> dict[str, str]:
     Raises:
       UserError: there is no such task or cache.
     """
-    from trainer.data.cached import open_cache
+    from trainer.data.cached_task import open_cache
     from trainer.data.mixing import mixtures_of
 
     if config.task.startswith("seqio:"):

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib import metadata
@@ -297,7 +297,7 @@ def shard_of(records: str, index: str, scan: Scan) -> Shard:
     )
 
 
-def check_examples(folder: str, found: Found, shards: dict[str, tuple[Shard, ...]]) -> None:
+def check_examples(folder: str, found: Found, shards: Mapping[str, Sequence[Shard]]) -> None:
     """Checks the numbers of rows: whole records that are missing at an end damage no record.
 
     Raises:

@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 from pipeline.building import graph
-from pipeline.building.write import finished
 from pipeline.filtering.stages import Filters
 from tasks.cache.manifest import Shard
+from tasks.cache.receipts import finished
 from tasks.reading import cutting
 from tasks.reading.corpus import FilePart, FileRange
 from tasks.reading.formats.registry import FORMATS

@@ -5,11 +5,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 
-from pipeline.building.write import finished
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter
 from tasks.cache.excluded import ExcludeRecord
 from tasks.cache.manifest import Plan, Shard, shard_file
+from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 

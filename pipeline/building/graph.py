@@ -174,7 +174,9 @@ def run(
 ) -> Counter[str]:
     """Runs the assignments with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    Raises as `beam_job.run` does.
+    The first shards of every split come first where the runner keeps the order, as the local one
+    does: a run may follow the build (`tasks.cache.following`). Raises as `beam_job.run` does.
     """
     work = functools.partial(build_piece, for_workers(job))
-    return beam_job.run(work, assignments, job.folder, arguments, verbose)
+    ordered = sorted(assignments, key=lambda each: min(number for _, number in each.shards))
+    return beam_job.run(work, ordered, job.folder, arguments, verbose)

@@ -29,7 +29,6 @@ from importlib import metadata
 from typing import Any
 
 from pipeline.building import exclusion
-from pipeline.building.write import finished, read_receipt
 from pipeline.excluding.lists import Given
 from tasks.cache import superseded
 from tasks.cache.manifest import (
@@ -44,6 +43,7 @@ from tasks.cache.manifest import (
     plan_from_dict,
     shard_file,
 )
+from tasks.cache.receipts import finished, read_receipt
 from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
@@ -307,7 +307,7 @@ def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard 
 
     One listing tells which receipts exist and how large the files are.
 
-    `check`: whether to compare checksums too, as in `write.finished`.
+    `check`: whether to compare checksums too, as in `receipts.finished`.
     """
     sizes = files.list_sizes(folder)
     keys = _keys(plan)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.building.graph import Assignment, is_fault
-from pipeline.building.write import finished
 from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
+from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.watch import polling

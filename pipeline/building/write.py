@@ -1,7 +1,6 @@
 """Output shards: files that are written atomically, then a receipt with their checksums.
 
-The receipt is written last. A shard is finished if its receipt exists and every file listed there
-has the recorded size and checksum; anything else that a killed build left behind is redone.
+The receipt is written last (`tasks.cache.receipts`); what is left without one is redone.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -28,12 +26,9 @@ from tasks.cache.manifest import (
     Shard,
     as_json,
     shard_file,
-    shard_files,
-    shard_from_dict,
 )
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
-from tasks.terminal.command_line import UserError
 
 # Documents of each reason of which the quarantine file has more than the reason.
 _SAMPLES = 3
@@ -288,44 +283,3 @@ class _HashedFile(io.RawIOBase):
 
     def entry(self) -> FileEntry:
         return FileEntry(self.bytes, self._hash.hexdigest())
-
-
-def read_receipt(path: str) -> Shard | None:
-    """Returns the shard that a receipt describes, or None if the receipt is missing or damaged."""
-    try:
-        return shard_from_dict(files.read_json(path))
-    except (FileNotFoundError, UserError):
-        return None
-
-
-def finished(
-    folder: str, plan: Plan, split: str, index: int, sizes: Mapping[str, int], hashes: bool = False
-) -> Shard | None:
-    """Returns the shard's receipt, or None if the shard is missing, truncated or damaged.
-
-    Args:
-      folder: folder of the cache.
-      plan: plan of the cache.
-      split: split of the shard.
-      index: number of the shard in its split.
-      sizes: sizes of the files in the folder, as `files.list_sizes` returns them.
-      hashes: whether to compare the checksums of a local cache as well. Object stores keep
-        checksums of their own, and hashing a remote cache means downloading it.
-    """
-    count = plan.shards[split]
-    receipt = shard_file(split, "receipt", index, count)
-    if receipt not in sizes:
-        return None
-    shard = read_receipt(files.join(folder, receipt))
-    if shard is None or set(shard.files) != shard_files(split, index, count, bool(shard.dropped)):
-        return None
-    for name, entry in shard.files.items():
-        if sizes.get(name) != entry.bytes:
-            return None
-        if hashes and not files.is_remote(folder):
-            try:
-                if files.sha256(files.join(folder, name)) != entry.sha256:
-                    return None
-            except FileNotFoundError:
-                return None
-    return shard

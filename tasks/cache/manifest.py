@@ -20,7 +20,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -258,10 +258,13 @@ def _leaves(mine: Any, theirs: Any, path: str = ""):
 
 @dataclasses.dataclass(frozen=True)
 class CacheManifest:
-    """A finished cache: its plan, its shards by split, and the software versions that wrote it."""
+    """A finished cache: its plan, its shards by split, and the software versions that wrote it.
+
+    That of a cache which is being built has the first shards of each split (`following`).
+    """
 
     plan: Plan
-    splits: dict[str, tuple[Shard, ...]]
+    splits: Mapping[str, Sequence[Shard]]
     software: dict[str, str]
 
     @classmethod
@@ -326,19 +329,19 @@ class CacheManifest:
             return
         for split, shards in self.splits.items():
             for index, shard in enumerate(shards):
-                if (self.plan.adopted is None) != (shard.adopted is None):
-                    yield f"{split} shard {index} is not of the same program as its plan"
-                elif not self._has_files(split, index):
-                    yield f"{split} shard {index} lists the files of another shard, or too few"
-                elif problem := self._contradiction(shard):
+                if problem := self.problem(split, index, shard):
                     yield f"{split} shard {index} {problem}"
 
-    def _has_files(self, split: str, index: int) -> bool:
-        """Returns whether a shard lists the files that it must have."""
-        shard, count = self.splits[split][index], len(self.splits[split])
+    def problem(self, split: str, index: int, shard: Shard) -> str:
+        """Returns what cannot be true of a shard of the plan; "" if nothing."""
+        if (self.plan.adopted is None) != (shard.adopted is None):
+            return "is not of the same program as its plan"
+        count = self.plan.shards[split]
         if self.plan.adopted:
-            return shard_file(split, "rows", index, count) in shard.files and len(shard.files) == 2
-        return set(shard.files) == shard_files(split, index, count, bool(shard.dropped))
+            has = shard_file(split, "rows", index, count) in shard.files and len(shard.files) == 2
+        else:
+            has = set(shard.files) == shard_files(split, index, count, bool(shard.dropped))
+        return self._contradiction(shard) if has else "lists the files of another shard, or too few"
 
     def _contradiction(self, shard: Shard) -> str:
         """Returns what cannot be true of a shard's counts; "" if nothing."""

@@ -3,9 +3,11 @@
 Dimensions: W windows, N tokens of a window.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, Shard
 from tasks.cache.records import PairRecords
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, Objective
@@ -19,7 +21,11 @@ _INDEX_ROWS = 1 << 20
 
 def longest_sides(manifest: CacheManifest, split: str) -> tuple[int, int]:
     """Returns the most ids of the inputs and of the targets of a split's pairs, without EOS."""
-    counts = [shard.pairs for shard in manifest.splits.get(split, ()) if shard.pairs]
+    return _longest(manifest.splits.get(split, ()))
+
+
+def _longest(shards: Sequence[Shard]) -> tuple[int, int]:
+    counts = [shard.pairs for shard in shards if shard.pairs]
     return (
         max((each.longest_inputs for each in counts), default=0),
         max((each.longest_targets for each in counts), default=0),
@@ -40,6 +46,11 @@ class PairWindows(Windows):
         super().__init__(folder, manifest, split, sum(sides) + 1, **reading)
         self._sides = sides
         self._longest = longest_sides(manifest, split)
+
+    def grow(self, shards: Sequence[Shard]) -> None:
+        super().grow(shards)
+        added = _longest(shards)
+        self._longest = max(self._longest[0], added[0]), max(self._longest[1], added[1])
 
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (tokens int32 [W, window_tokens] padded with 0, lengths int64 [W]).

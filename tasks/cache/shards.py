@@ -105,7 +105,8 @@ class Shards:
     """The shards of a split, opened and copied as they are read.
 
     Args:
-      shards: all shards of the split; methods take indices in this list.
+      shards: all shards of the split, to which more may be added; methods take indices in this
+        list.
       local_dir: parent of the folder for copies of a remote cache, which the next process that
         reads the cache reuses; if None, copies are in the system's temporary folder and are deleted
         with the process.
@@ -125,18 +126,11 @@ class Shards:
         open_shards: int = 0,
     ):
         self._shards = shards
-        self._remote = bool(shards) and files.is_remote(shards[0].records)
         self._local_dir, self._local_bytes = local_dir, local_bytes
         self._open_shards = open_shards or max(
             8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         )
-        largest = max(shards, key=lambda shard: shard.bytes, default=None)
-        if self._remote and largest is not None and largest.bytes > local_bytes:
-            raise UserError(
-                f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
-                f"may take {local_bytes:,}: set --data.local_bytes to at least {largest.bytes}, "
-                "better to many times as much"
-            )
+        self.check_sizes(shards)
         # Guards everything below. Open shards and copies are in the order of use, the latest last.
         self._changed = threading.Condition()
         self._open: collections.OrderedDict[int, OpenShard] = collections.OrderedDict()
@@ -146,6 +140,22 @@ class Shards:
         self._folder = ""
         self._found: set[int] = set()  # copies by an earlier process, not yet verified
         self._prefetching = threading.Lock()
+
+    @property
+    def _remote(self) -> bool:
+        return bool(self._shards) and files.is_remote(self._shards[0].records)
+
+    def check_sizes(self, shards: Sequence[ShardFiles]) -> None:
+        """Raises UserError if a copy of one of the shards would not be allowed to be so large."""
+        largest = max(shards, key=lambda shard: shard.bytes, default=None)
+        if largest is None or not files.is_remote(largest.records):
+            return
+        if largest.bytes > self._local_bytes:
+            raise UserError(
+                f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
+                f"may take {self._local_bytes:,}: set --data.local_bytes to at least "
+                f"{largest.bytes}, better to many times as much"
+            )
 
     @contextlib.contextmanager
     def reading(self, number: int) -> Iterator[OpenShard]:

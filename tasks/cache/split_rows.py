@@ -3,7 +3,7 @@
 Dimensions: R rows (each is read once), S shards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,20 +53,35 @@ class SplitRows:
         self._is_pairs = plan.pairs is not None
         is_stream = not plan.rows_are_windows and not plan.adopted
         self.row_tokens = plan.row_tokens if is_stream else None
-        self.count = len(shards)
-        self.files = [self._shard_files(number, shard) for number, shard in enumerate(shards)]
+        self.count = 0
+        self.files: list[ShardFiles] = []
+        self.shards = Shards(self.files, local_dir, local_bytes)
+        self.tokens, self.first = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        self.grow(shards)
         if plan.adopted:
             self._check_sizes()
-        self.shards = Shards(self.files, local_dir, local_bytes)
-        self.tokens = np.array([shard.tokens for shard in shards], np.int64)
+
+    def grow(self, shards: Sequence[Shard]) -> None:
+        """Adds the next shards of a split that is being built; other threads may be reading.
+
+        Raises:
+          UserError: as the constructor does.
+        """
+        tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
-        if self.row_tokens and (-(-self.tokens // self.row_tokens) != rows).any():
-            raise damaged(folder, "the tokens of a shard do not fill its rows")
-        self.first = offsets(rows)
+        if self.row_tokens and (-(-tokens // self.row_tokens) != rows).any():
+            raise damaged(self._folder, "the tokens of a shard do not fill its rows")
+        added = [self._shard_files(self.count + place, each) for place, each in enumerate(shards)]
+        self.shards.check_sizes(added)
+        # Readers look up numbers of rows that were there before, which the longer arrays leave.
+        self.files += added
+        self.count = len(self.files)
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.first = np.concatenate([self.first, self.first[-1] + np.cumsum(rows)])
 
     def name(self, number: int, kind: str) -> str:
         """Returns the name of a shard's file of a kind, as in `manifest.shard_file`."""
-        return shard_file(self._split, kind, number, self.count)
+        return shard_file(self._split, kind, number, self._plan.shards[self._split])
 
     def shards_of(self, rows: np.ndarray) -> np.ndarray:
         """Returns the shards that rows of the split are in."""

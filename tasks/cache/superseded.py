@@ -59,8 +59,10 @@ def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: 
     `manifest` is that of the state. A shard's lineage is in the folder of the first state, from
     this one on, whose takedown wrote it anew, else in the cache.
     """
-    count = len(manifest.splits[split])
-    names = [shard_file(split, "documents", index, count) for index in range(count)]
+    names = [
+        shard_file(split, "documents", index, manifest.plan.shards[split])
+        for index in range(len(manifest.splits[split]))
+    ]
     paths = {name: files.join(cache, name) for name in names}
     for state in reversed(_states_from(cache, fingerprint)):
         for name in set(files.list_names(state)) & set(names):

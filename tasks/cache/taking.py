@@ -12,11 +12,11 @@ Source: Raffel et al. 2020, section 3.4.2.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tasks.cache.lineage import Lineage
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, Plan, Shard
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 
@@ -74,13 +74,23 @@ def of_task(amounts: Mapping[str, Take], task: str) -> Take | None:
 
 
 def take(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> None:
-    """Leaves out all windows of a split but the first, as `wanted` says.
+    """Leaves out all windows of a split but the first, as `wanted` says; raises as `count` does."""
+    windows.keep_first(count(windows, folder, manifest, split, wanted))
+
+
+def held(plan: Plan, shards: Iterable[Shard], unit: str) -> int:
+    """Returns how many tokens or documents some shards hold."""
+    counted = "rows" if unit == DOCUMENTS and plan.pairs and plan.adopted else unit
+    return sum(getattr(shard, counted) for shard in shards)
+
+
+def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> int:
+    """Returns how many of the first windows of a split `wanted` takes.
 
     Raises:
       UserError: the split has less than that, that is less than a window, or documents cannot be
         counted in this cache.
     """
-    total = {TOKENS: manifest.total(split, "tokens"), DOCUMENTS: manifest.total(split, "documents")}
     plan = manifest.plan
     if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):
         why = "are not known, as it was adopted" if plan.adopted else (
@@ -89,26 +99,24 @@ def take(windows: Windows, folder: str, manifest: CacheManifest, split: str, wan
         raise UserError(
             f"--data.take={wanted}: the documents of {folder} {why}: give tokens or a share"
         )
-    if plan.pairs and plan.adopted:
-        total[DOCUMENTS] = manifest.total(split, "rows")
-    most = total.get(wanted.unit, 1)
+    most = held(plan, manifest.splits[split], wanted.unit) if wanted.unit else 1
     if wanted.amount > most:
         raise UserError(
             f"--data.take={wanted}: {folder} has {most:,} {wanted.unit} in {split}, not so many: "
             "take fewer, or leave it out"
         )
     if wanted.unit == SHARE:
-        count = math.floor(round(wanted.amount * len(windows), 6))
+        found = math.floor(round(wanted.amount * len(windows), 6))
     elif wanted.unit == TOKENS:
-        count = windows.within_tokens(int(wanted.amount))
+        found = windows.within_tokens(int(wanted.amount))
     elif plan.pairs:
-        count = int(wanted.amount)
+        found = int(wanted.amount)
     else:
         before = Lineage(folder, manifest, split).tokens_before(int(wanted.amount))
-        count = windows.within_tokens(before)
-    if not count:
+        found = windows.within_tokens(before)
+    if not found:
         raise UserError(
             f"--data.take={wanted} of {folder} is less than a window, which has "
             f"{windows.window_tokens:,} tokens: take more"
         )
-    windows.keep_first(count)
+    return found

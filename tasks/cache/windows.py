@@ -11,12 +11,12 @@ shards.
 
 import bisect
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tasks.cache import records
-from tasks.cache.manifest import PACKINGS, ROWS, CacheManifest
+from tasks.cache.manifest import PACKINGS, ROWS, CacheManifest, Shard
 from tasks.cache.split_rows import SplitRows, damaged, offsets
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -99,20 +99,47 @@ class Windows:
         self._folder, self._plan = folder, plan
         self._is_stream = not plan.rows_are_windows
         self._rows = SplitRows(folder, manifest, split, local_dir, local_bytes)
+        self._across_shards, self._keep_tails = across_shards, keep_tails
+        self._width = window_tokens if self._is_stream else 1
+        self._measure()
+
+    def _measure(self) -> None:
+        """Computes where shards and windows begin."""
         # Rows are numbered through the whole split, like windows. Windows are cut from a stream of
         # tokens or, with best_fit, of rows; shards begin at `_borders` of it.
-        self._borders, self._width = offsets(self._rows.tokens), window_tokens
-        if not self._is_stream:
-            self._borders, self._width = self._rows.first, 1
-        self._across_shards = across_shards
+        self._borders = offsets(self._rows.tokens) if self._is_stream else self._rows.first
+        more = self._width - 1 if self._keep_tails else 0
         # Of the windows, the first that begins in each shard or after it, then their number.
-        if across_shards:
-            last = int(self._borders[-1]) + (self._width - 1 if keep_tails else 0)
+        if self._across_shards:
+            last = int(self._borders[-1]) + more
             self._first = np.minimum(-(-self._borders // self._width), last // self._width)
         else:
-            lengths = np.diff(self._borders) + (self._width - 1 if keep_tails else 0)
-            self._first = offsets(lengths // self._width)
+            self._first = offsets((np.diff(self._borders) + more) // self._width)
         self._whole = len(self)  # also of what `keep_first` leaves out
+
+    def grow(self, shards: Sequence[Shard]) -> None:
+        """Adds the next shards of a split that is being built; other threads may be reading.
+
+        Windows that were whole before keep their numbers. Not to be called after `keep_first`.
+
+        Raises:
+          UserError: as the constructor does.
+        """
+        if shards:
+            self._rows.grow(shards)
+            self._measure()
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return self._rows.count
+
+    def ending(self, shards: int) -> int:
+        """Returns how many windows, which run over borders, end within the first `shards` shards.
+
+        What follows these shards has no influence on it.
+        """
+        return int(self._borders[shards]) // self._width
 
     def __len__(self) -> int:
         return int(self._first[-1])

@@ -26,6 +26,7 @@ LOCK = ".lock"
 # Nobody else takes it earlier, so a holder may lose its network for the difference.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
+_BUCKETS = ("gs://", "gcs://")
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -59,7 +60,7 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     if not files.is_remote(folder):
         with _local(folder, what, flag):
             yield Lock(folder)
-    elif folder.startswith(("gs://", "gcs://")):
+    elif folder.startswith(_BUCKETS):
         with _InBucket(folder, what, flag) as lock:
             yield lock
     else:
@@ -218,6 +219,42 @@ class _InBucket(Lock):
             pass
         now, found = self._read()
         return now if self._content["id"].encode() in found else ""
+
+
+class Observer:
+    """Tells whether the lock on a folder has a live holder, without ever taking it."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._seen, self._since = b"", time.monotonic()
+
+    def alive(self) -> bool | None:
+        """Returns whether the holder is alive; None if that cannot be told.
+
+        Of a holder on another machine it can be told in a bucket, where it rewrites the lock.
+        """
+        try:
+            found = files.read_bytes(files.join(self._folder, LOCK))
+        except FileNotFoundError:
+            return False if _has_locks(self._folder) else None
+        if _ended_here(found):
+            return False
+        if not files.is_remote(self._folder):
+            return True if _is_here(found) else None
+        if found != self._seen:
+            self._seen, self._since = found, time.monotonic()
+        return time.monotonic() - self._since < _PATIENCE_SECONDS
+
+
+def _has_locks(folder: str) -> bool:
+    return not files.is_remote(folder) or folder.startswith(_BUCKETS)
+
+
+def _is_here(content: bytes) -> bool:
+    """Returns whether a lock's holder is, or was, a process of this machine."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return json.loads(content)["machine"] == _machine() != ""
+    return False
 
 
 def _holder() -> dict[str, Any]:

@@ -100,6 +100,24 @@ class DataConfig:
         "'2^29 tokens' or '1000 documents'; 'TASK: AMOUNT; TASK: AMOUNT' for some tasks of a "
         "mixture; None: all of it",
     )
+    follow: bool = field(
+        False,
+        "train while caches are being built: the first epoch reads the shards in the order of "
+        "their plan and waits where it overtakes the build; the same batches on finished caches; "
+        "--follow for short (docs/training.md)",
+    )
+    follow_shards: int = field(
+        4,
+        "with follow, shards whose windows are permuted together in the first epoch, and that "
+        "evaluations during the run read; 1 or more",
+        rule=at_least(1),
+    )
+    follow_timeout_seconds: float | None = field(
+        3600.0,
+        "with follow, seconds that a run waits while no build is alive and nothing is finished; "
+        "None: for ever",
+        rule=above(0),
+    )
     block_bytes: int = field(
         16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
     )

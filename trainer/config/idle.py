@@ -40,6 +40,11 @@ _RULES = (
         "it goes with --data.shuffle=block",
     ),
     _Idle(
+        ("data.follow_shards", "data.follow_timeout_seconds"),
+        lambda config: not config.data.follow,
+        "it goes with --data.follow=true",
+    ),
+    _Idle(
         ("data.order",),
         lambda config: config.task.startswith("seqio:"),
         "seqio orders the rows of its tasks",

@@ -27,6 +27,7 @@ RESUMABLE_CHANGES = (
     "data.local_",
     "data.threads",
     "data.prefetch",
+    "data.follow_timeout_seconds",
     "checkpoint.",
     "evaluation.",
     "metrics.",

@@ -22,6 +22,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data import segments
 from trainer.data.features import Batch, Converter
+from trainer.data.followed import FollowedOrder, reading
 from trainer.data.interleave import MixingSchedule
 from trainer.data.layout import Layout, Members, OneByOne, PairRows
 from trainer.data.order import BlockOrder, Order
@@ -112,12 +113,12 @@ class Source:
 
     task: str
     maker: BatchMaker
-    order: Order
+    order: Order | FollowedOrder
     seed: int
     packed: Layout | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.maker.windows):
+        if not isinstance(self.order, FollowedOrder) and not len(self.maker.windows):
             raise UserError(
                 f"the training split of {self.task} has fewer than "
                 f"{self.maker.windows.window_tokens} tokens, not one window: use more text or "
@@ -127,7 +128,12 @@ class Source:
     @functools.cached_property
     def layout(self) -> Layout:
         """The windows of each row."""
-        return self.packed or OneByOne(len(self.maker.windows), self.order)
+        return self.packed or OneByOne(reading(self.order, len(self.maker.windows)))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all windows are known, as they are unless the cache is being built."""
+        return not isinstance(self.order, FollowedOrder) or self.order.complete
 
     def batch(self, members: Members, rows: int) -> Batch:
         """Returns the features of rows, given their examples."""
@@ -142,7 +148,7 @@ class Source:
 
     def read_ahead(self, epoch: int, rank: int) -> None:
         """Prefetches the shards of a remote cache before their block is read."""
-        if isinstance(self.order, BlockOrder):
+        if isinstance(self.order, BlockOrder | FollowedOrder):
             ahead = self.packed if isinstance(self.packed, PairRows) else self.order
             coming = ahead.following(epoch, rank)
             if coming not in self._asked_for:
@@ -221,6 +227,17 @@ class TrainingBatches:
         order_E = np.argsort(joined[0], kind="stable")
         rows_E, *origins_E = joined[:, order_E]
         return rows_E, Places(*origins_E), [members_of[place] for place in order_E.tolist()]
+
+    def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
+        """Yields (source, highest rank of a window that batch `step` needs).
+
+        That is the whole batch, of all hosts, as none of them can go on without the others.
+        """
+        first = int(step) * self._batch_size
+        sources_W, ranks_W = self._schedule.places(first, self._batch_size)
+        for number in np.unique(sources_W).tolist():
+            source = self._sources[number]
+            yield source, source.layout.last_window(int(ranks_W[sources_W == number].max()))
 
     def _members(self, step: int) -> Iterator[tuple[int, np.ndarray, Members]]:
         """Yields (source, its rows of the batch, the examples of these rows)."""

@@ -1,171 +1,38 @@
 """A run's data from caches: the caches of its tasks, opened and checked against each other."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from tasks import registry, vocabulary
+from tasks import vocabulary
 from tasks.cache import taking
-from tasks.cache.cache import Cache, cache_names, find_cache
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
 from tasks.cache.taking import Take
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
+from tasks.objectives.supervised import CUT, Supervised
 from tasks.storage import files
 from tasks.supervised import table
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError, nearest
-from tasks.vocabulary import TokenIds
-from trainer.config import Config, fields
+from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
-from trainer.data import features, mixing, recorded, segments, startup
+from trainer.data import features, followed, mixing, recorded, segments, startup
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
+from trainer.data.cached_task import CachedTask
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
+from trainer.data.followed import FollowedOrder
+from trainer.data.interface import EvaluationSet
 from trainer.data.interleave import MixingSchedule
 from trainer.data.layout import Decks, Layout, PackedPairs, PairRows
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
+_TRAIN = "train"
 # Rows of a batch that examples are taken from.
 _EXAMPLE_ROWS = 64
-
-
-class EvaluationSet(NamedTuple):
-    """A finite set of rows, yielded by `iterate()`; `batches` is their number, None if unknown."""
-
-    name: str
-    batches: int | None
-    iterate: Callable[[], Iterator[Batch]]
-
-
-class Data(Protocol):
-    """A run's data, as the training loop uses it.
-
-    Attributes:
-      lengths: lengths of the features.
-      vocab_size: number of ids.
-    """
-
-    @property
-    def lengths(self) -> Lengths: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Checksum of each task's data, which must not change during a run."""
-
-    @property
-    def tasks_record(self) -> dict[str, Any]:
-        """Task -> what determines its examples, as JSON values (`trainer.data.recorded`)."""
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]] each.
-
-        The order of the tasks decides between rows that are due at the same time.
-        """
-
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, …, endlessly.
-
-        Each batch has the rows of host `host`, one of `hosts` equal parts.
-        """
-
-    def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns the rows of a split by task, each row once and always with the same noise.
-
-        Raises:
-          UserError: there are none.
-        """
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS.
-
-        Raises:
-          UserError: the library of the vocabulary is not installed.
-        """
-
-    def examples(self, split: str) -> list[ExampleSet]:
-        """Returns the examples of a split by task, with the metrics of text to be computed.
-
-        Raises:
-          UserError: there is no such split, or no metric of a name in `evaluation.metrics`.
-        """
-
-    def consequences(
-        self, first_step: int = 0, host: int = 0, hosts: int = 1
-    ) -> list[tuple[str, str]]:
-        """Returns what the configuration means for the data, as (subject, text) lines.
-
-        Of the first batch, only this host's rows are read.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class CachedTask:
-    """A task of a run and its cache.
-
-    Attributes:
-      task: the task, with the run's settings of its objective.
-      cache: folder of the cache.
-      manifest: manifest of the cache.
-      ids: vocabulary of the cache.
-    """
-
-    task: TaskSpec
-    cache: str
-    manifest: CacheManifest
-    ids: TokenIds
-
-    @property
-    def model(self) -> bytes:
-        """Bytes of the vocabulary's model.
-
-        Raises:
-          UserError: the vocabulary is not known.
-        """
-        if not self.ids.model:
-            raise UserError(
-                f"the vocabulary of {self.cache} is not known, as it was adopted without one: run "
-                "pipeline.adopt again with --vocabulary"
-            )
-        return self.ids.model
-
-
-def open_cache(config: Config, name: str) -> CachedTask:
-    """Finds a task and opens its cache, which may be that of another task on the same corpus.
-
-    Raises:
-      UserError: there is no such task or cache.
-    """
-    task = _task(config, name)
-    objective = fields.with_settings(
-        task.objective, config.objective, "objective", f"the objective of {task.name}"
-    )
-    task = dataclasses.replace(task, objective=objective)
-    relatives = registry.relatives(task, config.task_module)
-    cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
-    return CachedTask(task, cache.folder, cache.manifest, cache.ids)
-
-
-def _task(config: Config, name: str) -> TaskSpec:
-    """Returns the task `name`; the error of an unknown one names the caches that are there."""
-    try:
-        return registry.get(name, config.task_module)
-    except UserError as error:
-        built = cache_names(config.cache_dir)
-        meant = [each for each in built if each.startswith(f"{name}_")] or built
-        if not meant:
-            raise
-        raise UserError(
-            f"--task={name}: there is no such task; {config.cache_dir} has caches of "
-            f"{', '.join(meant)}"
-        ) from error
 
 
 def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
@@ -193,7 +60,16 @@ class CachedData:
       UserError: the tasks cannot be read together; the message says why.
     """
 
-    def __init__(self, config: Config, tasks: list[CachedTask], converter: Converter):
+    def __init__(
+        self,
+        config: Config,
+        tasks: list[CachedTask],
+        converter: Converter,
+        training: bool = False,
+    ):
+        """`training`: whether a run trains on the data: see `evaluated`."""
+        self._trains = training
+        self._batches: TrainingBatches | None = None
         self._config, self.tasks, self._converter = config, tasks, converter
         self.lengths = converter.lengths
         first = tasks[0]
@@ -229,6 +105,8 @@ class CachedData:
                         f"{each.cache} was adopted, and does not say where documents begin: leave "
                         "out --data.segment_documents"
                     )
+            if config.data.follow:
+                self._check_followed(each, lengths)
             where = f"the vocabulary of {each.cache}"
             each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
 
@@ -253,6 +131,14 @@ class CachedData:
             f"--lengths.inputs={lengths.inputs} has no effect on {task.name}, whose examples have "
             "no inputs: leave it out"
         )
+
+    def _check_followed(self, each: CachedTask, lengths: Lengths) -> None:
+        """Rejects what depends on a whole cache in a run that may follow its build."""
+        objective, sides = each.task.objective, None
+        if isinstance(objective, Supervised) and objective.too_long != CUT:
+            sides = objective.sides(lengths)
+        wanted = taking.of_task(self._taken, each.task.name)
+        followed.check_task(objective, each.cache, each.manifest, sides, self._packs, wanted)
 
     def example_lengths(self, task: TaskSpec) -> Lengths:
         """Returns the lengths of an example of a task, which are a row's unless rows are packed."""
@@ -298,18 +184,27 @@ class CachedData:
         return {"tasks": self.tasks_record, "rates": rates}
 
     def maker(
-        self, each: CachedTask, split: str, keep_tails: bool, packed: bool = False
+        self,
+        each: CachedTask,
+        split: str,
+        keep_tails: bool,
+        packed: bool = False,
+        manifest: CacheManifest | None = None,
     ) -> BatchMaker:
         """Opens a split of a task's cache.
 
-        `packed`: whether its rows hold several examples; for `keep_tails` see
-        tasks.cache.windows.Windows.
+        Args:
+          each: the task.
+          split: the split.
+          keep_tails: as of tasks.cache.windows.Windows.
+          packed: whether rows hold several examples.
+          manifest: that of some shards of the cache; None for all that are known.
         """
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
         windows = open_windows(
             each.cache,
-            each.manifest,
+            manifest or each.manifest,
             split,
             objective,
             lengths,
@@ -327,25 +222,55 @@ class CachedData:
     @functools.cached_property
     def sources(self) -> list[Source]:
         """The tasks' training splits."""
-        sources = []
-        for each in self.tasks:
-            maker = self.maker(each, "train", keep_tails=False, packed=self._packs)
-            if wanted := taking.of_task(self._taken, each.task.name):
-                taking.take(maker.windows, each.cache, each.manifest, "train", wanted)
-            name, seed = each.task.name, self._config.seed
-            order = self._order(maker.windows, noise.task_seed(seed, name))
-            layout = self._layout(each.task, maker, order) if self._packs else None
-            sources.append(Source(name, maker, order, seed, layout))
-        return sources
+        return [self._source(each) for each in self.tasks]
 
-    def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order) -> Layout:
+    def _source(self, each: CachedTask) -> Source:
+        order: Order | FollowedOrder
+        name, seed = each.task.name, self._config.seed
+        wanted = taking.of_task(self._taken, name)
+        self._check_room()
+        open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
+        if self._config.data.follow:
+            if each.manifest.plan.adopted:
+                open_as()  # which checks that no file of the other program has changed
+            # Shards are added in the order's own blocks, also of a finished cache.
+            maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
+            order = self._followed(each, maker.windows, noise.task_seed(seed, name), wanted)
+        else:
+            maker = open_as()
+            if wanted:
+                taking.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
+            order = self._order(maker.windows, noise.task_seed(seed, name))
+        layout = self._layout(each.task, maker, order) if self._packs else None
+        return Source(name, maker, order, seed, layout)
+
+    def _followed(
+        self, each: CachedTask, windows: Windows, seed: int, wanted: Take | None
+    ) -> FollowedOrder:
+        reading = self._config.data
+        return FollowedOrder(
+            windows,
+            each.cache,
+            each.manifest,
+            each.following,
+            reading.follow_shards,
+            wanted,
+            seed,
+            reading.order,
+            shuffled=reading.shuffle != "none",
+            later=lambda: self._order(windows, seed),
+        )
+
+    def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order | FollowedOrder) -> Layout:
         """Returns the layout of rows of several examples of a task."""
         objective, windows = task.objective, maker.windows
         together = self._config.model.architecture == "decoder"
         seed = noise.task_seed(self._config.seed, task.name)
         if not isinstance(windows, PairWindows):
             kinds = objective.kinds(maker.example_lengths)
-            return Decks(len(windows), order, deck(kinds, self.lengths, together), seed)
+            turns = followed.reading(order, len(windows))
+            return Decks(turns, deck(kinds, self.lengths, together), seed)
+        assert not isinstance(order, FollowedOrder)  # refused
         reading = self._config.data
         sides, lengths = objective.sides(maker.example_lengths), maker.example_lengths
         ends = (lengths.inputs - sides[0], lengths.targets - sides[1])
@@ -358,18 +283,21 @@ class CachedData:
             order = GlobalOrder(plan.rows, seed, reading.order)
         return PairRows(plan, order)
 
+    def _check_room(self) -> None:
+        """Rejects blocks of a remote cache that the local disk does not hold."""
+        reading, copied = self._config.data, files.is_remote(self._config.cache_dir)
+        if reading.shuffle == "block" and copied and 2 * reading.block_bytes > reading.local_bytes:
+            raise UserError(
+                f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
+                f"time, and --data.local_bytes is {reading.local_bytes}"
+            )
+
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
         if reading.shuffle == "global":
             return GlobalOrder(len(windows), seed, reading.order)
         if reading.shuffle == "none":
             return CacheOrder()
-        copied = files.is_remote(self._config.cache_dir)
-        if copied and 2 * reading.block_bytes > reading.local_bytes:
-            raise UserError(
-                f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
-                f"time, and --data.local_bytes is {reading.local_bytes}"
-            )
         return BlockOrder(windows.blocks(reading.block_bytes), seed, reading.order)
 
     @functools.cached_property
@@ -388,7 +316,51 @@ class CachedData:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
         them."""
         reading = self._config.data
-        return self.batches(host, hosts).iterate(first_step, reading.threads, reading.prefetch)
+        self._batches = self.batches(host, hosts)
+        return self._batches.iterate(first_step, reading.threads, reading.prefetch)
+
+    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
+        """Waits until the batch of a step of `training` can be made; False if `stopping()` did."""
+        assert self._batches
+        return self._wait(self._batches, step, stopping)
+
+    def _wait(
+        self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        if all(each.whole for each in self.sources):
+            return True
+        timeout = self._config.data.follow_timeout_seconds
+        return all(
+            source.order.wait(rank, timeout, stopping)
+            for source, rank in batches.last_windows(step)
+            if isinstance(source.order, FollowedOrder)
+        )
+
+    def close(self) -> None:
+        """Ends the threads that make batches, where they wait for a build."""
+        for each in self.tasks:
+            if each.following:
+                each.following.close()
+
+    def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
+        """Returns the manifest of the shards of a split that evaluations read.
+
+        These are all, except in a run with `data.follow`: it reads the first block of them, whether
+        the cache is finished or not, for which it waits.
+
+        Raises:
+          UserError: they are not built, and this is no run that waits, or none is built any more.
+        """
+        plan, reading = each.manifest.plan, self._config.data
+        if not reading.follow or split not in plan.shards:
+            return each.manifest
+        count = plan.shards[split]
+        if self._trains:
+            count = min(count, reading.follow_shards)
+        if each.following:
+            each.following.wait(split, count, reading.follow_timeout_seconds)
+        first = {split: each.manifest.splits[split][:count]}
+        return CacheManifest(plan, first, each.manifest.software)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns every window of the split by task, including the unfinished last one.
@@ -401,7 +373,8 @@ class CachedData:
         sets, empty = [], []
         for each in self.tasks:
             known = split in each.manifest.splits or len(self.tasks) == 1
-            maker = self.maker(each, split, keep_tails=True) if known else None
+            manifest = self.evaluated(each, split) if known else None
+            maker = self.maker(each, split, True, manifest=manifest) if manifest else None
             if maker is None or not len(maker.windows):
                 empty.append(each)
                 continue
@@ -449,11 +422,18 @@ class CachedData:
         """Returns what the configuration means for the data, as (subject, text) lines."""
         batch_size, steps = self._config.batch_size, self._config.train_steps
         (_, shares), *changes = self.rates
+        batches = self.batches(host, hosts)
+        self._wait(batches, first_step)
         lines = []
         for each, source in zip(self.tasks, self.sources, strict=True):
             lines += [
                 startup.task_line(source, self.example_lengths(each.task)),
                 startup.sentinels_line(source, self.example_lengths(each.task)),
+                *startup.follow_lines(source, each.cache, each.manifest, self._config.data),
+            ]
+            if not source.whole:
+                continue
+            lines += [
                 *startup.rows_lines(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
                 *startup.take_lines(source, self._taken),
@@ -461,11 +441,11 @@ class CachedData:
                 *startup.cut_lines(source, each.manifest),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]
-        if len(self.tasks) > 1:
+        if len(self.tasks) > 1 and all(source.whole for source in self.sources):
             lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
         names = [source.task for source in self.sources]
         specs = [each.task for each in self.tasks]
-        batch = self.batches(host, hosts)[first_step]
+        batch = batches[first_step]
         return [
             *lines,
             *(

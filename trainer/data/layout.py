@@ -14,7 +14,7 @@ from tasks.objectives import Lengths, noise
 from tasks.objectives.kinds import Slots
 from tasks.objectives.packing import Deck
 from tasks.terminal.command_line import UserError
-from trainer.data.order import BlockOrder, Order
+from trainer.data.order import BlockOrder, Order, Reading
 
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
 # Pairs that are packed together, the largest first. Of pairs of exponential lengths (60 and 15 on
@@ -57,22 +57,27 @@ class Layout(Protocol):
     def members(self, ranks_W: np.ndarray) -> Members:
         """Returns the examples of the rows at these ranks, counted from the run's beginning."""
 
+    def last_window(self, rank: int) -> int:
+        """Returns the highest rank of a window that is needed for the row at a rank."""
+
 
 @dataclasses.dataclass(frozen=True)
 class OneByOne:
     """Rows of one example each."""
 
-    windows: int
-    order: Order
+    reading: Reading
 
     @property
     def rows_per_epoch(self) -> float:
-        return float(self.windows)
+        return float(self.reading.windows)
 
     def members(self, ranks_W: np.ndarray) -> Members:
-        epochs_W, ranks_W = np.divmod(ranks_W, self.windows)
+        epochs_W, ranks_W, windows_W = self.reading(ranks_W)
         rows_W = np.arange(len(ranks_W))
-        return Members(rows_W, epochs_W, ranks_W, self.order(epochs_W, ranks_W), rows_W, None)
+        return Members(rows_W, epochs_W, ranks_W, windows_W, rows_W, None)
+
+    def last_window(self, rank: int) -> int:
+        return rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +87,13 @@ class Decks:
     A deck may begin in one epoch and end in the next, so every window is read once an epoch.
     """
 
-    windows: int
-    order: Order
+    reading: Reading
     deck: Deck
     seed: int
 
     @property
     def rows_per_epoch(self) -> float:
-        return self.windows * self.deck.rows / self.deck.windows
+        return self.reading.windows * self.deck.rows / self.deck.windows
 
     def members(self, ranks_W: np.ndarray) -> Members:
         deck = self.deck
@@ -103,16 +107,19 @@ class Decks:
         keys = noise.fold_in(noise.fold_in(self.seed, _SHUFFLE), unique)
         turns = np.argsort(noise.uniforms(keys, deck.windows), axis=1, kind="stable")
         ranks_E = decks_E * deck.windows + turns[of_E, slots_E]
-        epochs_E, ranks_E = np.divmod(ranks_E, self.windows)
+        epochs_E, ranks_E, windows_E = self.reading(ranks_E)
         mirrored_E = deck.mirrored_G[slots_E]
         return Members(
             rows_E,
             epochs_E,
             ranks_E,
-            self.order(epochs_E, ranks_E),
+            windows_E,
             np.arange(len(rows_E)) - mirrored_E,
             Slots(deck.choices_G[slots_E], mirrored_E),
         )
+
+    def last_window(self, rank: int) -> int:
+        return (rank // self.deck.rows + 1) * self.deck.windows - 1
 
 
 class PackedPairs:
@@ -217,6 +224,9 @@ class PairRows:
         windows_E = self.plan.pairs_P[_ranges(firsts_W, counts_W)]
         examples_E = np.arange(len(rows_E))
         return Members(rows_E, epochs_W[rows_E], ranks_W[rows_E], windows_E, examples_E, None)
+
+    def last_window(self, rank: int) -> int:
+        return int(self.plan.firsts_R1[-1]) - 1
 
 
 def _ranges(firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:

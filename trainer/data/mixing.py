@@ -71,7 +71,11 @@ def rates(
     """
     changes = []
     for step, spec in mixtures_of(config):
-        weights = spec.weights(_sizes(spec.size, sources, manifests))
+        # A run that follows a build does not know sizes: rates that depend on them are refused.
+        sizes = dict.fromkeys(spec.names, 1.0)
+        if not config.data.follow:
+            sizes = _sizes(spec.size, sources, manifests)
+        weights = spec.weights(sizes)
         if spec.max_epochs is None:
             total = sum(weights.values())
             shares = {name: weight / total for name, weight in weights.items()}

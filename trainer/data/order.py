@@ -3,6 +3,7 @@
 Dimensions: W requested windows, B blocks.
 """
 
+import dataclasses
 import functools
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from trainer.data.permutation import permuted
 _ORDER, _BLOCKS = 0x0DE2, 0xB10C
 # Rounds of the permutation's cipher, by version of the order (`DataConfig.order`). Four, grain's
 # default, leave a pattern near powers of four (docs/decisions/009-the-order-has-a-version.md).
-_ROUNDS = {1: 4, 2: 10}
+ROUNDS = {1: 4, 2: 10}
 
 
 class Order(Protocol):
@@ -24,6 +25,32 @@ class Order(Protocol):
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
         """Returns the indices of windows, int64 [W], at ranks (0 to windows - 1) in epochs."""
+
+
+class Reading(Protocol):
+    """Maps the ranks of a run, its first window read, its second …, to epochs and windows.
+
+    Attributes:
+      windows: windows of an epoch.
+    """
+
+    @property
+    def windows(self) -> int: ...
+
+    def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns (epochs, ranks in them, indices of windows) at ranks, int64 [W] each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """Epochs of the same windows, each in an order of its own."""
+
+    windows: int
+    order: Order
+
+    def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        epochs_W, ranks_W = np.divmod(ranks_W, self.windows)
+        return epochs_W, ranks_W, self.order(epochs_W, ranks_W)
 
 
 class GlobalOrder:
@@ -36,7 +63,7 @@ class GlobalOrder:
     """
 
     def __init__(self, windows: int, seed: int, version: int):
-        self._windows, self._seed, self._rounds = windows, seed, _ROUNDS[version]
+        self._windows, self._seed, self._rounds = windows, seed, ROUNDS[version]
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
         windows_W = np.empty(len(ranks_W), np.int64)
@@ -68,7 +95,7 @@ class BlockOrder:
 
     def __init__(self, firsts: np.ndarray, seed: int, version: int):
         self._firsts_B, self._sizes_B = firsts[:-1], np.diff(firsts)
-        self._seed, self._rounds = seed, _ROUNDS[version]
+        self._seed, self._rounds = seed, ROUNDS[version]
         # Prefetched batches lie in at most two epochs.
         self._blocks = functools.lru_cache(maxsize=4)(self._blocks_of)
 
@@ -81,11 +108,9 @@ class BlockOrder:
             for turn in np.unique(turns_W).tolist():
                 some = rows[turns_W == turn]
                 block = int(blocks_B[turn])
-                windows_W[some] = self._firsts_B[block] + permuted(
-                    ranks_W[some] - begins_B[turn],
-                    int(self._sizes_B[block]),
-                    _seed32(noise.fold_in(_epoch_key(self._seed, epoch), block)),
-                    self._rounds,
+                inside_W, size = ranks_W[some] - begins_B[turn], int(self._sizes_B[block])
+                windows_W[some] = self._firsts_B[block] + within_block(
+                    inside_W, size, self._seed, epoch, block, self._rounds
                 )
         return windows_W
 
@@ -108,6 +133,14 @@ class BlockOrder:
         blocks_B = permuted(np.arange(count), count, seed, self._rounds)
         sizes_B = self._sizes_B[blocks_B]
         return blocks_B, np.cumsum(sizes_B) - sizes_B
+
+
+def within_block(
+    ranks_W: np.ndarray, size: int, seed: int, epoch: int, block: int, rounds: int
+) -> np.ndarray:
+    """Returns the places in a block of `size` windows that are read at ranks in it, int64 [W]."""
+    key = _seed32(noise.fold_in(_epoch_key(seed, epoch), block))
+    return permuted(ranks_W, size, key, rounds)
 
 
 def _epoch_key(seed: int, epoch: int) -> np.ndarray:

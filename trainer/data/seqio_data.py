@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasks import registry
@@ -17,9 +17,9 @@ from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
 from trainer.data import recorded, seqio_padding
 from trainer.data.batches import pad_rows
-from trainer.data.cached import EvaluationSet
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
+from trainer.data.interface import EvaluationSet
 from trainer.data.padding import packing
 from trainer.data.seqio_examples import examples_of, unmeasured
 
@@ -133,6 +133,13 @@ class SeqioData:
         part = slice(host * size, (host + 1) * size)
         for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
             yield {name: array[part] for name, array in self._ids(batch).items()}
+
+    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
+        """Returns True: nothing is ever waited for."""
+        return True
+
+    def close(self) -> None:
+        """Does nothing."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns the rows of a split once, in order, the last batch completed with padding.

@@ -57,6 +57,23 @@ def cache_line(source: Source, folder: str, manifest: CacheManifest) -> Line:
     return "cache", text
 
 
+def follow_lines(
+    source: Source, folder: str, manifest: CacheManifest, reading: DataConfig
+) -> list[Line]:
+    """Says how a run follows the build of a cache."""
+    if not reading.follow:
+        return []
+    shards, known = manifest.plan.shards["train"], source.maker.windows.shards
+    done = "all" if source.whole else f"{known:,}"
+    text = (
+        f"{folder}: the first epoch reads its {shards:,} shards in the order of the plan, "
+        f"{reading.follow_shards:,} at a time, of which {done} are read in; it waits where it "
+        f"overtakes the build; evaluations read the first {reading.follow_shards:,} shards of "
+        "their split"
+    )
+    return [("follow", text)]
+
+
 def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
     """Says which part of a task's cache is read, if not all of it."""
     wanted, windows = taking.of_task(amounts, source.task), source.maker.windows
@@ -152,6 +169,8 @@ def batch_line(
     sources: list[Source], batch_size: int, shares: list[float], train_steps: int
 ) -> Line:
     """Describes the batch and, for a single task, how often its corpus is read."""
+    if not all(source.whole for source in sources):
+        return "batch", f"{batch_size} rows; epochs are known when the caches are finished"
     tokens = sum(
         source.maker.windows.mean_tokens
         * (len(source.maker.windows) / source.layout.rows_per_epoch)

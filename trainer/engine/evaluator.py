@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from tasks.inspection.word_counts import WordCounter
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.data.cached import CachedData, EvaluationSet
+from trainer.data.cached import CachedData
 from trainer.data.features import Batch, target_side
+from trainer.data.interface import EvaluationSet
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 from trainer.setup import Run
@@ -160,10 +161,13 @@ class _Text:
 def _texts(run: Run, split: str) -> dict[str, _Text]:
     """Returns the text of the split by task, for tasks whose targets are tokens of the corpus."""
     texts: dict[str, _Text] = {}
-    for each in run.data.tasks if isinstance(run.data, CachedData) else ():
-        objective, manifest = each.task.objective, each.manifest
+    if not isinstance(run.data, CachedData):
+        return texts
+    for each in run.data.tasks:
+        objective = each.task.objective
         if not objective.codes_text:
             continue
+        manifest = run.data.evaluated(each, split)
         tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
         if tokens:
             weight = manifest.total(split, "text_bytes") / tokens

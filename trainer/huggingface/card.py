@@ -15,7 +15,9 @@ from tasks.reading.corpus import HUB
 from tasks.storage import files
 from tasks.terminal.table import table
 from trainer.config import Config, fields
-from trainer.data.cached import CachedData, CachedTask, Data
+from trainer.data.cached import CachedData
+from trainer.data.cached_task import CachedTask
+from trainer.data.interface import Data
 from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match

@@ -19,7 +19,8 @@ from tasks.pages import document as html_page
 from tasks.vocabulary import TokenIds
 from trainer import trained
 from trainer.data.batches import BatchMaker, pad_rows
-from trainer.data.cached import CachedData, CachedTask
+from trainer.data.cached import CachedData
+from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
 from trainer.decoding import text
 from trainer.decoding.config import Decoding

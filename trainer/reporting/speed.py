@@ -13,6 +13,9 @@ from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
 from trainer.setup import Run
 
+# Seconds of waiting below which there was none: finding out that a batch is there takes time too.
+_SHORTEST_WAIT = 0.05
+
 
 @dataclasses.dataclass
 class Speed:
@@ -23,12 +26,14 @@ class Speed:
       flops_per_step: by `cost.flops_per_step`.
       peak_flops: of all devices together, per second; None if unknown.
       blocked: seconds since the last report during which training waited for checkpoints.
+      waited: seconds since the last report during which it waited for caches to be built.
     """
 
     tokens_per_step: int
     flops_per_step: int
     peak_flops: float | None
     blocked: float = 0.0
+    waited: float = 0.0
     _time: float | None = None
     _step: int = 0
 
@@ -54,15 +59,26 @@ class Speed:
         yield
         self.blocked += time.monotonic() - begin
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as waiting for caches to be built."""
+        begin = time.monotonic()
+        yield
+        self.waited += time.monotonic() - begin
+
     def since_last(self, step: int) -> dict[str, float]:
         """Returns the rates since the last call or `restart`; at the first call there are none.
 
         Rates are `steps_per_second`, `tokens_per_second` (positions, of both sides) and `mfu`, the
         fraction of peak FLOPs that `cost.flops_per_step` makes up. `checkpoint_blocking_seconds`
-        is added if a checkpoint was written.
+        is added if a checkpoint was written, and `build_waiting_seconds` if the run waited for a
+        build, which the rates count as time.
         """
         blocked, self.blocked = self.blocked, 0.0
         rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}
+        waited, self.waited = self.waited, 0.0
+        if waited > _SHORTEST_WAIT:
+            rates["build_waiting_seconds"] = waited
         before, self._time = self._time, time.monotonic()
         steps, self._step = step - self._step, step
         if before is None or not steps:

@@ -96,3 +96,33 @@ def test_a_lock_of_another_machine_is_taken_over_when_it_stands_still(gcs, quick
     mine._thread = lock.threading.Thread(target=print)
     mine._thread.start()
     first.__exit__(None, None, None)
+
+
+def test_an_observer_tells_whether_a_holder_is_alive(tmp_path, monkeypatch):
+    observer = lock.Observer(str(tmp_path))
+    assert observer.alive() is False
+    process = hold(tmp_path)
+    assert observer.alive() is True
+    process.kill()
+    process.wait()
+    assert observer.alive() is False
+    # It does not take the lock, and cannot tell of another machine.
+    with held(tmp_path):
+        assert observer.alive() is True
+        monkeypatch.setattr(lock, "_machine", lambda: "another")
+        assert observer.alive() is None
+
+
+def test_an_observer_of_a_bucket_sees_a_lock_that_stands_still(gcs, quick, monkeypatch):
+    observer = lock.Observer("gs://bucket/model")
+    assert observer.alive() is False
+    with held("gs://bucket/model") as mine:
+        monkeypatch.setattr(lock, "_machine", lambda: "another")
+        assert observer.alive() is True
+        mine._stop.set()  # as if it had been killed
+        mine._thread.join()
+        assert observer.alive() is True
+        monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.0)
+        assert observer.alive() is False
+    monkeypatch.setattr(lock, "_has_locks", lambda folder: False)
+    assert observer.alive() is None

@@ -1,0 +1,348 @@
+"""A cache that is being built, as far as it is finished: what a run reads that follows a build.
+
+The plan, which is written first, says how many shards there will be and in which order; a shard is
+finished when its receipt is there. Nothing here depends on when that happened, or in which order.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from tasks.cache.manifest import (
+    MANIFEST,
+    PLAN,
+    PLAN_MARK,
+    CacheManifest,
+    Plan,
+    Shard,
+    plan_from_dict,
+    shard_file,
+)
+from tasks.cache.receipts import read_receipt
+from tasks.storage import files, lock
+from tasks.terminal.command_line import UserError
+
+# Seconds between two looks at a local folder and at a remote one, and between two tests of whether
+# a wait is over.
+_LOOK_SECONDS = (0.25, 2.0)
+_PAUSE_SECONDS = 0.05
+
+
+class Closed(Exception):
+    """A wait was abandoned, as the run ends."""
+
+
+class Following:
+    """A cache that is being built.
+
+    Args:
+      folder: the cache, local or any fsspec URL.
+      plan: its plan.
+      patient: whether readers may wait for shards; they are refused otherwise.
+
+    Attributes:
+      manifest: the plan and the shards known so far, of every split the first ones without a gap.
+        Its lists grow when `look` finds more.
+    """
+
+    def __init__(self, folder: str, plan: Plan, patient: bool = False):
+        self.folder, self.patient = folder, patient
+        self._shards: dict[str, list[Shard]] = {split: [] for split in plan.shards}
+        self.manifest = CacheManifest(plan, self._shards, {})
+        self._fingerprint = plan.fingerprint
+        self._read: dict[tuple[str, int], Shard] = {}
+        self._looked: dict[tuple[str, int], float] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+
+    def look(self, split: str, count: int) -> bool:
+        """Returns whether the first `count` shards of a split are finished, and makes them known.
+
+        Storage is asked at intervals only.
+
+        Raises:
+          UserError: the folder now holds another cache, or none.
+        """
+        with self._lock:
+            if len(self._shards[split]) >= count:
+                return True
+            now, asked = time.monotonic(), (split, count)
+            if now < self._looked.get(asked, 0.0):
+                return False
+            found = self._look(split, count)
+            self._looked[asked] = time.monotonic() + _LOOK_SECONDS[files.is_remote(self.folder)]
+            return found
+
+    def _look(self, split: str, count: int) -> bool:
+        self._check_plan()
+        if files.exists(files.join(self.folder, MANIFEST)):
+            manifest = _finished(self.folder)
+            if manifest and manifest.plan.fingerprint == self._fingerprint:
+                for name, shards in manifest.splits.items():
+                    self._shards[name] += shards[len(self._shards[name]) :]
+                return True
+        known = self._shards[split]
+        unread = [
+            number for number in range(len(known), count) if (split, number) not in self._read
+        ]
+        of = self.manifest.plan.shards[split]
+
+        def read(number: int) -> Shard | None:
+            return read_receipt(files.join(self.folder, shard_file(split, "receipt", number, of)))
+
+        with ThreadPoolExecutor(files.threads(self.folder)) as pool:
+            for number, shard in zip(unread, pool.map(read, unread), strict=True):
+                if shard:
+                    self._read[split, number] = shard
+        needed = [(split, number) for number in range(len(known), count)]
+        if not all(each in self._read for each in needed):
+            return False
+        found = [self._read.pop(each) for each in needed]
+        for number, shard in enumerate(found, len(known)):
+            if problem := self.manifest.problem(split, number, shard):
+                raise UserError(
+                    f"{self.folder}: {split} shard {number} {problem}: "
+                    f"{self.manifest.plan.remedy.again}"
+                )
+        known += found
+        return True
+
+    def _check_plan(self) -> None:
+        """Raises UserError unless the folder still has the plan that is followed."""
+        if files.exists(files.join(self.folder, PLAN_MARK + self._fingerprint)):
+            return
+        plan = _planned(self.folder)
+        if plan is None:
+            raise UserError(f"{self.folder} is gone while it was followed: restore it")
+        if plan.fingerprint == self._fingerprint:  # of a version that left no mark
+            return
+        differing = "; ".join(plan.difference(self.manifest.plan)[:3])
+        raise UserError(
+            f"{self.folder} now holds a cache with another plan than the one that this run follows "
+            f"({differing}): build it with the flags that it was begun with, or train another "
+            "--model_dir"
+        )
+
+    def finished(self) -> tuple[int, int]:
+        """Returns how many shards are finished, and how many there will be, of all splits."""
+        shards = self.manifest.plan.shards
+        names = [
+            name for split in shards for name in files.list_sizes(self.folder, f"{split}.receipt-")
+        ]
+        return len(names), sum(shards.values())
+
+    def pause(self) -> None:
+        """Waits a moment.
+
+        Raises:
+          Closed: `close` was called.
+        """
+        if self._closed.wait(_PAUSE_SECONDS):
+            raise Closed(self.folder)
+
+    def close(self) -> None:
+        """Ends all waiting: that of threads which make batches ahead, too."""
+        self._closed.set()
+
+    def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
+        """Waits until the first `count` shards of a split are known.
+
+        Raises:
+          UserError: as the function `wait` does; or they are not known, and waiting is not allowed.
+        """
+        if self.look(split, count):
+            return
+        if not self.patient:
+            raise self.refuse(split, count)
+
+        def ready() -> bool:
+            return self.look(split, count)
+
+        wait(self.folder, ready, lambda: self.missing(split, count), self, timeout_seconds)
+
+    def missing(self, split: str, count: int) -> str:
+        """Returns the shards that are not known of the first `count`, in words."""
+        first, of = len(self._shards[split]), self.manifest.plan.shards[split]
+        some = f"shard {first}" if first + 1 == count else f"shards {first} to {count - 1}"
+        return f"{split} {some} of {of:,} of {self.folder}"
+
+    def refuse(self, split: str, count: int) -> UserError:
+        """Returns the error of a reader that may not wait."""
+        return UserError(
+            f"{self.missing(split, count)} are not built yet: {resume(self.folder, self.manifest)}"
+        )
+
+
+def resume(folder: str, manifest: CacheManifest | None) -> str:
+    """Returns what to do about a build that has ended, in words."""
+    if manifest is None:
+        return "start it with python -m pipeline.build"
+    place, _, name = folder.rstrip("/").rpartition("/")
+    where = place if name == manifest.plan.task else folder
+    return (
+        f"resume it with the same command, python -m pipeline.build --task={manifest.plan.task} "
+        f"--cache_dir={where} …"
+    )
+
+
+def wait(
+    folder: str,
+    ready: Callable[[], bool],
+    what: Callable[[], str],
+    following: Following | None = None,
+    timeout_seconds: float | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Waits until `ready()`; returns False if `stopping()` came first.
+
+    Prints once what it waits for, and again if no build is running.
+
+    Args:
+      folder: the cache.
+      ready: whether what is waited for is there; it may be called often.
+      what: what is waited for, in words.
+      following: the cache, if its plan is known.
+      timeout_seconds: how long to wait while no build is alive and nothing is finished; None for
+        ever.
+      stopping: whether to give up.
+
+    Raises:
+      UserError: nothing was finished, and no build alive, for `timeout_seconds`; or as `ready`.
+    """
+    if ready():
+        return True
+    observer, begun = lock.Observer(folder), time.monotonic()
+    named, manifest = what(), following.manifest if following else None
+    print(f"waiting for {named}{_progress(following)}", flush=True)
+    lively, looked, known, said = begun, 0.0, _known(following), False
+    interval = _LOOK_SECONDS[files.is_remote(folder)]
+    while not ready():
+        if stopping():
+            return False
+        now = time.monotonic()
+        if now >= looked + interval:
+            looked, alive = now, observer.alive()
+            if alive or _known(following) != known:
+                lively, known, said = now, _known(following), False
+            elif alive is False and not said and now - begun > interval:
+                said = True
+                how_long = "" if timeout_seconds is None else f" for {timeout_seconds:,.0f} s"
+                print(
+                    f"no build is running in {folder}: {resume(folder, manifest)}; this run goes "
+                    f"on waiting{how_long}",
+                    flush=True,
+                )
+        if timeout_seconds is not None and now - lively > timeout_seconds:
+            raise UserError(
+                f"nothing was built in {folder} for {timeout_seconds:,.0f} s while the run waited "
+                f"for {named}: {resume(folder, manifest)}, then run this command again, which "
+                "resumes (--data.follow_timeout_seconds)"
+            )
+        if following:
+            following.pause()
+        else:
+            time.sleep(interval)
+    print(f"went on after {time.monotonic() - begun:,.1f} s", flush=True)
+    return True
+
+
+def _known(following: Following | None) -> int:
+    if following is None:
+        return 0
+    return len(following._read) + sum(map(len, following.manifest.splits.values()))
+
+
+def _progress(following: Following | None) -> str:
+    if following is None:
+        return ""
+    return ": {:,} of its {:,} shards are finished".format(*following.finished())
+
+
+def folder_of(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str | None:
+    """Returns the folder of the cache, finished or planned, that serves `task`; None if none is.
+
+    As `tasks.cache.cache.find_cache` does: `cache_dir`, `cache_dir/task`, or the only one there of
+    a task in `relatives`.
+    """
+    for folder in (cache_dir, files.join(cache_dir, task)):
+        if _is_cache(folder):
+            return folder
+    others = (files.join(cache_dir, name) for name in _names(cache_dir) if name in relatives)
+    serving = list(filter(_is_cache, others))
+    return serving[0] if len(serving) == 1 else None
+
+
+def _names(cache_dir: str) -> Iterable[str]:
+    return files.list_names(cache_dir) if cache_dir else []
+
+
+def _is_cache(folder: str) -> bool:
+    return any(files.exists(files.join(folder, name)) for name in (MANIFEST, PLAN))
+
+
+def opened(folder: str, patient: bool = False) -> Following | CacheManifest | None:
+    """Returns the manifest of a finished cache, or what follows one that is being built.
+
+    Returns None if it is not there yet: the vocabulary is written after the plan.
+
+    Raises:
+      UserError: the plan or the manifest is damaged.
+    """
+    if manifest := _finished(folder):
+        return manifest
+    plan = _planned(folder)
+    if plan is None or not files.exists(files.join(folder, plan.vocabulary.file_name)):
+        return None
+    return Following(folder, plan, patient)
+
+
+def find(
+    cache_dir: str,
+    task: str,
+    relatives: Collection[str],
+    patient: bool,
+    timeout_seconds: float | None,
+) -> tuple[str, Following | CacheManifest] | None:
+    """Returns the folder of the cache that serves `task`, and what `opened` does of it; None if
+    there is none.
+
+    Args:
+      cache_dir, task, relatives: as of `folder_of`.
+      patient: whether to wait for it, and later for its shards.
+      timeout_seconds: as of `wait`.
+
+    Raises:
+      UserError: as `opened` and `wait` do.
+    """
+    found: list[tuple[str, Following | CacheManifest]] = []
+
+    def ready() -> bool:
+        folder = folder_of(cache_dir, task, relatives)
+        cache = opened(folder, patient) if folder else None
+        if folder and cache:
+            found.append((folder, cache))
+        return bool(found)
+
+    if ready() or not patient:
+        return found[0] if found else None
+    expected = files.join(cache_dir, task)
+    wait(expected, ready, lambda: f"the plan of {expected}", None, timeout_seconds)
+    return found[0]
+
+
+def _finished(folder: str) -> CacheManifest | None:
+    """Returns the manifest; None if there is none, which a build may have removed just now."""
+    path = files.join(folder, MANIFEST)
+    try:
+        return CacheManifest.load(folder) if files.exists(path) else None
+    except (FileNotFoundError, UserError):
+        if files.exists(path):
+            raise
+        return None
+
+
+def _planned(folder: str) -> Plan | None:
+    try:
+        return plan_from_dict(files.read_json(files.join(folder, PLAN)))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,374 @@
+"""A run that follows a build has the batches that it has on the finished cache."""
+
+import itertools
+import json
+import pathlib
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tasks.cache import following
+from tasks.cache.manifest import PLAN, PLAN_MARK, plan_from_dict
+from tasks.storage import lock
+from tasks.terminal.command_line import UserError
+from tests import published as published_caches
+from tests.published import Published
+from trainer.config.fields import override
+from trainer.config.idle import refuse_idle
+from trainer.data.order import GlobalOrder
+from trainer.pretrain import build_config, with_values
+from trainer.setup import prepare
+
+SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
+BLOCK = 2
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    monkeypatch.setattr(following, "_LOOK_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(following, "_PAUSE_SECONDS", 0.002)
+
+
+# Tokens of shards: some have no window, some end in the middle of one, and one is empty.
+SIZES = {
+    "train": (9000, 4003, 30, 7001, 0, 12345, 2000, 8765, 11),
+    "validation": (900, 0, 1300),
+}
+
+
+@pytest.fixture(scope="module")
+def whole_cache(text_cache, tmp_path_factory):
+    return published_caches.make(tmp_path_factory.mktemp("whole") / SPANS, text_cache, SIZES)
+
+
+@pytest.fixture
+def published(whole_cache, tmp_path):
+    return Published(whole_cache, tmp_path / "cache" / SPANS)
+
+
+def run_of(cache, *flags, task=SPANS, training=False, preset="t5_1_1_tiny"):
+    config, origins = build_config(preset, [])
+    given = [
+        *(f"--task={task}", f"--cache_dir={cache}", "--model_dir=nowhere", "--batch_size=4"),
+        *("--lengths.inputs=64", "--lengths.targets=18", "--data.follow=true"),
+        *(f"--data.follow_shards={BLOCK}", *flags),
+    ]
+    return prepare(override(config, origins, given), origins, training)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(
+        np.array_equal(array, other[name]) for name, array in one.items()
+    )
+
+
+STEPS = 350  # more than two epochs
+
+
+def known_steps(batches):
+    """Returns how many of the first batches can be made now."""
+    for step in range(STEPS):
+        try:
+            batches.places(step)
+        except UserError as error:
+            said = str(error)
+            break
+    else:
+        return STEPS
+    assert "are not built yet: resume it with" in said
+    return step
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--data.shuffle=none",),
+        ("--data.shuffle=block", "--data.block_bytes=2000000"),
+        ("--data.take=20000 tokens",),
+        ("--data.take=40 documents",),
+        ("--data.segment_documents=true",),
+        ("--data.pack_examples=true", "--lengths.inputs=200", "--lengths.targets=64",
+         "--data.example_inputs=64", "--data.example_targets=18"),
+    ],
+    ids=lambda flags: flags[0] if flags else "default",
+)  # fmt: skip
+def test_batches_do_not_depend_on_when_shards_are_finished(whole_cache, published, flags):
+    whole = run_of(whole_cache, *flags).data.batches()
+    # A shard may complete one block, several, or none.
+    data = run_of(published.folder.parent, *flags).data
+    batches, seen = data.batches(), [0]
+    for number in (1, 0, 4, 5, 2, 3, 6, 7, 8):
+        published.shards("train", number)
+        seen.append(known_steps(batches))
+        for step in range(max(0, seen[-2] - 1), seen[-1], 7):
+            assert equal(batches[step], whole[step])
+    assert seen[-1] == STEPS
+    assert 0 in seen
+    assert len(set(seen)) > 2 or "--data.take=40 documents" in flags
+    places, others = (
+        np.concatenate([each.places(step) for step in range(STEPS)], axis=1)
+        for each in (batches, whole)
+    )
+    np.testing.assert_array_equal(places, others)
+
+
+def test_a_block_has_the_windows_that_end_in_its_shards(whole_cache):
+    data = run_of(whole_cache).data
+    (source,) = data.sources
+    windows, shards = source.maker.windows, data.tasks[0].manifest.splits["train"]
+    ends = np.cumsum([shard.tokens for shard in shards]) // windows.window_tokens
+    borders = [0, *ends[BLOCK - 1 :: BLOCK].tolist()]
+    borders += [len(windows)] * (borders[-1] != len(windows))
+    ranks = np.arange(2 * len(windows))
+    epochs, inside, read = source.order(ranks)
+    assert epochs.tolist() == (ranks // len(windows)).tolist()
+    assert inside.tolist() == (ranks % len(windows)).tolist()
+    for first, last in itertools.pairwise(borders):
+        block = read[first:last].tolist()
+        assert sorted(block) == list(range(first, last))
+        assert block != sorted(block)
+    # The second epoch is that of any run.
+    later = GlobalOrder(len(windows), source.order._seed, 2)
+    usual = later(np.ones(len(windows), int), np.arange(len(windows)))
+    assert read[len(windows) :].tolist() == usual.tolist()
+
+
+@pytest.mark.parametrize(
+    ("packing", "row_tokens", "task", "preset"),
+    [
+        ("best_fit", 70, SPANS, "t5_1_1_tiny"),
+        ("best_fit", 70, "python_docs_autoregressive_lm", "lm_tiny"),
+        ("pairs", 0, "python_docs_supervised", "t5_1_1_tiny"),
+    ],
+)
+def test_other_packings_are_followed(text_cache, tmp_path, packing, row_tokens, task, preset):
+    folder = tmp_path / "whole" / task
+    published_caches.make(folder, text_cache, SIZES, packing, row_tokens)
+    flags = ("--lengths.inputs=0", "--lengths.targets=71") if preset == "lm_tiny" else ()
+    whole = run_of(folder, *flags, task=task, preset=preset).data.batches()
+    growing = Published(folder, tmp_path / "growing" / task)
+    batches = run_of(growing.folder, *flags, task=task, preset=preset).data.batches()
+    steps = [known_steps(batches)]
+    for number in range(growing.count("train")):
+        growing.shards("train", number)
+        steps.append(known_steps(batches))
+        assert all(equal(batches[step], whole[step]) for step in range(*steps[-2:], 5))
+    assert len(set(steps)) > 3
+
+
+def test_pairs_whose_length_nothing_limits_are_refused(text_cache, tmp_path):
+    task = "python_docs_supervised"
+    folder = published_caches.make(tmp_path / task, text_cache, SIZES, "pairs")
+    for flags, says in (
+        (("--lengths.inputs=39",), "may get inputs of up to 40 tokens with --data.follow=true"),
+        (("--data.pack_examples=true",), "rows of pairs are packed when all lengths are known"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run_of(folder, *flags, task=task)
+    run_of(folder, "--lengths.inputs=39", "--objective=too_long=cut", task=task)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_the_batches(published, hosts):
+    published.shards("train", *range(published.count("train") - 1))
+    data = run_of(published.folder.parent).data
+    whole = data.batches()
+    last = known_steps(whole) - 1
+    for step in (0, last // 2, last):
+        parts = [data.batches(host, hosts)[step] for host in range(hosts)]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert equal(joined, whole[step])
+
+
+def test_a_mixture_of_a_finished_and_a_growing_cache(whole_cache, published, tmp_path):
+    shutil.copytree(whole_cache, published.folder.parent / PREFIX)
+    mixture, longer = f"{SPANS}=0.75,{PREFIX}=0.25", "--lengths.targets=64"
+    shutil.copytree(whole_cache, tmp_path / "all" / SPANS)
+    shutil.copytree(whole_cache, tmp_path / "all" / PREFIX)
+    whole = run_of(tmp_path / "all", longer, task=mixture).data.batches()
+    batches = run_of(published.folder.parent, longer, task=mixture).data.batches()
+    assert known_steps(batches) == 0
+    published.shards("train", 0, 1)
+    steps = known_steps(batches)
+    assert steps > 5
+    assert all(equal(batches[step], whole[step]) for step in range(0, steps, 5))
+    with pytest.raises(UserError, match=f"the rate of {PREFIX} follows from its size"):
+        run_of(whole_cache, task=f"{SPANS}=1,{PREFIX}")
+
+
+def test_a_run_that_overtakes_the_build_waits_and_says_so(whole_cache, published, capsys):
+    whole = run_of(whole_cache).data.batches()
+    data = run_of(published.folder.parent, training=True).data
+    left = list(range(published.count("train")))
+
+    def build():  # while the run waits
+        published.shards("train", left.pop(0))
+
+    iterated = data.training(0)
+    for step in range(STEPS):
+        assert data.wait(step, build)
+        assert equal(next(iterated), whole[step])
+    assert not left
+    said = capsys.readouterr().out
+    first = f"waiting for train shards 0 to 1 of {published.count('train')} of {published.folder}: "
+    assert f"{first}0 of its {sum(published.manifest.plan.shards.values())} shards" in said
+    assert said.count("waiting for train shard") == said.count("went on after") > 1
+    data.close()
+
+
+def test_a_wait_ends_when_the_run_is_stopped(published, capsys):
+    data = run_of(published.folder.parent, training=True).data
+    iterated = data.training(0)
+    asked = iter([False, False, True])
+    assert not data.wait(0, lambda: next(asked))
+    # The thread that makes batches ahead waits as well, until it is told.
+    threading.Timer(0.1, data.close).start()
+    with pytest.raises(following.Closed):
+        next(iterated)
+
+
+def test_a_build_that_has_ended_is_named(published, monkeypatch, capsys):
+    flags = ("--data.follow_timeout_seconds=0.3",)
+    data = run_of(published.folder.parent, *flags, training=True).data
+    data.training(0)
+    with pytest.raises(UserError, match=r"nothing was built in .* for 0 s while the run waited"):
+        data.wait(0, lambda: False)
+    said = capsys.readouterr().out
+    command = f"python -m pipeline.build --task={SPANS} --cache_dir={published.folder.parent} …"
+    assert said.count(f"no build is running in {published.folder}: resume it with the") == 1
+    assert command in said
+    # While one is alive, time does not count.
+    with lock.held(str(published.folder), "build", "--cache_dir"):
+        begun = time.monotonic()
+        assert not data.wait(0, lambda: time.monotonic() > begun + 0.6)
+    assert "no build is running" not in capsys.readouterr().out
+    data.close()
+
+
+def test_another_plan_is_refused(published):
+    data = run_of(published.folder.parent).data
+    published.shards("train", *range(BLOCK))
+    batches = data.batches()
+    steps = known_steps(batches)
+    value = json.loads((published.folder / PLAN).read_text())
+    value["row_tokens"] += 1
+    (published.folder / PLAN).write_text(json.dumps(value))
+    for mark in published.folder.glob(f"{PLAN_MARK}*"):
+        mark.unlink()
+    (published.folder / f"{PLAN_MARK}{plan_from_dict(value).fingerprint}").touch()
+    assert equal(batches[steps - 1], batches[steps - 1])
+    with pytest.raises(UserError, match=r"holds a cache with another plan .*\(row_tokens: 101, th"):
+        batches[steps]
+    shutil.rmtree(published.folder)
+    with pytest.raises(UserError, match="is gone while it was followed"):
+        batches[steps]
+
+
+def test_a_receipt_of_another_shard_is_refused(published):
+    data = run_of(published.folder.parent).data
+    published.shards("train", *range(BLOCK))
+    name = f"train.receipt-0000{{}}-of-{published.count('train'):05d}.json"
+    shutil.copy(published.folder / name.format(1), published.folder / name.format(0))
+    with pytest.raises(UserError, match="train shard 0 lists the files of another shard"):
+        data.batches()[0]
+
+
+def test_a_run_waits_for_the_plan(whole_cache, tmp_path, capsys):
+    published = Published(whole_cache, tmp_path / SPANS, plan=False)
+    for expected in ("no cache for task", "no cache for task"):
+        with pytest.raises(UserError, match=expected):
+            run_of(tmp_path)
+    threading.Timer(0.2, published.plan).start()
+    data = run_of(tmp_path, training=True).data
+    assert data.fingerprints == run_of(whole_cache).data.fingerprints
+    assert f"waiting for the plan of {tmp_path / SPANS}" in capsys.readouterr().out
+    data.tasks[0].following.patient = False
+    with pytest.raises(UserError, match="are not built yet"):
+        data.batches()[0]
+
+
+def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, published):
+    def rows(data):
+        return [list(each.iterate()) for each in data.evaluation("validation", 4)]
+
+    count = published.count("validation")
+    whole = run_of(whole_cache, "--data.follow_shards=1", training=True).data
+    growing = run_of(published.folder.parent, "--data.follow_shards=1").data
+    growing._trains = True
+    with pytest.raises(UserError, match="validation shard"):
+        rows(growing)
+    published.shards("validation", 0)
+    assert all(map(equal, rows(growing)[0], rows(whole)[0]))
+    manifest = growing.evaluated(growing.tasks[0], "validation")
+    assert len(manifest.splits["validation"]) == 1
+    # Outside of the run, evaluations read the whole split.
+    after = run_of(whole_cache, "--data.follow_shards=1").data
+    manifest = after.evaluated(after.tasks[0], "validation")
+    assert len(manifest.splits["validation"]) == count
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--data.order=1",), "--data.order=1 with --data.follow=true: "),
+        (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
+        (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
+        (("--data.take=99999999 tokens",), "tokens in train, not so many"),
+        ((f"--task={PREFIX}", "--lengths.targets=90000"), "not one window: use more text"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_line(whole_cache, flags, says):
+    with pytest.raises(UserError, match=says):
+        run_of(whole_cache, *flags).data.batches()
+
+
+def test_rates_that_need_sizes_are_refused(whole_cache):
+    for flags, says in (
+        ((), "the rate of python_docs_span_corruption follows from its size"),
+        (("--mixing.max_epochs=2",), "--mixing.max_epochs with --data.follow=true"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run_of(whole_cache, *flags, task=f"{SPANS},{PREFIX}")
+
+
+def test_follow_stands_alone_on_the_command_line():
+    assert with_values(["--follow", "--seed=1"]) == ["--data.follow=true", "--seed=1"]
+    assert with_values(["--follow=false"]) == ["--data.follow=false"]
+    config, origins = build_config("t5_1_1_tiny", ["--data.follow_shards=9"])
+    with pytest.raises(UserError, match=r"follow_shards has no effect: it goes with --data"):
+        refuse_idle(config, origins)
+
+
+def test_the_start_says_how_the_build_is_followed(published, whole_cache):
+    published.shards("train", *range(BLOCK))
+    lines = dict(run_of(published.folder.parent).data.consequences())
+    assert f"{BLOCK} at a time, of which {BLOCK} are read in" in lines["follow"]
+    assert lines["batch"] == "4 rows; epochs are known when the caches are finished"
+    lines = dict(run_of(whole_cache).data.consequences())
+    assert f"{BLOCK} at a time, of which all are read in" in lines["follow"]
+    assert "steps an epoch" in lines["batch"]
+
+
+def test_a_bucket_is_followed_by_polling(gcs, whole_cache, tmp_path):
+    local = Published(whole_cache, tmp_path / SPANS)
+
+    def upload():
+        for path in pathlib.Path(local.folder).iterdir():
+            gcs.store.put("bucket", f"cache/{SPANS}/{path.name}", path.read_bytes(), {}, {})
+
+    upload()
+    whole = run_of(whole_cache).data.batches()
+    batches = run_of("gs://bucket/cache").data.batches()
+    assert known_steps(batches) == 0
+    local.shards("train", *range(BLOCK))
+    upload()
+    steps = known_steps(batches)
+    assert steps > 0
+    assert all(equal(batches[step], whole[step]) for step in (0, steps - 1))
+    local.finish()
+    upload()
+    assert equal(batches[steps + 1000], whole[steps + 1000])

@@ -1,0 +1,87 @@
+"""A task of a run and its cache, found and opened."""
+
+import dataclasses
+
+from tasks import registry
+from tasks.cache import following
+from tasks.cache.cache import Cache, cache_names, find_cache
+from tasks.cache.following import Following
+from tasks.cache.manifest import CacheManifest
+from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import TokenIds
+from trainer.config import Config, fields
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedTask:
+    """A task of a run and its cache.
+
+    Attributes:
+      task: the task, with the run's settings of its objective.
+      cache: folder of the cache.
+      manifest: manifest of the cache.
+      ids: vocabulary of the cache.
+      following: the cache while it is being built, whose manifest grows; None if it is finished.
+    """
+
+    task: TaskSpec
+    cache: str
+    manifest: CacheManifest
+    ids: TokenIds
+    following: Following | None = None
+
+    @property
+    def model(self) -> bytes:
+        """Bytes of the vocabulary's model.
+
+        Raises:
+          UserError: the vocabulary is not known.
+        """
+        if not self.ids.model:
+            raise UserError(
+                f"the vocabulary of {self.cache} is not known, as it was adopted without one: run "
+                "pipeline.adopt again with --vocabulary"
+            )
+        return self.ids.model
+
+
+def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
+    """Finds a task and opens its cache, which may be that of another task on the same corpus.
+
+    `patient`: whether to wait for a cache that is being built, with `data.follow`.
+
+    Raises:
+      UserError: there is no such task or cache.
+    """
+    task = _task(config, name)
+    objective = fields.with_settings(
+        task.objective, config.objective, "objective", f"the objective of {task.name}"
+    )
+    task = dataclasses.replace(task, objective=objective)
+    relatives = registry.relatives(task, config.task_module)
+    if config.data.follow:
+        timeout = config.data.follow_timeout_seconds
+        found = following.find(config.cache_dir, task.name, relatives, patient, timeout)
+        if found:
+            folder, state = found
+            building = state if isinstance(state, Following) else None
+            manifest = state.manifest if isinstance(state, Following) else state
+            return CachedTask(task, folder, manifest, Cache(folder, manifest).ids, building)
+    cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
+    return CachedTask(task, cache.folder, cache.manifest, cache.ids)
+
+
+def _task(config: Config, name: str) -> TaskSpec:
+    """Returns the task `name`; the error of an unknown one names the caches that are there."""
+    try:
+        return registry.get(name, config.task_module)
+    except UserError as error:
+        built = cache_names(config.cache_dir)
+        meant = [each for each in built if each.startswith(f"{name}_")] or built
+        if not meant:
+            raise
+        raise UserError(
+            f"--task={name}: there is no such task; {config.cache_dir} has caches of "
+            f"{', '.join(meant)}"
+        ) from error

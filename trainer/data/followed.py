@@ -1,0 +1,285 @@
+"""The order of a run that trains while its caches are being built.
+
+The plan fixes how many shards there will be, and their order. A block is a fixed number of
+consecutive shards; a window belongs to the block in which it ends, so that neither it nor the block
+depends on what follows. The first epoch reads the blocks in the order of the plan, the windows of
+each permuted; by the end of it all shards are known, and later epochs have the usual order. Which
+windows a batch has therefore depends on the plan, the seed and the step, and not on when which
+shard was finished (docs/decisions/021-train-while-it-builds.md).
+
+Dimensions: W requested windows.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tasks.cache import following, taking
+from tasks.cache.following import Following
+from tasks.cache.manifest import CacheManifest, Shard
+from tasks.cache.taking import Take
+from tasks.cache.windows import Windows
+from tasks.mixture import MixtureSpec
+from tasks.objectives.objective import Objective
+from tasks.terminal.command_line import UserError
+from trainer.config import Config
+from trainer.data.order import ROUNDS, BlockOrder, Epochs, Order, Reading, within_block
+
+_SPLIT = "train"
+
+
+class FollowedOrder:
+    """The windows of a cache in the order in which a run reads them that may follow its build.
+
+    Args:
+      windows: the windows of the shards that are known, which grow; nothing else grows them.
+      folder: the cache.
+      manifest: its manifest; of a cache that is being built, that of `following`.
+      following: the cache, while it is being built; None if it is finished.
+      block_shards: number of shards of a block.
+      wanted: how much of the split is taken; None for all of it.
+      seed: seed of the order.
+      version: version of the order.
+      shuffled: whether the windows of a block are permuted.
+      later: makes the order of the epochs after the first, when all windows are known.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        folder: str,
+        manifest: CacheManifest,
+        following: Following | None,
+        block_shards: int,
+        wanted: Take | None,
+        seed: int,
+        version: int,
+        shuffled: bool,
+        later: Callable[[], Order],
+    ):
+        self._windows, self._folder, self._manifest = windows, folder, manifest
+        self._following, self._block_shards, self._wanted = following, block_shards, wanted
+        self._seed, self._rounds, self._shuffled = seed, ROUNDS[version], shuffled
+        self._later = later
+        # The first window of each block that is known, then the number of their windows; and the
+        # order of later epochs, once these are all windows. One value, as threads read both.
+        self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
+        self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
+        self._growing = threading.Lock()
+        self.advance()
+
+    @property
+    def windows(self) -> int:
+        """Number of windows of an epoch.
+
+        Raises:
+          UserError: it is not known before the cache is finished.
+        """
+        if not self.complete:
+            assert self._following
+            raise self._following.refuse(_SPLIT, self._of)
+        return int(self._state[0][-1])
+
+    @property
+    def complete(self) -> bool:
+        """Whether all windows of an epoch are known."""
+        return self._state[1] is not None
+
+    @property
+    def _of(self) -> int:
+        return self._manifest.plan.shards[_SPLIT]
+
+    def _border(self, shards: int) -> int:
+        """Returns where the block ends that begins after `shards` shards."""
+        return min(shards + self._block_shards, self._of)
+
+    def advance(self) -> None:
+        """Takes note of the next blocks, as far as they are finished; does not wait."""
+        with self._growing:
+            while not self.complete:
+                border = self._border(self._shards)
+                if self._following and not self._following.look(_SPLIT, border):
+                    return
+                added = self._manifest.splits[_SPLIT][self._shards : border]
+                self._windows.grow(added)
+                self._add_block(border, added)
+
+    def _add_block(self, border: int, added: Sequence[Shard]) -> None:
+        plan, wanted, firsts = self._manifest.plan, self._wanted, self._state[0]
+        end, last = self._windows.ending(border), border == self._of
+        if wanted:
+            self._held += taking.held(plan, added, wanted.unit)
+            if last or self._held >= wanted.amount:
+                # What follows has no influence on this count.
+                known = {_SPLIT: self._manifest.splits[_SPLIT][:border]}
+                part = CacheManifest(plan, known, {})
+                end = taking.count(self._windows, self._folder, part, _SPLIT, wanted)
+                last = True
+                self._windows.keep_first(end)
+        if last and not end:
+            raise UserError(
+                f"the training split of {self._folder} has fewer than "
+                f"{self._windows.window_tokens} tokens, not one window: use more text or shorter "
+                "lengths"
+            )
+        self._shards = border
+        # A block whose windows were all left out by `wanted` is none.
+        self._state = np.append(firsts, max(end, firsts[-1])), self._later() if last else None
+
+    def knows(self, rank: int) -> bool:
+        """Returns whether the window at a rank is known, or can be without waiting."""
+        if not self.complete and rank >= self._state[0][-1]:
+            self.advance()
+        firsts, later = self._state
+        return later is not None or rank < int(firsts[-1])
+
+    def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
+        """Waits until the window at a rank is known, and says so; False if `stopping()` came first.
+
+        Raises:
+          UserError: as `tasks.cache.following.wait` does, or this is no run that waits.
+        """
+        if self.knows(rank):
+            return True
+        assert self._following
+        if not self._following.patient:
+            raise self._following.refuse(_SPLIT, self._border(self._shards))
+        return following.wait(
+            self._folder,
+            lambda: self.knows(rank),
+            lambda: self._missing(),
+            self._following,
+            timeout_seconds,
+            stopping,
+        )
+
+    def _missing(self) -> str:
+        assert self._following
+        return self._following.missing(_SPLIT, self._border(self._shards))
+
+    def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns what `order.Reading` does; waits for what is not known, if the cache allows it.
+
+        Raises:
+          UserError: a shard is not finished, and this is no run that waits.
+        """
+        highest = int(ranks_W.max(initial=0))
+        while not self.knows(highest):
+            assert self._following
+            if not self._following.patient:
+                raise self._following.refuse(_SPLIT, self._border(self._shards))
+            self._following.pause()
+        firsts, later = self._state
+        epochs_W, ranks_W = np.zeros(len(ranks_W), np.int64), ranks_W.astype(np.int64)
+        if later is not None:
+            epochs_W, ranks_W = np.divmod(ranks_W, firsts[-1])
+        windows_W = np.empty(len(ranks_W), np.int64)
+        of_first = epochs_W == 0
+        windows_W[of_first] = self._in_first(ranks_W[of_first], firsts)
+        if later is not None and not of_first.all():
+            windows_W[~of_first] = later(epochs_W[~of_first], ranks_W[~of_first])
+        return epochs_W, ranks_W, windows_W
+
+    def _in_first(self, ranks_W: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+        """Returns the windows at ranks of the first epoch."""
+        if not self._shuffled:
+            return ranks_W
+        windows_W = np.empty(len(ranks_W), np.int64)
+        blocks_W = np.searchsorted(firsts, ranks_W, side="right") - 1
+        for block in np.unique(blocks_W).tolist():
+            some, first = blocks_W == block, int(firsts[block])
+            size = int(firsts[block + 1]) - first
+            inside_W = ranks_W[some] - first
+            windows_W[some] = first + within_block(
+                inside_W, size, self._seed, 0, block, self._rounds
+            )
+        return windows_W
+
+    def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
+        """Returns windows [first, last) of the block at a rank and of the next one, if known."""
+        firsts, later = self._state
+        if epoch:
+            return later.following(epoch, rank) if isinstance(later, BlockOrder) else []
+        block = int(np.searchsorted(firsts, rank, side="right")) - 1
+        ends = firsts[block : block + 3].tolist()
+        return list(itertools.pairwise(ends))
+
+
+def reading(order: Order | FollowedOrder, windows: int) -> Reading:
+    """Returns the order of a run's windows, of which an epoch has `windows` where that is known."""
+    return order if isinstance(order, FollowedOrder) else Epochs(windows, order)
+
+
+def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
+    """Returns a manifest with no shards of a split as yet.
+
+    Raises:
+      UserError: the cache will not have such a split.
+    """
+    known = {split: []} if split in manifest.plan.shards else manifest.splits
+    return CacheManifest(manifest.plan, known, manifest.software)
+
+
+def check(config: Config, mixtures: list[MixtureSpec]) -> None:
+    """Refuses settings that depend on what is not known before a cache is finished.
+
+    They are refused of finished caches, too, so that a run does not depend on when it begins.
+
+    Raises:
+      UserError: names the setting.
+    """
+    follow = "with --data.follow=true"
+    if config.data.order == 1:
+        raise UserError(
+            f"--data.order=1 {follow}: shards end in windows of their own; leave it out"
+        )
+    if config.engine != "palimpsest":
+        raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")
+    if config.mixing.max_epochs is not None or any(each.max_epochs for each in mixtures):
+        raise UserError(f"--mixing.max_epochs {follow}: sizes are not known yet; leave out one")
+    for each in mixtures:
+        if len(each.tasks) > 1 and (free := [name for name, rate in each.tasks if rate is None]):
+            raise UserError(
+                f"--task {follow}: the rate of {free[0]} follows from its size, which is not known "
+                "yet: give every task a rate, as a=0.7,b=0.3"
+            )
+
+
+def check_task(
+    objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
+    packs: bool, wanted: Take | None,
+) -> None:  # fmt: skip
+    """Refuses a task that depends on what is not known before its cache is finished.
+
+    `sides`: most ids of the inputs and targets of a pair that is not cut; None where any pair fits.
+
+    Raises:
+      UserError: names the setting.
+    """
+    follow = "with --data.follow=true"
+    if wanted and wanted.unit == taking.SHARE:
+        raise UserError(
+            f"--data.take={wanted} {follow}: a share of what is not known yet; give an amount, as "
+            "'2^29 tokens' or '1000 documents'"
+        )
+    if not objective.reads_pairs:
+        return
+    if packs:
+        raise UserError(
+            f"--data.pack_examples=true {follow}: rows of pairs are packed when all lengths are "
+            "known; leave out one of the two"
+        )
+    limits = manifest.plan.pairs
+    if sides is None or limits is None:
+        return
+    for side, most, limit in zip(
+        ("inputs", "targets"), sides, (limits.max_inputs, limits.max_targets), strict=True
+    ):
+        if not 0 < limit <= most + 1:  # the limit counts EOS
+            built = f"up to {limit:,} tokens" if limit else "any number of tokens"
+            raise UserError(
+                f"{folder} may get {side} of {built} {follow}: build it with --max_{side}="
+                f"{most + 1} or less, or cut longer ones by --objective=too_long=cut"
+            )

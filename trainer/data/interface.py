@@ -1,0 +1,93 @@
+"""The interface of a run's data, as the training loop and evaluations use it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from tasks.objectives import Lengths
+from trainer.data.examples import ExampleSet
+from trainer.data.features import Batch
+
+
+class EvaluationSet(NamedTuple):
+    """A finite set of rows, yielded by `iterate()`; `batches` is their number, None if unknown."""
+
+    name: str
+    batches: int | None
+    iterate: Callable[[], Iterator[Batch]]
+
+
+class Data(Protocol):
+    """A run's data, as the training loop uses it.
+
+    Attributes:
+      lengths: lengths of the features.
+      vocab_size: number of ids.
+    """
+
+    @property
+    def lengths(self) -> Lengths: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Checksum of each task's data, which must not change during a run."""
+
+    @property
+    def tasks_record(self) -> dict[str, Any]:
+        """Task -> what determines its examples, as JSON values (`trainer.data.recorded`)."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]] each.
+
+        The order of the tasks decides between rows that are due at the same time.
+        """
+
+    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+        """Yields the batches of steps first_step, first_step + 1, …, endlessly.
+
+        Each batch has the rows of host `host`, one of `hosts` equal parts.
+        """
+
+    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
+        """Waits until the batch of a step of `training` can be made; False if `stopping()` did.
+
+        Only a run that follows the build of its caches ever waits.
+
+        Raises:
+          UserError: nothing is built any more.
+        """
+
+    def close(self) -> None:
+        """Ends the threads that make batches, where they wait for something."""
+
+    def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
+        """Returns the rows of a split by task, each row once and always with the same noise.
+
+        Raises:
+          UserError: there are none.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without EOS.
+
+        Raises:
+          UserError: the library of the vocabulary is not installed.
+        """
+
+    def examples(self, split: str) -> list[ExampleSet]:
+        """Returns the examples of a split by task, with the metrics of text to be computed.
+
+        Raises:
+          UserError: there is no such split, or no metric of a name in `evaluation.metrics`.
+        """
+
+    def consequences(
+        self, first_step: int = 0, host: int = 0, hosts: int = 1
+    ) -> list[tuple[str, str]]:
+        """Returns what the configuration means for the data, as (subject, text) lines.
+
+        Of the first batch, only this host's rows are read.
+        """
