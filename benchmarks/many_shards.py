@@ -15,10 +15,11 @@ memory of its largest process.
   resume   the same, from a late step
   host     the same for one host of eight
   explain  trainer.explain of a batch
+  document trainer.explain of a document, which reads the ids of all
   verify   pipeline.verify, of caches of at most --verify shards
   extend   pipeline.build --extend with ten more files
 
-The memory is compared with the formula of docs/scale.md.
+The memory stands beside that of the formula in docs/scale.md.
 """
 
 import argparse
@@ -42,7 +43,6 @@ from tasks import vocabulary
 from tasks.cache.manifest import SHARD_KINDS, CacheManifest, as_json, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import Parser, positive
-from tasks.terminal.table import table
 
 TASK = "many_span_corruption"
 _SEED_FILES = 8  # fewer would be cut into several pieces each
@@ -50,9 +50,14 @@ _MORE_FILES = 10
 _LATE_STEP = 1_000_000
 _STEPS = 4
 _SECONDS = "seconds.json"
-_NAMES = (
-    *("plan", "finish", "again", "open", "block", "resume", "host", "explain", "verify", "extend"),
-)
+_OPEN = ("open", "block", "resume", "host")
+_NAMES = ("plan", "finish", "again", *_OPEN, "explain", "document", "verify", "extend")
+# The formula of docs/scale.md: what a step takes with no shard, and for each shard and its file.
+_BASE_MB = {"plan": 395, "extend": 395, "finish": 165, "again": 165, **dict.fromkeys(_OPEN, 225),
+            "explain": 300, "document": 300, "verify": 330}  # fmt: skip
+_SHARD_BYTES = {"plan": 1500, "extend": 11_000, "finish": 10_000, "again": 10_000,
+                **dict.fromkeys(_OPEN, 4_000), "explain": 4_000, "document": 4_000,
+                "verify": 8_000}  # fmt: skip
 
 
 def write_corpus_file(path: pathlib.Path, documents: int) -> None:
@@ -174,6 +179,10 @@ def measure(folder: pathlib.Path, seed: pathlib.Path, count: int, steps: list[st
             *(sys.executable, "-m", "trainer.explain", f"--model_dir={folder}/model"),
             f"--step={_LATE_STEP}",
         ],
+        "document": [
+            *(sys.executable, "-m", "trainer.explain", f"--model_dir={folder}/model"),
+            "--document=another",
+        ],
         "verify": [sys.executable, "-m", "pipeline.verify", f"--cache={cache}"],
         "extend": [*command, "--extend"],
     }
@@ -183,7 +192,7 @@ def measure(folder: pathlib.Path, seed: pathlib.Path, count: int, steps: list[st
         if step not in steps:
             continue
         note = ""
-        if step == "explain":
+        if step in ("explain", "document") and not (folder / "model").exists():
             write_run(folder)
         if step == "extend":
             more = range(count, count + _MORE_FILES)
@@ -243,12 +252,11 @@ def main() -> None:
             wanted = [
                 each for each in flags.steps.split(",") if each != "verify" or count <= flags.verify
             ]
-            rows = [
-                (step, f"{cost.wall:.1f}", f"{cost.core:.1f}", f"{cost.peak / 1e6:,.0f}", note)
-                for step, cost, note in measure(folder, seed, count, wanted)
-            ]
-            header = (f"{count:,} shards", "seconds", "core seconds", "peak, MB", "")
-            print(table(header, rows), flush=True)
+            print(f"\n{count:,} shards: seconds, core seconds, peak MB, MB by the formula")
+            for step, cost, note in measure(folder, seed, count, wanted):
+                formula = (_BASE_MB[step] * 1e6 + _SHARD_BYTES[step] * count) / 1e6
+                sizes_ = f"{cost.peak / 1e6:7,.0f} {formula:7,.0f}"
+                print(f"{step:8} {cost.wall:8.1f} {cost.core:7.1f} {sizes_}  {note}", flush=True)
             shutil.rmtree(folder)
 
 
