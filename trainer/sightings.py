@@ -13,7 +13,8 @@ from tasks.cache import superseded
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_DOCUMENT_PART = re.compile(r"#part\d+$")
+_PART = "#part"
+_DOCUMENT_PART = re.compile(rf"{_PART}\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +105,12 @@ class Sightings:
 
     def _windows(self, number: int, documents: set[str]) -> dict[int, list[str]]:
         """Returns the documents in each window of a task that holds any of them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
         from pyarrow import parquet
 
         source = self._data.sources[number]
+        listed = pa.array(sorted(documents))
         found: dict[int, list[str]] = {}
         for shard, path in enumerate(self._paths[number]):
             try:
@@ -117,10 +121,12 @@ class Sightings:
                     f"{path} is missing, as the cache was extended since the run: restore the "
                     "cache that the run was trained on"
                 ) from error
-            for row, name in enumerate(table.column("id").to_pylist()):
+            # All but a few of a billion ids are put aside by Arrow.
+            ids = table.column("id")
+            table = table.filter(pc.or_(pc.is_in(ids, listed), pc.match_substring(ids, _PART)))
+            for name, *place in zip(*(each.to_pylist() for each in table.columns), strict=True):
                 name = name if name in documents else _DOCUMENT_PART.sub("", name)
                 if name in documents:
-                    place = (table.column(each)[row].as_py() for each in table.column_names[1:])
                     for window in source.maker.windows.holding(shard, *place):
                         held = found.setdefault(window, [])
                         if name not in held:

@@ -74,8 +74,7 @@ def _build(
         for counts in _earlier_shards(plan, assignments):
             lifecycle.renumber(folder, plan, counts)
         started = time.monotonic()
-        done = _work(job, assignments, options, beam_arguments)
-        shards = _all_shards(folder, plan)
+        done, shards = _work(job, assignments, options, beam_arguments)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
         if not lifecycle.complete(folder, plan, shards) and not done:
@@ -257,11 +256,12 @@ def _work(
     assignments: list[graph.Assignment],
     options: Options,
     beam_arguments: list[str],
-) -> int:
-    """Builds the missing and damaged shards; returns the bytes of corpus read for them."""
-    kept, to_do = _kept(assignments, lifecycle.survey(job.folder, job.plan))
+) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
+    """Builds missing and damaged shards; returns the bytes of corpus read, and all receipts."""
+    found = lifecycle.survey(job.folder, job.plan)
+    kept, to_do = _kept(assignments, found)
     if not to_do:
-        return 0
+        return 0, {key: shard for key, shard in found.items() if shard}
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
     lifecycle.invalidate(job.folder, job.plan, [key for each in to_do for key in each.shards])
@@ -283,7 +283,7 @@ def _work(
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
-    return sum(assignment.piece.bytes for assignment in to_do)
+    return sum(each.piece.bytes for each in to_do), _all_shards(job.folder, job.plan)
 
 
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:

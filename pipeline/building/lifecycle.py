@@ -282,24 +282,30 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
     this can be called again. Files without a valid receipt are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))
-    for split, count in earlier.items():
-        for index in range(count if count != plan.shards[split] else 0):
-            new = {
-                shard_file(split, kind, index, count): shard_file(
-                    split, kind, index, plan.shards[split]
-                )
-                for kind in SHARD_KINDS
-            }
-            *data, receipt = new
-            if receipt in names and (shard := read_receipt(files.join(folder, receipt))):
-                for name in names.intersection(data):
-                    files.rename(files.join(folder, name), files.join(folder, new[name]))
-                entries = {new[name]: entry for name, entry in shard.files.items()}
-                renamed = dataclasses.replace(shard, files=entries)
-                path = files.join(folder, new[receipt])
-                files.write_json(path, as_json(renamed))
-            for name in names.intersection(new):
-                files.remove(files.join(folder, name))
+
+    def rename(key: ShardKey) -> None:
+        split, index = key
+        new = {
+            shard_file(split, kind, index, earlier[split]): shard_file(
+                split, kind, index, plan.shards[split]
+            )
+            for kind in SHARD_KINDS
+        }
+        *data, receipt = new
+        if receipt in names and (shard := read_receipt(files.join(folder, receipt))):
+            for name in names.intersection(data):
+                files.rename(files.join(folder, name), files.join(folder, new[name]))
+            entries = {new[name]: entry for name, entry in shard.files.items()}
+            renamed = dataclasses.replace(shard, files=entries)
+            path = files.join(folder, new[receipt])
+            files.write_json(path, as_json(renamed))
+        for name in names.intersection(new):
+            files.remove(files.join(folder, name))
+
+    changed = {split: count for split, count in earlier.items() if count != plan.shards[split]}
+    with ThreadPoolExecutor(files.threads(folder)) as pool:
+        # Reading the results raises what a thread raised.
+        list(pool.map(rename, _keys(changed)))
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
@@ -310,14 +316,14 @@ def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard 
     `check`: whether to compare checksums too, as in `receipts.finished`.
     """
     sizes = files.list_sizes(folder)
-    keys = _keys(plan)
+    keys = _keys(plan.shards)
     with ThreadPoolExecutor(files.threads(folder)) as pool:
         found = pool.map(lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
         return dict(zip(keys, found, strict=True))
 
 
-def _keys(plan: Plan) -> list[ShardKey]:
-    return [(split, index) for split, count in plan.shards.items() for index in range(count)]
+def _keys(shards: dict[str, int]) -> list[ShardKey]:
+    return [(split, index) for split, count in shards.items() for index in range(count)]
 
 
 def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
@@ -356,9 +362,11 @@ def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
     A manifest of an earlier version, which has no checksum of its own, is left as it is.
     """
     splits = manifest.splits
-    content, path = manifest.content(), files.join(folder, MANIFEST)
-    if not _holds(path, content) and _holds(path, older := manifest.content(sealed=False)):
-        content = older
+    content = manifest.content()
+    with contextlib.suppress(FileNotFoundError):
+        there = files.read_bytes(files.join(folder, MANIFEST))
+        if there != content and there == (older := manifest.content(sealed=False)):
+            content = older
     return {
         **{
             f"info.{split}.json": files.json_bytes(
@@ -399,8 +407,7 @@ def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
     except UserError:
         return manifest
     kept = dataclasses.replace(manifest, software=existing.software)
-    same = files.json_bytes(as_json(existing)) == files.json_bytes(as_json(kept))
-    return kept if same else manifest
+    return kept if as_json(existing) == as_json(kept) else manifest
 
 
 def _seqio_info(shards: int, is_pairs: bool) -> dict[str, object]:

@@ -30,9 +30,9 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 
-# Digests of documents are sorted in this many parts, each of which must fit in memory: 2**32
-# documents, a hundred web crawls, give 64 parts of 1 GB.
-_DIGEST_PARTS = 64
+# Digests of documents are sorted in parts of about so many bytes, which takes three times as much
+# memory. 2**32 documents, a hundred web crawls, make 1,024 parts.
+_DIGEST_BYTES = 64 << 20
 # Shards that a worker process checks at a time: small ones take less time than a message.
 _CHUNK = 16
 # Caches of fewer bytes take less time than worker processes to start.
@@ -79,7 +79,7 @@ def verify(
         tempfile.TemporaryDirectory() as scratch,
         progress.shown("verifying", sum(sizes), 0, "B") as bar,
     ):
-        digests = _Digests(scratch)
+        digests = _Digests(scratch, sum(shard.documents for _, _, shard in jobs))
         done = 0
         workers = workers if sum(sizes) > _SMALL_BYTES else 1
         results = _checked(folder, manifest.plan, jobs, workers, exclude)
@@ -206,15 +206,20 @@ def _own_lists(folder: str, plan: Plan) -> tuple[list[str], list[Fault]]:
 class _Digests:
     """Digests of documents, stored on disk in parts that are sorted one at a time."""
 
-    def __init__(self, scratch: str):
-        self._paths = [os.path.join(scratch, str(part)) for part in range(_DIGEST_PARTS)]
+    def __init__(self, scratch: str, documents: int):
+        parts = 1 + 16 * documents // _DIGEST_BYTES
+        self._paths = [os.path.join(scratch, str(part)) for part in range(parts)]
 
     def add(self, digests: bytes) -> None:
-        values = np.frombuffer(digests, "u1").reshape(-1, 16)
-        for number in np.unique(values[:, 0] % _DIGEST_PARTS).tolist():
-            chosen = values[values[:, 0] % _DIGEST_PARTS == number]
-            with open(self._paths[number], "ab") as part:
-                part.write(chosen.tobytes())
+        values = np.frombuffer(digests, "u8").reshape(-1, 2)
+        numbers = values[:, 0] % len(self._paths)
+        values = values[np.argsort(numbers, kind="stable")]
+        begin = 0
+        for number, count in enumerate(np.bincount(numbers.astype(np.int64)).tolist()):
+            if count:
+                with open(self._paths[number], "ab") as part:
+                    part.write(values[begin : begin + count].tobytes())
+            begin += count
 
     def faults(self) -> Iterable[Fault]:
         """Returns a fault if documents whose ids Palimpsest made occur more than once.
@@ -223,10 +228,12 @@ class _Digests:
         """
         twice = 0
         for path in filter(os.path.exists, self._paths):
-            values = np.fromfile(path, ">u8").reshape(-1, 2)
+            values = np.fromfile(path, "u8").reshape(-1, 2)
+            heads = np.sort(values[:, 0])
+            again = heads[1:][heads[1:] == heads[:-1]]
+            values = values[np.isin(values[:, 0], again)]
             values = values[np.lexsort(values.T)]
-            same = (values[1:] == values[:-1]).all(1) & (values[1:, 1] & 1 == 1)
-            twice += int(same.sum())
+            twice += int((values[1:] == values[:-1]).all(1).sum())
         if not twice:
             return []
         remedy = "build the cache into another folder, and report this bug"

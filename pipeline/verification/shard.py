@@ -8,12 +8,14 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.excluding.filter import Filter
+from pipeline.verification import decoding
+from pipeline.verification.decoding import Rows
 from tasks.cache import records
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
@@ -45,7 +47,6 @@ _WRITTEN_WRONG = (
 )
 _EXCLUDE = "run pipeline.build with --exclude and that list"
 _BLOCK_BYTES = 1 << 20
-_HEAD_BYTES = 12  # header of a TFRecord: its length and the length's checksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,7 @@ class Fault:
 class Checked:
     """Faults and contents of a shard or split.
 
-    `digests` holds 16 bytes per document: a digest of its id, whose last bit tells whether
-    Palimpsest made the id.
+    `digests` holds 16 bytes per document whose id Palimpsest made: a digest of the id.
     """
 
     faults: list[Fault]
@@ -210,98 +210,31 @@ def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> byte
     return None if fault else data
 
 
-@dataclasses.dataclass
-class _Rows:
-    """Contents of the records of a shard.
-
-    Attributes:
-      offsets: int64[rows] offset of each record's framing in the file.
-      lengths: int64[rows] number of tokens.
-      starts: int64[rows] number of documents that begin in the row.
-      positions: int64[sum of starts] positions in their rows where documents begin.
-      text: int64[rows] number of tokens without separators.
-      ends: int64[separators] positions of the EOS tokens in the stream of all rows.
-      least, most: the lowest and highest id.
-      inputs: int64[rows] number of tokens of the inputs of pairs.
-      inputs_text: number of tokens of all inputs, without EOS.
-    """
-
-    offsets: np.ndarray
-    lengths: np.ndarray
-    starts: np.ndarray
-    positions: np.ndarray
-    text: np.ndarray
-    ends: np.ndarray
-    least: int
-    most: int
-    inputs: np.ndarray
-    inputs_text: int
-
-
-def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: list[Fault]) -> _Rows:
+def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: list[Fault]) -> Rows:
     """Reads every record; appends a fault of the file to `faults`, with the first faulty row."""
-    numbers: list[tuple[int, int, int, int, int]] = []
-    positions = [np.zeros(0, np.int64)]
-    ends = [np.zeros(0, np.int64)]
-    eos = plan.vocabulary.special_ids.eos
-    least, most, before, inputs_text = np.iinfo(np.int32).max, 0, 0, 0
+    parts: list[Rows] = []
     inside = ""
     try:
         with files.open_read(files.join(folder, name)) as file:
             hashing = _Hashing(file)
             try:
-                for offset, data in _records(hashing, entry.bytes):
-                    row = records.decode_row(data)
-                    if (row.inputs is None) == (plan.pairs is not None):
-                        kinds = ("text", "a pair")
-                        found, wanted = kinds if plan.pairs else reversed(kinds)
-                        raise records.CorruptRecord(f"it is {found}, and the plan has {wanted}")
-                    tokens = row.tokens
-                    separators = np.flatnonzero(tokens == eos)
-                    length = len(tokens)
-                    of_inputs = row.tokens[:0] if row.inputs is None else row.inputs
-                    counts = (len(row.document_starts), len(separators), len(of_inputs))
-                    numbers.append((offset, length, *counts))
-                    inputs_text += int((of_inputs != eos).sum())
-                    positions.append(row.document_starts.astype(np.int64))
-                    ends.append(separators + before)
-                    before += length
-                    if length:
-                        least = min(least, int(tokens.min()))
-                        most = max(most, int(tokens.max()))
+                for offset, data, bounds in decoding.blocks(hashing.read):
+                    part = decoding.decoded(data, bounds, plan)
+                    parts.append(dataclasses.replace(part, offsets=part.offsets + offset))
             except records.CorruptRecord as error:
-                inside = f"row {len(numbers)}: {error}"
+                row = sum(len(part.offsets) for part in parts) + error.record
+                inside = f"row {row}: {error}"
             fault = hashing.fault(name, entry, inside)
     except FileNotFoundError:
         fault = Fault(name, "missing", _REDO)
     faults += [fault] if fault else []
-    offsets, lengths, starts, separated, inputs = np.array(numbers, np.int64).reshape(-1, 5).T
-    return _Rows(
-        offsets, lengths, starts, np.concatenate(positions), lengths - separated,
-        np.concatenate(ends), least, most, inputs, inputs_text,
-    )  # fmt: skip
-
-
-def _records(file: _Hashing, size: int) -> Iterator[tuple[int, memoryview]]:
-    """Yields (offset, data) of each record of a file of `size` bytes.
-
-    Raises:
-      CorruptRecord: a record's length or checksum is wrong, or it is truncated.
-    """
-    while True:
-        offset = file.bytes
-        head = file.read(_HEAD_BYTES)
-        if not head:
-            return
-        rest = int.from_bytes(head[:8], "little") + records.FRAMING_BYTES - len(head)
-        # A damaged length may have any value; `unframe` checks it against the data that exists.
-        yield offset, records.unframe(head + file.read(max(0, min(rest, size - file.bytes))))
+    return decoding.joined(parts)
 
 
 _Require = Callable[[str, str, Any], None]
 
 
-def _check_pairs(recorded: PairCounts, rows: _Rows, require: _Require) -> None:
+def _check_pairs(recorded: PairCounts, rows: Rows, require: _Require) -> None:
     held = {
         "inputs_tokens": rows.inputs_text,
         "longest_inputs": int(rows.inputs.max(initial=0)),
@@ -313,7 +246,7 @@ def _check_pairs(recorded: PairCounts, rows: _Rows, require: _Require) -> None:
         require("receipt", what, recorded_value == value)
 
 
-def _check_index(data: bytes, rows: _Rows, plan: Plan, require: _Require) -> None:
+def _check_index(data: bytes, rows: Rows, plan: Plan, require: _Require) -> None:
     try:
         index = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError):
@@ -332,7 +265,7 @@ def _check_index(data: bytes, rows: _Rows, plan: Plan, require: _Require) -> Non
         require("rows", first, not len(wrong))
 
 
-def _check_tokens(rows: _Rows, plan: Plan, first_sentinel: int, require: _Require) -> None:
+def _check_tokens(rows: Rows, plan: Plan, first_sentinel: int, require: _Require) -> None:
     lengths = rows.lengths
     require("tfrecord", "a row is empty", (lengths > 0).all())
     if plan.pairs:
@@ -372,7 +305,7 @@ def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
     return lineage
 
 
-def _check_lineage(lineage: "pa.Table", rows: _Rows, plan: Plan, require: _Require) -> int:
+def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Require) -> int:
     """Checks the lineage against the rows; returns the number of documents."""
     row, position, tokens, offset = (
         lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[1:]
@@ -456,13 +389,14 @@ def _quarantined(data: bytes, require: _Require) -> Counter[str]:
 
 
 def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:
-    """Returns 16 bytes per document: see Checked; `names` are those of the corpus's files."""
+    """Returns the digests of Checked; `names` are those of the corpus's files."""
     import pyarrow.compute as pc
 
-    heads = lineage.filter(pc.equal(lineage.column("document_offset"), 0)).column("id").to_pylist()
-    ids = np.frombuffer(
-        b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in heads), "u1"
-    ).reshape(-1, 16).copy()  # fmt: skip
-    made = np.array([not names or name.rpartition(":")[0] in names for name in heads], "u1")
-    ids[:, 15] = ids[:, 15] & 0xFE | made
-    return ids.tobytes()
+    heads = lineage.column("id").filter(pc.equal(lineage.column("document_offset"), 0))
+    if names:  # most ids that come with a corpus are no place in a file
+        heads = heads.filter(pc.match_substring(heads, ":"))
+    return b"".join(
+        hashlib.blake2b(name.encode(), digest_size=16).digest()
+        for name in heads.to_pylist()
+        if not names or name.rpartition(":")[0] in names
+    )

@@ -1,5 +1,7 @@
-"""Checks of the form of JSON values, with one line for each mistake."""
+"""JSON values of dataclasses; checks of the form of JSON values, with one line for each mistake."""
 
+import dataclasses
+import functools
 import json
 from collections.abc import Collection
 from typing import Any
@@ -7,6 +9,27 @@ from typing import Any
 from tasks.terminal.command_line import UserError
 
 RESTORE = "restore the file from a copy, or run the command that wrote it again"
+
+
+def as_json(value: Any) -> Any:
+    """Returns a value as JSON; a dataclass is an object without those of its fields that are None.
+
+    `dataclasses.asdict` takes three times as long, seconds for a cache of 20,000 shards.
+    """
+    kind: Any = type(value)
+    if kind in (str, int):
+        return value
+    if dataclasses.is_dataclass(value):
+        held = ((name, getattr(value, name)) for name in _field_names(kind))
+        return {name: as_json(each) for name, each in held if each is not None}
+    if isinstance(value, dict):
+        return {key: as_json(each) for key, each in value.items()}
+    return [as_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def short(value: Any) -> str:

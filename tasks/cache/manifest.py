@@ -27,6 +27,7 @@ import numpy as np
 
 from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_from_dict
 from tasks.cache.checked_json import RESTORE, check_count, check_form, check_keys, short, wrong
+from tasks.cache.checked_json import as_json as as_json
 from tasks.cache.excluded import ExcludeRecord, exclude_from_list
 from tasks.cache.filtered import FilterRecord, filters_from_list
 from tasks.cache.plan_parts import check_corpus, vocabulary_from_dict
@@ -377,13 +378,6 @@ class CacheManifest:
             for reason, count in shard.dropped.items():
                 counts[reason] = counts.get(reason, 0) + count
         return counts
-
-
-def as_json(value: Any) -> dict[str, Any]:
-    """Returns a dataclass of this module as JSON, without what is None: texts have no pairs."""
-    return dataclasses.asdict(
-        value, dict_factory=lambda items: {key: item for key, item in items if item is not None}
-    )
 
 
 _SEAL = "sha256"

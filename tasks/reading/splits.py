@@ -85,8 +85,8 @@ def generations(
       UserError: the new files would move documents of earlier files between splits.
     """
     chosen = _choose(spec, found)
-    known = {name for names in earlier for name in names}
-    if not known or not known <= {file.name for file in found}:
+    known = {name: number for number, names in enumerate(earlier) for name in names}
+    if not known or not known.keys() <= {file.name for file in found}:
         return [chosen]
     before = _choose(spec, [file for file in found if file.name in known])
     if before != [each for each in chosen if each.file.name in known]:
@@ -95,7 +95,9 @@ def generations(
             "train and validation: build a new cache in another --cache_dir"
         )
     new = [each for each in chosen if each.file.name not in known]
-    old = [[each for each in before if each.file.name in names] for names in earlier]
+    old: list[list[ChosenFile]] = [[] for _ in earlier]
+    for each in before:
+        old[known[each.file.name]].append(each)
     return [*old, new] if new else old
 
 

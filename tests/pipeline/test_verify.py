@@ -359,3 +359,19 @@ def test_a_folder_of_caches(tmp_path):
     message = f"mine3_lm, mine4_lm and 2 more: name one, as {tmp_path}/mine0_lm "
     with pytest.raises(UserError, match=message):
         verify(str(tmp_path))
+
+
+def test_repeated_digests_are_counted_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, "_DIGEST_BYTES", 1 << 10)
+    generator = np.random.default_rng(0)
+    values = generator.integers(0, 256, (1000, 16), np.uint8)
+    alike = values[:7].copy()
+    alike[:, 8:] ^= 1  # the first halves are equal
+    digests = verification._Digests(str(tmp_path), 1000)
+    for part in np.array_split(np.concatenate([values, alike]), 5):
+        digests.add(part.tobytes())
+    assert len(os.listdir(tmp_path)) > 10
+    assert not digests.faults()
+    digests.add(values[100:103].tobytes())
+    (fault,) = digests.faults()
+    assert fault.what.startswith("3 documents")

@@ -2,13 +2,15 @@
 
 import gzip
 import json
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.building import estimate
-from tasks.reading import sources
+from tasks.reading import sources, splits
+from tasks.reading.corpus import TRAIN, SourceFile
 from tasks.terminal.command_line import UserError
 
 
@@ -158,3 +160,14 @@ def test_slices_of_joined_pieces_are_alike(folder, size):
     assert len({name for name, _ in covered}) == len(first.parts)
     sizes = [each.bytes for each in slices]
     assert sum(sizes) / count == pytest.approx(first.bytes / count, rel=1.5)
+
+
+def test_files_of_an_extended_cache_are_told_apart_in_little_time():
+    found = [SourceFile("", f"{number:05}.txt", TRAIN, 1, {}) for number in range(30_000)]
+    earlier = [[file.name for file in found[:20_000]], [file.name for file in found[20_000:29_990]]]
+    started = time.process_time()
+    generations = splits.generations(sources.parse("text:*"), found, earlier)
+    assert time.process_time() - started < 1  # 10 s where every name is sought in a list
+    assert [[each.file for each in some] for some in generations] == [
+        found[:20_000], found[20_000:29_990], found[29_990:]
+    ]  # fmt: skip
