@@ -21,7 +21,6 @@ from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
 from tests import eight_devices
-from tests.parameters import slow_unless
 from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS
@@ -51,8 +50,6 @@ MESHES = {
     "2d": ["--mesh.data=1", "--mesh.fsdp=-1", "--mesh.tensor=4", "--mesh.rules=2d"],
     "scanned": ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2", *SCANNED],
 }
-# Those whose programs are compiled by quick tests; the scanned one divides over "tensor", too.
-QUICK = [name for name in MESHES if name != "tensor"]
 ALONE = {"plain": [], "scanned": SCANNED}
 # Meshes whose norms are compared: the one of the most axes, and scanned layers.
 NORMS = ("2d", "scanned")
@@ -132,19 +129,16 @@ def run(program, folder=None, norms=False):
     return result
 
 
-def main(argument, *only):
+def main(argument):
     import orbax.checkpoint as ocp
 
-    if only:
-        print(json.dumps({name: run(program_of(*MESHES[name])) for name in only}))
-        return
     if argument == "primers":
         mesh = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
         print(json.dumps({name: run(program_of(*mesh, preset=name)) for name in PRIMERS}))
         return
     folder, results = argument, {}
-    for name in QUICK:
-        program = program_of(*MESHES[name])
+    for name, flags in MESHES.items():
+        program = program_of(*flags)
         results[name] = run(program, os.path.join(folder, name), norms=name in NORMS)
         if name == "2d":
             other = ocp.StandardCheckpointer().restore(
@@ -168,17 +162,10 @@ def main(argument, *only):
     print(json.dumps(results))
 
 
-class Results(dict):
-    """Results on eight devices by the name of a mesh; those that are not QUICK, once asked for."""
-
-    def __missing__(self, name):
-        return self.setdefault(name, eight_devices.run(__file__, "only", name)[name])
-
-
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory):
     """The results of each of MESHES on eight devices."""
-    return Results(eight_devices.run(__file__, str(tmp_path_factory.mktemp("meshes"))))
+    return eight_devices.run(__file__, str(tmp_path_factory.mktemp("meshes")))
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +175,7 @@ def alone():
     return {name: run(program_of(*flags), norms=True) for name, flags in ALONE.items()}
 
 
-@pytest.mark.parametrize("name", slow_unless(QUICK, MESHES))
+@pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_equal_one(name, meshes, alone):
     alone = alone["scanned" if name == "scanned" else "plain"]
     assert meshes[name]["initial"] == alone["initial"]
@@ -284,7 +271,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_unless(QUICK, MESHES))
+@pytest.mark.parametrize("name", MESHES)
 def test_parameters_are_placed_by_the_rules(name, meshes):
     found = meshes[name]["params"]
     for path, place in PLACES.get(name, PLACES["standard"]).items():
@@ -297,18 +284,12 @@ def test_parameters_are_placed_by_the_rules(name, meshes):
 
 def test_sharding_reduces_memory_per_device(meshes, alone):
     whole = alone["plain"]["held"]
-    share = {name: meshes[name]["held"] / whole for name in QUICK if name != "scanned"}
+    share = {name: meshes[name]["held"] / whole for name in MESHES}
     assert share["data"] == 1
     assert share["fsdp"] < 0.4
+    assert share["tensor"] < 0.4
     assert share["2d"] < 0.3
     assert "data 2 x fsdp 4 x tensor 1, 8 cpu device(s)" in meshes["fsdp"]["line"]
-    assert meshes["scanned"]["held"] < 0.4 * alone["scanned"]["held"]
-    assert "data 2 x fsdp 2 x tensor 2" in meshes["scanned"]["line"]
-
-
-@pytest.mark.slow
-def test_tensor_parallelism_alone_reduces_memory_per_device(meshes, alone):
-    assert meshes["tensor"]["held"] < 0.4 * alone["plain"]["held"]
     assert "data 2 x fsdp 1 x tensor 4" in meshes["tensor"]["line"]
 
 
@@ -446,6 +427,10 @@ def test_processes_that_share_rows_make_the_same_rows(processes, parts):
     assert found == [HostPart(*part) for part in parts]
 
 
+if __name__ == "__main__":
+    main(sys.argv[1])
+
+
 def test_cudnn_without_a_gpu_is_refused():
     config, _ = build_config(
         "t5_1_1_tiny",
@@ -453,7 +438,3 @@ def test_cudnn_without_a_gpu_is_refused():
     )
     with pytest.raises(UserError, match="attention=cudnn needs an NVIDIA GPU"):
         Program(types.SimpleNamespace(config=config))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
