@@ -10,6 +10,7 @@ on one thread. A word is encoded with the space before it, whose byte it counts.
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,8 @@ from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
 _CONTEXT = 24  # characters shown on either side of a difference
+# How the files that the command writes begin, by their flag.
+_BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
 
 
 def compare(
@@ -161,14 +164,18 @@ def _parser() -> command_line.Parser:
 
 
 def _check_file(flag: str, path: str | None) -> None:
-    """Checks that a local file can be written, before anything is measured."""
-    if path is None or files.is_remote(path):
+    """Checks that a file can be written, before anything is measured."""
+    if path is None:
         return
-    place = files.local_path(path)
-    if os.path.isdir(place):
-        raise UserError(f"--{flag}={path} is a folder: name a file")
-    if not os.path.isdir(os.path.dirname(place) or "."):
-        raise UserError(f"--{flag}={path}: there is no folder {os.path.dirname(path)}")
+    if not files.is_remote(path):
+        place = files.local_path(path)
+        if os.path.isdir(place):
+            raise UserError(f"--{flag}={path} is a folder: name a file")
+        if not os.path.isdir(os.path.dirname(place) or "."):
+            raise UserError(f"--{flag}={path}: there is no folder {os.path.dirname(path)}")
+    # It may be the corpus itself.
+    if files.exists(path) and not re.match(_BEGINS[flag], files.read_bytes(path)):
+        raise UserError(f"--{flag}={path} holds something else: name another file")
 
 
 def main(argv: list[str]) -> None:
@@ -181,6 +188,8 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--vocabulary={path} is given twice: leave one out")
     for flag in ("json", "output"):
         _check_file(flag, getattr(flags, flag))
+    if flags.json and flags.json == flags.output:
+        raise UserError(f"--json={flags.json} is --output, too: name another file")
     specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
     languages.check(specs)
     loaded = {path: vocabulary.load(path) for path in flags.vocabulary}

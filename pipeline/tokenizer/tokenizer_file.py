@@ -27,7 +27,6 @@ from tasks.vocabularies.byte_level import alphabet
 _COMPOSES = ("NFC", "NFKC")
 _DECOMPOSES = ("NFD", "NFKD")
 _BY_CHARACTER = ("BertNormalizer", "Lowercase", "StripAccents", *_DECOMPOSES)
-_LARGEST_ID = 2**24 - 2  # of a trie
 
 
 class Kinds(NamedTuple):
@@ -81,8 +80,6 @@ def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
     for token in value.get("added_tokens") or ():
         if "\0" in token["content"]:
             raise Unsupported("an added token has a zero byte")
-        if token["id"] > _LARGEST_ID:
-            raise Unsupported(f"it has an id above {_LARGEST_ID:,}")
     if kind == "WordPiece":
         _check_word_piece(value, steps, cutters)
         return Rules(value, normaliser, steps, None)
@@ -177,8 +174,6 @@ def _check_word_piece(
 def _check_ids(vocab: Mapping[str, int]) -> None:
     if len({*vocab.values()}) < len(vocab):
         raise Unsupported("two pieces have the same id")
-    if max(vocab.values()) > _LARGEST_ID:
-        raise Unsupported(f"it has an id above {_LARGEST_ID:,}")
 
 
 def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | word_piece.Words:

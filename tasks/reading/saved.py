@@ -29,7 +29,7 @@ def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str
     if "*" in folder:
         return None
     if files.exists(files.join(folder, _DICT)):
-        names = _member(folder, _DICT, "splits")
+        names = _member(folder, _DICT, "splits", str)
         wanted = {
             f"{name}/{file}": VALIDATION if name in VALIDATION_NAMES else name
             for name in names
@@ -59,17 +59,22 @@ def _data_files(folder: str) -> list[str]:
     state = files.join(folder, _STATE)
     if not files.exists(state):
         raise UserError(f"{state} is missing: save the data set again")
-    if (value := files.read_json(state)) and value.get("_indices_data_files"):
+    value = files.read_json(state)
+    if isinstance(value, dict) and value.get("_indices_data_files"):
         raise UserError(
             f"{folder} is a selection of rows: save it again after data_set.flatten_indices()"
         )
-    return [str(each["filename"]) for each in _member(folder, _STATE, "_data_files")]
+    names = [each.get("filename") for each in _member(folder, _STATE, "_data_files", dict)]
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"{state} has a file without a filename: save the data set again")
+    return names
 
 
-def _member(folder: str, name: str, member: str) -> list[Any]:
-    """Returns a list in a JSON file of the folder."""
+def _member(folder: str, name: str, member: str, kind: type) -> list[Any]:
+    """Returns a list of values of a kind in a JSON file of the folder."""
     path = files.join(folder, name)
     value = files.read_json(path)
-    if not isinstance(value, dict) or not isinstance(value.get(member), list):
+    found = value.get(member) if isinstance(value, dict) else None
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
         raise UserError(f"{path} has no list {member}: save the data set again")
-    return value[member]
+    return found

@@ -196,6 +196,8 @@ def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows:
       UserError: the map is not one of such tables and of this vocabulary.
     """
     known = [number for number in id_map if number is not None]
+    if not known:
+        raise UserError("the map gives no old id a new one, so nothing would be carried over")
     if not all(type(number) is int and 0 <= number < new.size for number in known):
         raise UserError(f"the map has new ids that are not below {new.size}, the vocabulary's size")
     if len(set(known)) < len(known):

@@ -33,6 +33,8 @@ CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _USER_DEFINED = 4
+# The most that the fast tokenizer's tries hold; lists of pieces are as long as the largest id.
+LARGEST_ID = 2**24 - 2
 # Names of special tokens where no file of transformers tells them, the likeliest first.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
@@ -57,13 +59,14 @@ def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
     """Returns the contents of a tokenizer.json; `name` is for messages.
 
     Raises:
-      UserError: it is damaged, or something else.
+      UserError: it is damaged, or something else, or has an id above LARGEST_ID.
     """
     try:
         value = json.loads(model)
-        kind = value["model"].get("type", "BPE")
         vocab = value["model"]["vocab"]
-        value["model"]["vocab"] = _by_piece(vocab) if kind == "Unigram" else dict(vocab)
+        value["model"].setdefault("type", _kind(value["model"]))
+        is_list = value["model"]["type"] == "Unigram"
+        value["model"]["vocab"] = _by_piece(vocab) if is_list else dict(vocab)
         ids = [*value["model"]["vocab"].values(), *(each["id"] for each in _added(value))]
         if not ids or not all(type(number) is int and number >= 0 for number in ids):
             raise ValueError("its ids are not whole numbers")
@@ -71,7 +74,21 @@ def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
         raise UserError(
             f"{name} is not a tokenizer.json of Hugging Face's tokenizers, or is damaged"
         ) from error
+    if max(ids) > LARGEST_ID:
+        raise UserError(
+            f"{name} has the id {max(ids):,}, and a table would have as many rows: number its ids "
+            f"without gaps, up to {LARGEST_ID:,}"
+        )
     return value
+
+
+def _kind(model: Mapping[str, Any]) -> str:
+    """Returns the type of a model without a name of it, as early versions of `tokenizers` wrote."""
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    if "merges" in model:
+        return "BPE"
+    return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
 
 
 def _by_piece(vocab: list) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pytest
 from tasks import vocabulary
 from tasks.inspection import decode
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import byte_level
+from tasks.vocabularies import byte_level, tokenizer_json
 from tasks.vocabulary import SpecialIds
 from tests import small_tokenizers
 
@@ -229,6 +229,27 @@ def test_mistakes_take_one_line(folders, tmp_path):
         vocabulary.load(changed(folders, tmp_path, "gpt2", with_sentinel))
     with pytest.raises(UserError, match="and this needs a SentencePiece model"):
         _ = vocabulary.load("bytes").processor
+
+
+def test_an_id_far_beyond_the_others_is_refused(folders, tmp_path):
+    def far(value):
+        value["model"]["vocab"]["far"] = 2**31
+
+    with pytest.raises(UserError, match=r"has the id 2,147,483,648, and a table would have as"):
+        vocabulary.load(changed(folders, tmp_path, "bert", far))
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"), [("gpt2", "BPE"), ("bert", "WordPiece"), ("unigram", "Unigram")]
+)
+def test_a_model_that_does_not_name_its_type(kind, type_, folders, tmp_path):
+    def nameless(value):
+        del value["model"]["type"]
+
+    loaded = vocabulary.load(changed(folders, tmp_path, kind, nameless))
+    assert loaded.ids.pieces == vocabulary.load(folders[kind]).ids.pieces
+    assert "type" not in json.loads(loaded.model)["model"]
+    assert tokenizer_json.parsed(loaded.model)["model"]["type"] == type_
 
 
 def test_ids_that_are_drawn_are_refused(folders, tmp_path):

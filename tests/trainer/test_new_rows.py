@@ -195,6 +195,8 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
     assert "no JSON file at" in error_of(f"{flag}.id_map={tmp_path}")
     (tmp_path / "id_map.json").write_text(json.dumps([0, 0]))
     assert "gives two old ids the same new one" in error_of(f"{flag}.id_map={tmp_path}")
+    (tmp_path / "id_map.json").write_text(json.dumps([None] * 100))
+    assert "gives no old id a new one" in error_of(f"{flag}.id_map={tmp_path}")
     (tmp_path / "id_map.json").write_text("{}")
     assert "it has no list" in error_of(f"{flag}.id_map={tmp_path}")
     assert "its table 128 rows" in error_of(f"{flag}.path={folder}/old", f"{flag}.extra_ids=90")

@@ -137,3 +137,19 @@ def test_files_are_checked_before_anything_is_measured(folder):
         compare.main([*flags, f"--json={folder}"])
     with pytest.raises(UserError, match=r"there is no folder .*/none"):
         compare.main([*flags, f"--output={folder}/none/page.html"])
+    with pytest.raises(UserError, match="is --output, too"):
+        compare.main([*flags, f"--json={folder}/new", f"--output={folder}/new"])
+
+
+def test_only_its_own_files_are_written_over(found, folder):
+    texts = folder / "en.jsonl"
+    before = texts.read_bytes()
+    flags = ["--vocabulary=bytes", f"--corpus=json:{texts}"]
+    for flag, path in (("json", texts), ("output", texts), ("json", folder / "out.html")):
+        with pytest.raises(UserError, match="holds something else: name another file"):
+            compare.main([*flags, f"--{flag}={path}"])
+    assert texts.read_bytes() == before
+    for suffix in ("json", "html"):
+        (folder / f"again.{suffix}").write_bytes((folder / f"out.{suffix}").read_bytes())
+    compare.main([*flags, f"--json={folder}/again.json", f"--output={folder}/again.html"])
+    assert len(json.loads((folder / "again.json").read_text())["vocabularies"]) == 1

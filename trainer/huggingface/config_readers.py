@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +49,16 @@ def from_config(
         return _READERS[kind](_Fields(fields, where, tensors))
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
+    except TypeError as error:
+        texts = [f"{name} is {value!r}" for name, value in fields.items() if _is_number(value)]
+        if not texts:
+            raise
+        raise UserError(f"{where}: {', '.join(texts)}: write a number without quotes") from error
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value is a text with a number, as no field of transformers is."""
+    return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
 
 
 class _Fields:

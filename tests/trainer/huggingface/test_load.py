@@ -142,6 +142,7 @@ def test_a_wrong_tensor_is_named(exported, change, message):
     [
         ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, gem"),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
+        ("t5_1_1", {"d_ff": "64"}, "d_ff is '64': write a number without quotes"),
         ("umt5", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
         ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ; this"),
         (
