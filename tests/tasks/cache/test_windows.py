@@ -205,7 +205,7 @@ def test_a_row_with_a_wrong_number_of_tokens_is_rejected(cache):
         (lambda shards, plan: (shards[::-1], plan), "shard 0 of train lacks train.tfrecord-00000"),
         (
             lambda shards, plan: ((*shards, shards[0]), plan),
-            "shard 0 of train lacks train.tfrecord-00000",
+            "shard 5 of train lacks train.tfrecord-00005",
         ),
         (
             lambda shards, plan: (shards, dataclasses.replace(plan, packing="concot")),

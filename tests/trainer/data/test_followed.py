@@ -318,7 +318,10 @@ def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, p
         (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
         (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
         (("--data.take=99999999 tokens",), "tokens in train, not so many"),
-        ((f"--task={PREFIX}", "--lengths.targets=90000"), "not one window: use more text"),
+        (
+            (f"--task={PREFIX}", "--lengths.inputs=90000", "--lengths.targets=90000"),
+            "not one window: use more text",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(whole_cache, flags, says):
