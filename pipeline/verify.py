@@ -2,8 +2,8 @@
 
 It checks files against their checksums, records against their CRCs, and files against each other:
 records, row index, lineage, counts, manifest, vocabulary, and what stock seqio reads. Neither the
-corpus nor a token for it is needed. Each worker holds one shard's index and lineage and one record
-at a time, so memory does not grow with the cache. Remote files are read once and not stored.
+corpus nor a token for it is needed. Each worker holds one shard's index and lineage and a megabyte
+of its records at a time. Remote files are read once and not stored.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Verification of one shard: checksums, records, row index, lineage, counts and quarantine.
 
-Memory holds one shard's index and lineage and one record at a time.
+Memory holds one shard's index and lineage and a megabyte of records at a time.
 """
 
 import dataclasses

@@ -53,6 +53,9 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     if files.exists(files.join(cache_dir, MANIFEST)):
         return cache_dir
     folder = files.join(cache_dir, task)
+    # A cache of 20,000 shards has 80,000 files: they are listed only where there is no manifest.
+    if files.exists(files.join(folder, MANIFEST)):
+        return folder
     if files.exists(folder) and files.list_names(folder):
         return folder
     others = cache_names(cache_dir)

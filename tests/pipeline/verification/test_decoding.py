@@ -32,7 +32,8 @@ def written(plan, targets, others):
     targets, others = targets[: len(others)], others[: len(targets)]
     parts = []
     for each in (targets, others):
-        parts += [np.array([*itertools.chain(*each)], np.int64), np.array(list(map(len, each)), np.int64)]
+        values, counts = [*itertools.chain(*each)], [*map(len, each)]
+        parts += [np.array(values, np.int64), np.array(counts, np.int64)]
     data, bounds = framed(*parts, "inputs" if plan.pairs else "document_starts")
     return data.tobytes(), bounds
 

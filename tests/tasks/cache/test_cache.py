@@ -42,6 +42,11 @@ def test_a_cache_is_found_by_its_parent_or_itself(folder):
         find_cache(str(folder), "rlm_prefix_lm")
 
 
+def test_a_finished_cache_is_found_without_listing_its_files(folder, monkeypatch):
+    monkeypatch.delattr(files, "list_names")
+    assert find_cache(str(folder), NAME) == str(folder / NAME)
+
+
 def test_an_opened_cache_has_its_manifest_and_vocabulary(folder):
     cache = Cache.open(str(folder / NAME))
     expected = vocabulary.load(cache.folder, extra_ids=10)
