@@ -35,8 +35,9 @@ class Published:
 
     def plan(self) -> None:
         names = [path.name for path in self.source.glob(f"{PLAN_MARK}*")]
-        for name in [*names, PLAN, self.manifest.plan.vocabulary.file_name]:
-            shutil.copy(self.source / name, self.folder / name)
+        for name in [*names, self.manifest.plan.vocabulary.file_name, PLAN]:
+            shutil.copy(self.source / name, self.folder / f"{name}.part")
+            (self.folder / f"{name}.part").rename(self.folder / name)
 
     def shards(self, split: str, *numbers: int) -> None:
         for number in numbers:

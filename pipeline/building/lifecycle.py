@@ -169,8 +169,9 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 def begin(
     folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
 ) -> None:
-    """Writes plan.json, its mark, the vocabulary and exclude lists unless they exist already.
+    """Writes the vocabulary, exclude lists, the plan's mark and plan.json unless they are there.
 
+    plan.json comes last: a run that follows the build reads the others as soon as it is there.
     Shards that hold what a further list excludes lose their receipts, and are built again.
 
     `extend`: whether an existing plan may be replaced by one with more files.
@@ -190,15 +191,15 @@ def begin(
     marks = _marks(folder)
     if plan.fingerprint not in marks:
         files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
+    copy = files.join(folder, plan.vocabulary.file_name)
+    if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
+        files.write_bytes(copy, vocabulary.model)
     text = files.json_bytes(as_json(plan))
     if not _holds(files.join(folder, PLAN), text):
         files.write_bytes(files.join(folder, PLAN), text)
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
     exclusion.remove_others(folder, plan)
-    copy = files.join(folder, plan.vocabulary.file_name)
-    if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
-        files.write_bytes(copy, vocabulary.model)
 
 
 def _manifest_has(folder: str, plan: Plan) -> bool:

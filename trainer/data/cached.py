@@ -321,8 +321,7 @@ class CachedData:
 
     def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
         """Waits until the batch of a step of `training` can be made; False if `stopping()` did."""
-        assert self._batches
-        return self._wait(self._batches, step, stopping)
+        return self._batches is None or self._wait(self._batches, step, stopping)
 
     def _wait(
         self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False

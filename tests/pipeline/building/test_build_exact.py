@@ -12,7 +12,8 @@ import time
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from pipeline.building import graph, write
+from pipeline.building import graph
+from tasks.cache import receipts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.parameters import slow_unless
@@ -186,12 +187,12 @@ def test_a_cache_under_repair_is_not_trusted(build, tmp_path, monkeypatch):
 
 
 def test_a_finished_cache_is_not_changed(tmp_path, build, checksums, expected, capsys, monkeypatch):
-    receipt = write.read_receipt
+    read = receipts.read_receipt
     folder = build(tmp_path)
     times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     capsys.readouterr()
     surveys = []
-    monkeypatch.setattr(write, "read_receipt", lambda path: surveys.append(path) or receipt(path))
+    monkeypatch.setattr(receipts, "read_receipt", lambda path: surveys.append(path) or read(path))
     build(tmp_path)
     assert "nothing to do" in capsys.readouterr().out
     assert len(surveys) == len(set(surveys)) == len(list(folder.glob("*.receipt-*")))
