@@ -14,6 +14,7 @@ from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
 from tests.hub_upload_server import TOKEN, HubUploadServer
+from tests.parameters import slow_unless
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
@@ -422,7 +423,7 @@ assert both[1, -4:].tolist() == model.generate(
     assert "warn" not in used.stderr.lower()
 
 
-@pytest.mark.parametrize("attention", ["dot_product", "cudnn"])
+@pytest.mark.parametrize("attention", slow_unless({"cudnn"}, ["dot_product", "cudnn"]))
 def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attention, capsys):
     """Its parameters do not depend on the implementation of attention, so any machine will do."""
     folder = Path(save_run(text_cache, tmp_path / "run", "t5_1_1_tiny", "--lengths.inputs=64"))

@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+from tests.parameters import slow_unless
 from trainer.config.optimizer import OPTIMIZER_PRESETS, OPTIMIZERS, OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.model.paths import named, path_name
@@ -398,7 +399,7 @@ def test_no_norm_bias_or_table_of_a_model_is_decayed_by_default():
     assert some["decoder/layers_0/mlp/wo/kernel"]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_unless({"adafactor", "muon"}, OPTIMIZERS))
 def test_a_model_of_single_layers_needs_no_axes(name):
     spec = model_spec(MODEL_PRESETS["t5_1_1_tiny"])
     params = flattened(init_params(spec, jax.random.key(0)))
