@@ -132,7 +132,7 @@ class Source:
 
     @property
     def whole(self) -> bool:
-        """Whether all windows are known, as they are unless the cache is being built."""
+        """True if all windows are known, as they are unless the cache is being built."""
         return not isinstance(self.order, FollowedOrder) or self.order.complete
 
     def batch(self, members: Members, rows: int) -> Batch:

@@ -84,7 +84,7 @@ class FollowedOrder:
 
     @property
     def complete(self) -> bool:
-        """Whether all windows of an epoch are known."""
+        """True if all windows of an epoch are known."""
         return self._state[1] is not None
 
     @property
