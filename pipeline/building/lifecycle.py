@@ -29,7 +29,7 @@ from importlib import metadata
 from typing import Any
 
 from pipeline.building import exclusion
-from pipeline.excluding.lists import Given
+from pipeline.excluding.lists import COPY, Given
 from tasks.cache import superseded
 from tasks.cache.manifest import (
     MANIFEST,
@@ -135,7 +135,8 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
         or other files.
     """
     names = files.list_names(folder)
-    others = [name for name in names if not name.startswith(".")]
+    # A build copies its exclude lists first of all.
+    others = [name for name in names if not name.startswith((".", COPY))]
     marks = _marks(folder)
     if not others:
         return None

@@ -1,7 +1,8 @@
 """A cache that is being built, as far as it is finished: what a run reads that follows a build.
 
-The plan, which is written first, says how many shards there will be and in which order; a shard is
-finished when its receipt is there. Nothing here depends on when that happened, or in which order.
+The plan, which is written before the first shard, says how many there will be and in which order; a
+shard is finished when its receipt is there. Nothing here depends on when that happened, or in which
+order.
 """
 
 import threading
@@ -281,9 +282,9 @@ def _is_cache(folder: str) -> bool:
 
 
 def opened(folder: str, patient: bool = False) -> Following | CacheManifest | None:
-    """Returns the manifest of a finished cache, or what follows one that is being built.
+    """Returns the manifest of a finished cache, what follows one that is being built, or None.
 
-    Returns None if it is not there yet: the vocabulary is written after the plan.
+    Where there is a plan, the vocabulary is there too: a build writes the plan last.
 
     Raises:
       UserError: the plan or the manifest is damaged.
@@ -291,9 +292,7 @@ def opened(folder: str, patient: bool = False) -> Following | CacheManifest | No
     if manifest := _finished(folder):
         return manifest
     plan = _planned(folder)
-    if plan is None or not files.exists(files.join(folder, plan.vocabulary.file_name)):
-        return None
-    return Following(folder, plan, patient)
+    return Following(folder, plan, patient) if plan else None
 
 
 def find(
@@ -303,8 +302,10 @@ def find(
     patient: bool,
     timeout_seconds: float | None,
 ) -> tuple[str, Following | CacheManifest] | None:
-    """Returns the folder of the cache that serves `task`, and what `opened` does of it; None if
-    there is none.
+    """Finds the cache that serves `task`, and waits for it if that is asked for.
+
+    Returns:
+      (its folder, the result of `opened`); None if there is none.
 
     Args:
       cache_dir, task, relatives: as of `folder_of`.

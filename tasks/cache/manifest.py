@@ -10,7 +10,7 @@ A cache is one folder:
     info.train.json stats.train.json COMPLETED   for stock seqio
     sentencepiece.model or tokenizer.json    the vocabulary, so that a cache is self-contained
     exclude-SHA256.arrow              lists of documents that were left out (only if any)
-    plan.json                         written first: the cache to be built
+    plan.json                         written before the first shard: the cache to be built
     .plan-SHA256                      empty; its name is the plan's fingerprint
     .before-SHA256                    folder with an earlier manifest and lineage, after a takedown
     manifest.json                     written last: the cache that was built
@@ -261,7 +261,7 @@ def _leaves(mine: Any, theirs: Any, path: str = ""):
 class CacheManifest:
     """A finished cache: its plan, its shards by split, and the software versions that wrote it.
 
-    That of a cache which is being built has the first shards of each split (`following`).
+    While the cache is being built, there are only the first shards of each split (`following`).
     """
 
     plan: Plan

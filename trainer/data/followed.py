@@ -149,7 +149,7 @@ class FollowedOrder:
         return following.wait(
             self._folder,
             lambda: self.knows(rank),
-            lambda: self._missing(),
+            self._missing,
             self._following,
             timeout_seconds,
             stopping,

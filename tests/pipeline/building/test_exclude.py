@@ -176,6 +176,27 @@ def test_a_killed_takedown_resumes_or_is_given_up(
     assert shown(checksums, cache) == checksums(without if goes_on else whole)
 
 
+@pytest.mark.parametrize("written", [".plan-", "sentencepiece.model", "plan.json"])
+def test_a_new_build_killed_before_its_plan_resumes(
+    without, listed, build, tmp_path, checksums, monkeypatch, written
+):
+    write = files.write_bytes
+
+    def kill(path, data):
+        if path.rpartition("/")[2].startswith(written):
+            raise Killed
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_bytes", kill)
+        with pytest.raises(Killed):
+            build(tmp_path, SMALL, f"--exclude={listed}")
+    (cache,) = tmp_path.iterdir()
+    assert not (cache / "plan.json").exists()
+    build(tmp_path, SMALL, f"--exclude={listed}")
+    assert checksums(cache) == checksums(without)
+
+
 def test_a_dry_run_counts_without_listed_documents(whole, listed, build, tmp_path, capsys):
     cache = copied(whole, tmp_path)
     build(tmp_path, SMALL, "--dry_run", f"--exclude={listed}")
