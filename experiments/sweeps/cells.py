@@ -24,7 +24,7 @@ FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 _PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
 # Those that the runner sets.
 _OWN = ("model_dir", "seed", "init_from")
-_EVALUATIONS = 20
+_EVALUATIONS = 10
 # The parameter that says how many pieces vocab.train makes, and the sentinels that it adds.
 _PIECES, _SENTINELS = "vocab_size", 100
 
@@ -171,7 +171,7 @@ def _stage(
         "evaluation.every_steps": str(every),
         "metrics.every_steps": str(every),
         "metrics.tensorboard": "false",
-        "checkpoint.every_steps": str(5 * every),
+        "checkpoint.every_steps": str(2 * every),
         "checkpoint.keep": "1",
         **given,
         "seed": str(seed),

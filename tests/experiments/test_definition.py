@@ -57,7 +57,7 @@ def test_axes_parameters_and_choices_make_the_flags(tmp_path):
     assert wide.config.optimizer.learning_rate == 0.5
     assert wide.config.model.mlp_activations == ("relu",)
     assert wide.config.cache_dir == "/o/made"
-    assert wide.config.evaluation.every_steps == 5
+    assert wide.config.evaluation.every_steps == 10
     assert [each.prepare for each in planned[:2]] == [
         (("pipeline.build", "--x=/o/made/w"),),
         (("pipeline.build", "--x=/o/made/k"),),
