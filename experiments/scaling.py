@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
+from tasks.terminal.command_line import Parser, RawHelp, UserError
 from tasks.terminal.table import table
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from experiments.laws.size import SizeFit
 
 _FORMS = ("chinchilla", "kaplan")
+_FEWEST_DRAWS = 50
 
 
 def main(argv: list[str]) -> int:
@@ -50,13 +51,23 @@ def main(argv: list[str]) -> int:
         help="steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, of which to predict "
         "the loss",
     )
-    add("--draws", type=positive, default=200, help="draws of the bootstrap")
+    add("--draws", type=_draws, default=200, help="draws of the bootstrap (default: %(default)s)")
     add("--picture", metavar="FILE", help="PNG of losses and law to write")
     add("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
+    if arguments.split and all(run.endswith(".csv") for run in arguments.runs):
+        raise UserError("--split is for folders of runs: a CSV file has losses of one kind")
     if arguments.law == "steps":
         return _steps(arguments)
     return _sizes(arguments)
+
+
+def _draws(text: str) -> int:
+    """Parses --draws."""
+    value = int(text)
+    if value < _FEWEST_DRAWS:
+        raise argparse.ArgumentTypeError(f"an interval of 95 % needs {_FEWEST_DRAWS} or more")
+    return value
 
 
 def _steps(arguments: argparse.Namespace) -> int:
@@ -133,9 +144,17 @@ def _csv(path: str, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
     """Returns the rows of a CSV file.
 
     Raises:
-      UserError: the file lacks a column, or a value is no number.
+      UserError: there is no such file, it lacks a column, or a value is not a number.
     """
-    reader = csv.DictReader(io.StringIO(files.read_bytes(path).decode()))
+    try:
+        text = files.read_bytes(path).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder, not a CSV file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from error
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     for name in columns:
         if name not in (reader.fieldnames or ()):
             raise UserError(f"{path} has no column {name}: it needs {', '.join(columns)}")
@@ -151,9 +170,11 @@ def _csv(path: str, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
 def _losses(run: str, split: str) -> list[tuple[int, float]]:
     """Returns (step, loss) of a run in ascending order of steps."""
     if run.endswith(".csv"):
-        if not files.exists(run):
-            raise UserError(f"{run}: no such file")
-        return sorted((int(step), loss) for step, loss in _csv(run, ("step", "loss")))
+        rows = _csv(run, ("step", "loss"))
+        for step, _ in rows:
+            if not step.is_integer():
+                raise UserError(f"{run}: step {step} is not a whole number")
+        return sorted((int(step), loss) for step, loss in rows)
     from trainer.reporting.metrics import METRICS_FILE, read_metrics
 
     lines = [line for line in read_metrics(run) if line["split"] == split]
@@ -168,8 +189,6 @@ def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
     Tokens are the targets' positions of all updates, padding included; parameters all of them.
     """
     if run.endswith(".csv"):
-        if not files.exists(run):
-            raise UserError(f"{run}: no such file")
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]
     from trainer.config import load_config
     from trainer.engine.cost import parameter_count

@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import itertools
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -40,20 +41,22 @@ def main(argv: list[str]) -> int:
     """Runs the command; returns its exit code, 1 if a cell has not finished."""
     sweep, arguments = defined(argv)
     output = arguments.output
+    if not output:
+        raise UserError("--output is empty: name a folder")
     if files.is_remote(output):
         raise UserError(f"--output={output}: the folder of a sweep must be local")
     output = os.path.abspath(files.local_path(output))
 
-    from experiments.sweeps import cells, running
+    from experiments.sweeps import cells, results, running
 
     planned = cells.plan(sweep, output)
     # Cells see the devices. This process computes shapes only, and must not hold them.
     environment = dict(os.environ)
     os.environ["JAX_PLATFORMS"] = "cpu"
+    times = _step_times(arguments.step_times, sweep, planned)
     if arguments.dry_run:
         _print_plan(planned, output)
         return 0
-    times = _step_times(arguments.step_times, sweep, planned)
     files.make_folder(output)
     with lock.held(output, "sweep", "--output"), running.stoppable():
         try:
@@ -64,7 +67,12 @@ def main(argv: list[str]) -> int:
             placed = [
                 (cell, key, files.join(output, cells.folder_of(cell, key))) for cell, key in found
             ]
-            running.run(_to_run(placed, arguments.retry), arguments.workers, environment)
+            running.run(
+                _to_run(placed, arguments.retry),
+                arguments.workers,
+                environment,
+                lambda cell, key, folder: results.outcome(cell, key, folder, sweep.metric),
+            )
         except running.Stopped:
             print("SIGTERM: run the same command to resume", file=sys.stderr)
             return _TERMINATED
@@ -120,7 +128,7 @@ def defined(argv: list[str]) -> tuple[Sweep, argparse.Namespace]:
         sweep = definition.with_axis(sweep, text)
     sweep = definition.with_flags(sweep, flags)
     changes: dict[str, object] = {}
-    if arguments.seeds:
+    if arguments.seeds is not None:
         try:
             changes["seeds"] = tuple(int(part) for part in arguments.seeds.split(","))
         except ValueError as error:
@@ -137,6 +145,8 @@ def defined(argv: list[str]) -> tuple[Sweep, argparse.Namespace]:
 
 def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
     if "=" not in text:
+        if not sweep.axes:
+            raise UserError(f"--baseline={text}: there is no --axis to compare values of")
         if len(sweep.axes) != 1:
             raise UserError(f"--baseline={text}: write AXIS=VALUE, as there are several axes")
         return {sweep.axes[0].name: text}
@@ -155,6 +165,8 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
         files.write_json(path, sweep.shared())
         return
     before, now = files.read_json(path), sweep.shared()
+    if not isinstance(before, dict):
+        raise UserError(f"{path} is not the record of a sweep: choose another --output")
     for part in now:
         theirs, ours = before.get(part), now[part]
         if theirs == ours:
@@ -256,7 +268,7 @@ def _print_plan(planned: list[Cell], output: str) -> None:
     to_run = [costs[cell.label] for cell in planned if not done[cell.label]]
     hours = sum(cost.seconds(speed) for cost in to_run) / 3600
     for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
-        print(f"before: python -m {' '.join(command)}")
+        print(f"before: python -m {shlex.join(command)}")
     print(
         f"{len(to_run)} of {len(planned)} cells to run: {sum(c.steps for c in to_run):,} steps, "
         f"{sum(c.tokens for c in to_run):,} tokens, about {hours:,.1f} hours of one worker "

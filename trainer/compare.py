@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
 
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-
-if TYPE_CHECKING:
-    from trainer.comparing.verdict import Verdict
 
 EXIT_DIFFERENT = 1
 
@@ -27,14 +23,18 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     flags = _parser().parse_args(argv)
 
-    from trainer.comparing import verdict
+    from trainer.comparing import verdict, words
+    from trainer.reporting.metrics import finite
 
     folders = flags.run_a, flags.run_b
     caches = flags.cache_dir or [None, None]
     if len(caches) != 2:
         raise UserError("--cache_dir: give it twice, for RUN_A and for RUN_B")
+    if flags.batches < -1:
+        raise UserError(f"--batches={flags.batches}: give a number of updates, or -1 for all")
     found = verdict.compare(folders, tuple(caches), flags.batches, flags.verify)
-    print(json.dumps(_finite(verdict.as_json(found)), indent=1) if flags.json else _text(found))
+    as_json = finite(verdict.as_json(found))
+    print(json.dumps(as_json, indent=1) if flags.json else words.text(found))
     return EXIT_DIFFERENT if found.first else 0
 
 
@@ -63,23 +63,6 @@ def _parser() -> Parser:
         help="folder of caches by task, if they were moved; given twice, for each run",
     )
     return parser
-
-
-def _text(found: Verdict) -> str:
-    from trainer.comparing import words
-
-    return words.text(found)
-
-
-def _finite(value: Any) -> Any:
-    """Returns JSON values in which numbers that are not finite are texts."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    return value
 
 
 if __name__ == "__main__":

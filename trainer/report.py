@@ -91,13 +91,18 @@ def _text(runs: list[Any]) -> str:
 
 def _next(folder: str, steps: int) -> str:
     run = f"--model_dir={folder}"
-    logs = f"--logdir={files.join(folder, 'tensorboard')}"
+    logs = files.join(folder, "tensorboard")
+    watch = (
+        f"tensorboard {shlex.quote(f'--logdir={logs}')}"
+        if files.exists(logs)
+        else ("set --metrics.tensorboard=true")
+    )
     return f"""checkpoints  {folder}/checkpoint_STEP
 
 Next:
   train longer          run the same command of trainer.pretrain with --train_steps={2 * steps}
   compare checkpoints   python -m trainer.evaluate {shlex.quote(run)} --steps=all
-  watch the run         tensorboard {shlex.quote(logs)}
+  watch the run         {watch}
   use your own text     python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
   see all settings      python -m trainer.pretrain --help"""
 

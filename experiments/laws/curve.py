@@ -15,6 +15,8 @@ _START = (10.0, 0.5, 2.0)
 # Consecutive losses depend on each other, so that blocks of them are drawn, not single ones.
 _BLOCKS = 50
 _LEAST_POINTS = 20
+# Beyond any loss, and small enough for sums of squares.
+_LARGEST = 1e100
 # A fit that goes on for longer runs along a valley: its window identifies nothing.
 _EVALUATIONS = 200
 # A window whose interval of c is wider, in nats, says nothing of the limit.
@@ -64,6 +66,8 @@ class CurveFit:
         """Returns the reason why the window does not identify the curve; "" if it does."""
         low, high = self.interval(self.draws[:, 2])
         window = f"the window of steps {self.first:,} to {self.last:,}"
+        if self.a <= 0 or self.interval(self.draws[:, 1])[0] <= 0:
+            return f"{window} has no falling loss, or one that may as well rise: choose another"
         if self.misfit > _MISFIT:
             return (
                 f"{window} is no single power law: means of its parts miss the best one by "
@@ -103,8 +107,11 @@ def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: i
             f"the window has {len(t)} losses, and {_LEAST_POINTS} are needed: begin earlier "
             "(--window), or set --metrics.every_steps lower"
         )
-    if not np.isfinite(y).all():
-        raise UserError("the window has losses that are not finite: choose another --window")
+    if not (np.abs(y) < _LARGEST).all():
+        raise UserError(
+            f"the window has losses that are not finite, or above {_LARGEST:g}: choose another "
+            "--window"
+        )
     best = _fitted(t, y, _START)
     a, b, c = best
     law = a * t**-b + c

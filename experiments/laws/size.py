@@ -139,9 +139,18 @@ def fit(
       seed: of the draws.
 
     Raises:
-      UserError: there are too few runs, or too few different numbers of parameters or tokens.
+      UserError: a value is not above 0, or there are too few runs, or too few different numbers of
+        parameters or tokens.
     """
-    n, d, y = (np.log(np.asarray(each, float)) for each in (parameters, tokens, losses))
+    columns = {"parameters": parameters, "tokens": tokens, "loss": losses}
+    for name, values in columns.items():
+        for place, value in enumerate(values, 1):
+            if not 0 < value < np.inf:
+                raise UserError(
+                    f"run {place} of {len(values)} has {name} {value:g}, of which there is no "
+                    "logarithm: leave the run out"
+                )
+    n, d, y = (np.log(np.asarray(each, float)) for each in columns.values())
     if len(y) < _LEAST_RUNS:
         raise UserError(f"{len(y)} runs cannot identify a law of N and D: give {_LEAST_RUNS}")
     for name, column in (("parameters", n), ("tokens", d)):

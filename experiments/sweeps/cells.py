@@ -151,11 +151,28 @@ def _cell(
     if sweep.then:
         preset = {"preset": stages[0].config.preset}
         stages.append(_stage("trainer.finetune", sweep.then, parameters, seed, preset))
-    commands = (shlex.split(filled(each, parameters)) for each in sweep.prepare)
+    if not stages[-1].config.evaluation.every_steps:
+        raise UserError("a sweep compares evaluations: set evaluation.every_steps above 0")
+    commands = (_words(each, given, parameters) for each in sweep.prepare)
     prepare = tuple(tuple(command) for command in commands if command)
     pieces = parameters.get(_PIECES, "")
     vocab_size = int(pieces) + _SENTINELS if pieces.isdecimal() else None
     return Cell(values, seed, tuple(stages), prepare, vocab_size)
+
+
+def _words(text: str, given: Settings, parameters: Settings) -> list[str]:
+    """Returns the words of a command, whose parameters may have spaces and quotes in their values.
+
+    A command that is nothing but {name} is the command that this parameter holds.
+    """
+    name = text.strip()[1:-1]
+    if text.strip() == f"{{{name}}}" and name in given:
+        return _words(given[name], given, parameters)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"prepare: {text}: {error}") from error
+    return [filled(word, parameters) for word in words]
 
 
 def _stage(
@@ -207,6 +224,8 @@ def load_record(folder: str, key: str) -> Mapping[str, Any]:
     if not files.exists(path):
         return {}
     value = files.read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not the record of a cell: delete {folder}")
     return value if value.get("key") == key else {}
 
 

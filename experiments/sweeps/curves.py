@@ -46,13 +46,17 @@ def steps_ratio(baseline: Curve, variant: Curve) -> float:
 
     If the variant does not reach it, the ratio is below 1: the updates the baseline needs to reach
     the variant's final value, divided by all of the baseline's updates. Times the ratio of the
-    seconds of an update, it is Primer's speed-up factor.
+    seconds of an update, it is Primer's speed-up factor. It is NaN if a final value is not finite,
+    and infinite if the variant needs no update.
 
     Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
     variant's at equal quality.
     """
+    if not (math.isfinite(variant.final) and math.isfinite(baseline.final)):
+        return math.nan
     if variant.final <= baseline.final:
-        return baseline.steps[-1] / variant.steps_to(baseline.final)
+        needed = variant.steps_to(baseline.final)
+        return baseline.steps[-1] / needed if needed else math.inf
     return baseline.steps_to(variant.final) / baseline.steps[-1]
 
 
@@ -60,7 +64,8 @@ def steps_ratio(baseline: Curve, variant: Curve) -> float:
 class Spread:
     """Mean and standard deviation over seeds, and Student's 95 % interval of the mean.
 
-    The deviation of a single value is 0, and its interval None.
+    The deviation of a single value is 0, and its interval None. All are NaN or None if a value is
+    not finite.
     """
 
     mean: float
@@ -74,6 +79,8 @@ class Spread:
         Source: Student's t distribution with one degree of freedom less than there are values.
         """
         mean, count = statistics.fmean(values), len(values)
+        if not math.isfinite(mean):
+            return cls(math.nan, math.nan, None)
         if count < 2:
             return cls(mean, 0.0, None)
         from scipy import stats
@@ -83,7 +90,9 @@ class Spread:
         return cls(mean, deviation, (mean - half, mean + half))
 
     def shown(self, digits: int = 4, sign: bool = False) -> str:
-        """Returns mean and deviation as text; with `sign`, always with one."""
+        """Returns mean and deviation as text, "-" if there are none; `sign` shows + as well."""
+        if not math.isfinite(self.mean):
+            return "-"
         mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"
         return f"{mean} ± {self.deviation:.{digits}f}"
 

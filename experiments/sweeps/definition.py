@@ -117,6 +117,8 @@ def read(name: str) -> Sweep:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder, not a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not TOML: {error}") from error
     try:
@@ -154,6 +156,8 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
         raise UserError("seeds must be a list of whole numbers")
     baseline = value.get("baseline", {})
     if not isinstance(baseline, dict):
+        if not axes:
+            raise UserError("baseline is a value of an axis, and there is none")
         if len(axes) != 1:
             raise UserError("baseline must be a table of axis = value, as there are several axes")
         baseline = {axes[0].name: baseline}
@@ -294,6 +298,8 @@ def checked(sweep: Sweep) -> Sweep:
             raise UserError(f"the sweep has no cells: the axis {axis.name} has no values")
         if len(set(labels)) < len(labels):
             raise UserError(f"a value of the axis {axis.name} comes twice")
+        if all(map(is_number, labels)) and len(set(map(float, labels))) < len(labels):
+            raise UserError(f"a value of the axis {axis.name} comes twice, written differently")
         for other in sweep.axes:
             if other is not axis and (both := axis.names & other.names):
                 raise UserError(f"the axes {axis.name} and {other.name} both set {min(both)}")
@@ -322,12 +328,16 @@ def placeholders(text: str) -> set[str]:
     """Returns the names in braces.
 
     Raises:
-      UserError: a brace is not closed.
+      UserError: a brace is not closed, or holds more than a name.
     """
     try:
-        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        fields = [field[1:] for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError as error:
         raise UserError(f"{text}: {error}; write a brace of its own twice") from error
+    for name, form, conversion in fields:
+        if form or conversion or not str(name).isidentifier():
+            raise UserError(f"{text}: braces hold the name of a parameter and nothing else")
+    return {str(name) for name, _, _ in fields}
 
 
 def filled(text: str, values: Settings) -> str:

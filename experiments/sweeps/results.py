@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.sweeps import cells
 from experiments.sweeps.cells import Cell
 from experiments.sweeps.curves import Curve, Spread, steps_ratio
-from experiments.sweeps.definition import Sweep
+from experiments.sweeps.definition import Sweep, is_number
 from tasks.storage import files
 from tasks.terminal import table as tables
 from tasks.terminal.command_line import UserError
-from trainer.reporting.metrics import NORMS, read_metrics
+from trainer.reporting.metrics import NORMS, finite, read_metrics
 from trainer.watch import flattened, is_better, value_of
 
 
@@ -58,7 +59,7 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
         if line["split"] not in ("train", NORMS):
             by_step.setdefault(line["step"], {})[line["split"]] = line["metrics"]
     if not by_step:
-        raise UserError(f"{folder} was not evaluated: set --evaluation.every_steps above 0")
+        raise UserError(f"{folder} has lost its evaluations: delete it, and run the same command")
     flat = {step: flattened(results) for step, results in by_step.items()}
     values = tuple(value_of("metric", metric, each) for each in flat.values())
     known, curve = flat[max(flat)], Curve(tuple(flat), values)
@@ -66,7 +67,10 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
 
 
 def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
-    """Returns a line for each cell: what it is, how it ended, its metric and its curve."""
+    """Returns a line for each cell: what it is, how it ended, its metric and its curve.
+
+    Numbers that are not finite are texts, "nan" or "inf".
+    """
     lines = []
     for each in outcomes:
         line: dict[str, Any] = {"values": each.cell.values, "seed": each.cell.seed}
@@ -75,6 +79,7 @@ def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
             curve = dataclasses.asdict(each.curve)
             line |= {"metric": metric, "value": each.curve.final, "metrics": each.metrics}
             line |= {"curve": curve}
+            line = finite(line)
         elif each.why:
             line["why"] = each.why
         lines.append(json.dumps(line) + "\n")
@@ -181,6 +186,8 @@ def _measured(
     if not by_seed:
         return ["-", "-", "-"]
     own = Spread.of([each.final for each in by_seed.values()])
+    if diverged := sum(not math.isfinite(each.final) for each in by_seed.values()):
+        return [f"diverged ({diverged} of {len(by_seed)})", "-", "-"]
     if not sweep.baseline:
         return [own.shown(), "", own.shown_interval()]
     base = _base(sweep, curves, values, best)
@@ -192,12 +199,18 @@ def _measured(
 
 
 def _edge(curves: Curves, tune: str, values: Values) -> str:
-    """Returns a note if a tuned value is the first or last of those tried: others may be better."""
+    """Returns a note if a tuned value is the least or largest tried: others may be better.
+
+    Values that are not numbers have no order, and no note.
+    """
     others = [pair for pair in values if pair[0] != tune]
     tried = [
         dict(each)[tune] for each in curves if [pair for pair in each if pair[0] != tune] == others
     ]
-    return ", at the edge" if dict(values)[tune] in (tried[0], tried[-1]) else ""
+    if not all(map(is_number, tried)):
+        return ""
+    numbers = [float(each) for each in tried]
+    return ", at the edge" if float(dict(values)[tune]) in (min(numbers), max(numbers)) else ""
 
 
 def notes(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:

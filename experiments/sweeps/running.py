@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from experiments.sweeps import cells
 from experiments.sweeps.cells import Cell
@@ -22,6 +23,8 @@ _POLL_SECONDS = 0.1
 # A run that was told to stop saves its state within this time, or is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
+# Signals that come from outside; others, as SIGSEGV, are faults of the run.
+_KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(Exception):
@@ -97,7 +100,7 @@ def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]
     for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
         if list(command) in done:
             continue
-        print(f"python -m {' '.join(command)}", flush=True)
+        print(f"python -m {shlex.join(command)}", flush=True)
         log = pathlib.Path(output, "prepare.txt")
         process = _Process(command, log, environment)
         try:
@@ -139,14 +142,19 @@ class _Running:
             self.process = self._begin(following)
             return None
         # Killed or preempted, it is not at fault: the next call resumes it.
-        stopped = code < 0 or code in (_EXIT_PREEMPTED, EXIT_INTERRUPTED)
+        stopped = -code in _KILLS or code in (_EXIT_PREEMPTED, EXIT_INTERRUPTED)
         return (cells.INTERRUPTED if stopped else cells.FAILED), self.process.why(code)
 
 
 def run(
-    planned: Sequence[tuple[Cell, str, str]], workers: int, environment: Mapping[str, str]
+    planned: Sequence[tuple[Cell, str, str]],
+    workers: int,
+    environment: Mapping[str, str],
+    check: Callable[[Cell, str, str], object],
 ) -> None:
     """Runs cells, given with their keys and folders, and records how each ended.
+
+    `check` is called with each that finished: what is wrong with all should stop after the first.
 
     Raises:
       Stopped, KeyboardInterrupt: a signal; the runs have saved their states.
@@ -169,6 +177,8 @@ def run(
                 note = f": {why} (see {each.folder}/{LOG})" if why else ""
                 place = f"[{count}/{len(planned)}]"
                 print(f"{place} {each.cell.label}: {status}, {seconds:.0f} s{note}", flush=True)
+                if status == cells.FINISHED:
+                    check(each.cell, each.key, each.folder)
     except BaseException:
         for each in running:
             each.process.stop()

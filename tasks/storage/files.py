@@ -307,7 +307,8 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
     fsspec file would publish half of it. An object becomes visible once all its bytes are uploaded.
 
     Raises:
-      UserError: there is no such folder, or no file can be made in it; or see `on_store`.
+      UserError: there is no such folder, no file can be made in it, or `path` is a folder; or see
+        `on_store`.
       OSError: the file cannot be written.
     """
     if is_remote(path):
@@ -318,6 +319,8 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
         return
     final = local_path(path)
     folder = os.path.dirname(final) or "."
+    if os.path.isdir(final):
+        raise UserError(f"{path} is a folder: name a file")
     aside = os.path.join(folder, f"{PARTIAL}{uuid.uuid4().hex}-{os.path.basename(final)}")
     try:
         with naming_full_disk(path), _created(aside, path) as file:

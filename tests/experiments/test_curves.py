@@ -22,6 +22,15 @@ def test_a_model_that_learns_twice_as_fast():
     assert steps_ratio(twice, base) == pytest.approx(0.5)
 
 
+def test_a_run_that_diverged_has_no_ratio():
+    base, diverged = falling(1), Curve(STEPS, (9.0, 8.0, 7.0, math.nan))
+    assert math.isnan(steps_ratio(base, diverged))
+    assert math.isnan(steps_ratio(diverged, base))
+    assert Spread.of([2.0, math.inf]).shown() == "-"
+    at_once = Curve((0, 400), (5.0, 5.0))
+    assert steps_ratio(base, at_once) == math.inf
+
+
 def test_values_are_interpolated_linearly():
     one = Curve((10, 20, 30), (4.0, 3.0, 3.5))
     assert one.steps_to(3.25) == 17.5

@@ -119,6 +119,8 @@ def test_flags_change_parameters_and_fields_but_no_axis(tmp_path):
         ("baseline = 'x'\n[axes]\nbatch_size = [1]", "axis batch_size has no value x; it has 1"),
         ("baseline = { bach_size = 1 }\n[axes]\nbatch_size = [1]", "there is no axis bach_size"),
         ("tune = 'x'\n[axes]\nbatch_size = [1]", "tune: there is no axis x"),
+        ("[axes]\nbatch_size = [1, 1.0]", "batch_size comes twice, written differently"),
+        ("baseline = 'x'", "baseline is a value of an axis, and there is none"),
         ("[choices]\nx = 1", "choices.x must have a table of fields for each label"),
         (
             "[choices.x.a]\nbatch_size = 1\n[choices.y.a]\nbatch_size = 2",
@@ -138,6 +140,9 @@ def test_a_mistake_in_a_file_is_named(tmp_path, text, says):
         ("batch_size = 'many'", "--batch_size=many: it must be"),
         ("cache_dir = '{fodler}'", "there is no parameter fodler"),
         ("cache_dir = '{'", "write a brace of its own twice"),
+        ("cache_dir = '{output:d}'", "braces hold the name of a parameter and nothing else"),
+        ("cache_dir = '{}'", "braces hold the name of a parameter and nothing else"),
+        ("evaluation.every_steps = 0", r"set evaluation\.every_steps above 0"),
         ("seed = 3", "seed is set by the sweep"),
         ("model_dir = 'x'", "model_dir is set by the sweep"),
     ],
@@ -145,6 +150,23 @@ def test_a_mistake_in_a_file_is_named(tmp_path, text, says):
 def test_a_field_that_no_cell_can_have_is_named(tmp_path, text, says):
     with pytest.raises(UserError, match=says):
         cells.plan(write(tmp_path, BASE + text), "/o")
+
+
+def test_commands_before_the_cells_keep_spaces_and_quotes(tmp_path):
+    sweep = write(
+        tmp_path,
+        f'prepare = ["{{train}}", "pipeline.build --corpus={{corpus}} --x=\'a b\'"]\n{BASE}'
+        '[parameters]\ncorpus = ""\ntrain = "vocab.train --corpus={corpus}"\n',
+    )
+    corpus = "parquet:it's here/*.parquet"
+    (cell,) = cells.plan(definition.with_flags(sweep, [f"--corpus={corpus}"]), "/o")
+    assert cell.prepare == (
+        ("vocab.train", f"--corpus={corpus}"),
+        ("pipeline.build", f"--corpus={corpus}", "--x=a b"),
+    )
+    unclosed = write(tmp_path, f'prepare = ["vocab.train --x=\'a"]\n{BASE}')
+    with pytest.raises(UserError, match="No closing quotation"):
+        cells.plan(unclosed, "/o")
 
 
 def test_an_unknown_experiment_is_named():

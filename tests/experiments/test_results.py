@@ -1,6 +1,7 @@
 """Tables of sweeps: pairs by seed, best values of a tuned axis, failed cells."""
 
 import json
+import math
 
 import pytest
 
@@ -48,6 +49,32 @@ def test_differences_are_paired_by_seed():
     times = {(("arm", "a"),): 1.0, (("arm", "b"),): 2.0}
     with_times = rows(results.table(ARMS, curves, sizes, times))
     assert float(with_times[3][-1]) == pytest.approx(float(other[6].split()[0]) / 2, abs=0.011)
+
+
+def test_a_diverged_cell_is_worse_and_json(tmp_path):
+    outcomes = [
+        outcome({"arm": "a"}, 0, 4.0),
+        outcome({"arm": "b"}, 0, math.nan),
+        outcome({"arm": "b"}, 1, math.inf),
+    ]
+    curves = results.curves_of(outcomes)
+    _, _, _, other = rows(results.table(ARMS, curves, {values: 1000 for values in curves}))
+    assert other[3:] == ["diverged (2 of 2)", "-", "-", "-"]
+    lines = [json.loads(line) for line in results.json_lines(outcomes, "loss").splitlines()]
+    assert [line["value"] for line in lines] == [4.0, "nan", "inf"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "note"),
+    [(("1", "3", "2"), "(best, at the edge)"), (("3", "1", "0.5"), "(best, at the edge)"),
+     (("2", "3", "10"), "(best)"), (("2", "x", "3"), "(best)")],
+)  # fmt: skip
+def test_an_edge_is_by_number_whatever_the_order(tried, note):
+    sweep = Sweep("s", axes=(axis("rate", *tried),), tune="rate")
+    finals = {label: 1.0 if label == "3" else 2.0 for label in tried}
+    curves = results.curves_of([outcome({"rate": n}, 0, finals[n]) for n in tried])
+    shown = results.table(sweep, curves, {values: 1 for values in curves})
+    assert f"3 {note}" in shown
 
 
 def test_a_tuned_axis_takes_its_best_value_with_all_seeds():

@@ -131,25 +131,67 @@ def test_sizes_that_identify_nothing_are_refused():
         (["steps", MARCH, MARCH], "steps fits one run"),
         (["sizes", MARCH], "has no column parameters"),
         (["sizes", MARCH, "--predict=1e9"], "write parameters and tokens as 1e9:2e10"),
+        (["steps", MARCH, "--draws=49"], "needs 50 or more"),
+        (["steps", MARCH, "--split=train"], "--split is for folders of runs"),
     ],
 )
 def test_a_mistake_is_one_line(flags, says):
-    found = scaling(*flags, "--draws=5")
+    found = scaling(*flags)
     assert found.returncode == 2
     assert says in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"step,loss\n1,nan\n" * 1 + b"2,3\n" * 30, "losses that are not finite"),
+        (b"step,loss\nnan,2\n", "step nan is not a whole number"),
+        (b"step,loss\ninf,2\n", "step inf is not a whole number"),
+        (b"step,loss\n1,soon\n", "line 2: could not convert"),
+        ("step,loss\n1,2\n".encode("utf-16"), "is not UTF-8"),
+        (b"\xef\xbb\xbfstep, loss\n1, 2\n", "the window has 1 losses"),
+        (b"".join(b"%d,%f\n" % (n, 2 + n**0.5 / 1000) for n in range(1, 999)), "no column step"),
+        (
+            b"step,loss\n" + b"".join(b"%d,%f\n" % (n, 2 + n**0.5 / 1000) for n in range(1, 999)),
+            "no falling loss",
+        ),
+    ],
+)
+def test_a_file_that_no_law_fits_is_one_line(tmp_path, data, says):
+    path = tmp_path / "losses.csv"
+    path.write_bytes(data)
+    found = scaling("steps", path)
+    assert found.returncode == 2
+    assert says in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [(2, "nan", "has loss nan"), (2, "0", "has loss 0"), (0, "-1", "parameters -1"), (1, "0", "0")],
+)
+def test_a_run_without_a_logarithm_is_named(tmp_path, place, value, says):
+    rows = [[str(number) for number in row] for row in zip(*runs("chinchilla"), strict=True)]
+    rows[3][place] = value
+    path = tmp_path / "runs.csv"
+    path.write_text("parameters,tokens,loss\n" + "".join(",".join(row) + "\n" for row in rows))
+    found = scaling("sizes", path)
+    assert found.returncode == 2
+    assert f"run 4 of {len(rows)} has " in found.stderr
+    assert says in found.stderr
+
+
 def test_laws_are_drawn_and_printed(tmp_path):
     picture = tmp_path / "law.png"
-    found = scaling("steps", MARCH, "--window=1000:", "--draws=20", f"--picture={picture}")
+    found = scaling("steps", MARCH, "--window=1000:", "--draws=50", f"--picture={picture}")
     assert "| c " in found.stdout, found.stderr
     assert picture.stat().st_size > 10_000
     n, d, loss = runs("chinchilla")
     rows = "".join(f"{a},{b},{c}\n" for a, b, c in zip(n, d, loss, strict=True))
     (tmp_path / "runs.csv").write_text("parameters,tokens,loss\n" + rows)
     picture = tmp_path / "sizes.png"
-    flags = ("--predict=1e11:1e12", "--draws=3", f"--picture={picture}")
+    flags = ("--predict=1e11:1e12", "--draws=50", f"--picture={picture}")
     found = scaling("sizes", tmp_path / "runs.csv", *flags)
     assert "| alpha " in found.stdout, found.stderr
     assert "L(1e+11, 1e+12)" in found.stdout

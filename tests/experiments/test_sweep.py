@@ -231,6 +231,9 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
         (["--model.mlp_activations=relu"], "--model.mlp_activations is what the sweep varies"),
         (["--step_times=TIMES"], "lacks tiny_transformer_vanilla: measure it with"),
         (["--step_times=TIMES.no"], "No such file"),
+        (["--seeds="], "--seeds=: give whole numbers"),
+        (["--output="], "--output is empty"),
+        (["--evaluation.every_steps=0"], "set evaluation.every_steps above 0"),
         (["--output=gs://bucket/x"], "the folder of a sweep must be local"),
     ],
 )

@@ -68,12 +68,14 @@ class Compared:
       batch: the first difference of the batches; None if none was found.
       compared: the updates whose batches were compared, (first, last); None if none were.
       notes: what could not be compared, and why.
+      lost: whether the batches cannot be made again.
     """
 
     records: list[str] = dataclasses.field(default_factory=list)
     batch: Batch | None = None
     compared: tuple[int, int] | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
+    lost: bool = False
 
 
 def records(one: History, other: History, last: int) -> Compared:

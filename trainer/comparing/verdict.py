@@ -67,7 +67,8 @@ def compare(
       verify: one of `tensors.VERIFIED`.
 
     Raises:
-      UserError: a run is not there or cannot be read.
+      UserError: a run is not there or cannot be read, or the batches that `batches` asks for cannot
+        be made again.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)
@@ -78,7 +79,10 @@ def compare(
     try:
         made = data.Batches(one, other, cache_dirs)
     except UserError as error:
+        if batches:
+            raise
         of_data.notes.append(f"batches cannot be made again: {error}")
+        of_data.lost = True
     else:
         of_data.records += made.shards()
         of_data.notes += made.changed_since()

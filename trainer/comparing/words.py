@@ -32,7 +32,13 @@ def text(found: Verdict) -> str:
     if found.first:
         blocks.append(f"first difference: {_verdict(found)}")
     else:
-        blocks.append("the runs are the same, as far as both have come")
+        both = found.steps.lines or found.tensors.steps
+        far = (
+            "as far as both have come"
+            if both
+            else "but neither metrics nor checkpoints are in both"
+        )
+        blocks.append(f"the runs are the same, {far}")
     return _printable("\n\n".join(blocks))
 
 
@@ -78,7 +84,8 @@ def _data(found: Verdict) -> Iterator[str]:
     elif data.records:
         yield f"records differ{f'; the {span} are the same' if span else ''}"
     else:
-        yield f"the same ({span or 'records and caches; no batch had to be compared'})"
+        without = "no batch could be" if data.lost else "no batch had to be"
+        yield f"the same ({span or f'what was recorded; {without} compared'})"
     yield from data.records
     if data.batch:
         yield from (

@@ -317,7 +317,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin).
 
     Raises:
-      UserError: there is no run, or it is one of another version.
+      UserError: there is no run, it is one of another version, or its file is damaged.
     """
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
@@ -325,6 +325,8 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
             f"{model_dir} holds no run (there is no {CONFIG_FILE}): train one with trainer.pretrain"
         )
     value = files.read_json(path)
+    if not (isinstance(value, dict) and isinstance(value.get("config"), dict)):
+        raise UserError(f"{path} has no configuration of a run: restore it from a copy")
     if value["config"].get("task_module"):  # may register values that the configuration names
         registry.load(value["config"]["task_module"])
-    return fields.from_dict(Config, value["config"], path), value["origins"]
+    return fields.from_dict(Config, value["config"], path), value.get("origins", {})

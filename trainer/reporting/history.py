@@ -148,8 +148,7 @@ def load(folder: str, name: str) -> History:
     """
     config, origins = load_config(folder)
     lines = read_metrics(folder)
-    path = files.join(folder, EVALUATION_FILE)
-    evaluations = files.read_json(path).get("checkpoints", {}) if files.exists(path) else {}
+    evaluations = _evaluations(files.join(folder, EVALUATION_FILE))
     software = read_software(folder)
     splits = {line["split"] for line in lines}
     missing = []
@@ -162,9 +161,23 @@ def load(folder: str, name: str) -> History:
     bad = sum(not math.isfinite(value) for line in lines for value in _numbers(line["metrics"]))
     if bad:
         missing.append(f"{bad:,} values are not finite and leave gaps")
-    by_step = {int(step): found for step, found in evaluations.items()}
     record = load_record(folder)
-    return History(name, folder, config, origins, record, lines, by_step, software, missing)
+    return History(name, folder, config, origins, record, lines, evaluations, software, missing)
+
+
+def _evaluations(path: str) -> dict[int, Any]:
+    """Returns step -> results by split that trainer.evaluate wrote, {} if it was not run.
+
+    Raises:
+      UserError: the file holds something else.
+    """
+    if not files.exists(path):
+        return {}
+    value = files.read_json(path)
+    try:
+        return {int(step): dict(splits) for step, splits in value["checkpoints"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not what trainer.evaluate writes: delete it") from error
 
 
 def load_all(folders: Sequence[str]) -> list[History]:

@@ -169,3 +169,14 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
             ) from error
         lines.append(line)
     return lines
+
+
+def finite(value: Any) -> Any:
+    """Returns JSON values in which numbers that are not finite are texts."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    return value

@@ -276,6 +276,7 @@ def test_runs_without_metrics_or_checkpoints_are_compared_as_far_as_they_go(foun
     assert value["same"]
     assert "no line that both runs have" in said
     assert "no checkpoint of a step that both runs have" in said
+    assert "but neither metrics nor checkpoints are in both" in said
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(UserError, match="holds no run"):
         compare.main([str(base), str(tmp_path / "model")])
@@ -283,9 +284,14 @@ def test_runs_without_metrics_or_checkpoints_are_compared_as_far_as_they_go(foun
 
 def test_moved_caches_can_be_named(found, base, text_cache, tmp_path):
     moved = copied(base, tmp_path / "model", cache_dir=str(tmp_path / "gone"))
-    value, said = found(moved, "--batches=2")
+    value, said = found(moved)
     assert value["same"]
+    assert "no batch could be compared" in said
     assert "batches cannot be made again" in said
+    with pytest.raises(UserError, match="gone"):  # asked for, they are not passed over
+        compare.main([str(base), str(moved), "--batches=2"])
+    with pytest.raises(UserError, match="--batches=-2: give a number"):
+        compare.main([str(base), str(moved), "--batches=-2"])
     flag = f"--cache_dir={text_cache.parent}"
     value, _ = found(tmp_path / "model", "--batches=2", flag, flag)
     assert value["data"]["compared"] == [1, 2]

@@ -92,6 +92,10 @@ def test_every_command_to_run_next_can_be_pasted(tmp_path, capsys):
     assert not any("…" in line for line in lines)
     assert lines[0].endswith("run the same command of trainer.pretrain with --train_steps=40")
     assert shlex.split(lines[1])[-2:] == [f"--model_dir={folder}", "--steps=all"]
+    assert "set --metrics.tensorboard=true" in lines[2]
+    (tmp_path / "my model" / "tensorboard").mkdir()
+    report.main([f"--model_dir={folder}"])
+    lines = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
     assert shlex.split(lines[2])[-1] == f"--logdir={folder}/tensorboard"
 
 
@@ -184,6 +188,24 @@ def test_mistakes_are_one_line(tmp_path):
         report.main(["x", "--output=x.png"])
     with pytest.raises(UserError, match="no loss to draw"):
         report.main([made(tmp_path / "a", []), f"--picture={tmp_path}/a.png"])
+    with pytest.raises(UserError, match="is a folder: name a file"):
+        report.main([str(tmp_path / "a"), f"--output={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("evaluation.json", '{"checkpoints": []}', "is not what trainer.evaluate writes"),
+        ("evaluation.json", '{"checkpoints": {"x": {}}}', "is not what trainer.evaluate writes"),
+        ("evaluation.json", "[]", "is not what trainer.evaluate writes"),
+        ("config.json", "[]", "has no configuration of a run"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, says):
+    folder = made(tmp_path / "a", training([20]))
+    (tmp_path / "a" / name).write_text(text)
+    with pytest.raises(UserError, match=says):
+        report.main([folder])
 
 
 def test_hostile_text_stays_text(tmp_path):
