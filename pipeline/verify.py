@@ -9,7 +9,7 @@ of its records at a time. Remote files are read once and not stored.
 import os
 import tempfile
 
-from pipeline.building import exclusion
+from pipeline.excluding.lists import given
 from pipeline.verification.cache import verify
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     )
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        lists = exclusion.given(flags.exclude, scratch)
+        lists = given(flags.exclude, scratch)
         splits, faults = verify(flags.cache, flags.workers, [each.path for each in lists])
     for fault in faults:
         print(fault)
@@ -41,11 +41,15 @@ def main(argv: list[str]) -> int:
     print(table(("", *columns), rows))
     print(f"{flags.cache}: {len(faults)} faults" if faults else f"{flags.cache}: verified")
     if lists and not faults:
-        places = sum(each.header["counts"]["places"] for each in lists)
-        documents = sum(each.record.documents for each in lists) - places
+        whole = [each for each in lists if each.record.documents]
+        places = sum(each.header["counts"]["places"] for each in whole)
+        documents = sum(each.record.documents for each in whole) - places
+        paragraphs = sum(each.record.paragraphs for each in lists)
         print(f"absent: all {documents:,} documents of {flags.exclude}")
         if places:
             print(f"not checked: {places:,} listed documents that share their id with another")
+        if paragraphs:
+            print(f"not checked: {paragraphs:,} listed paragraphs: a cache has no texts")
     return 1 if faults else 0
 
 

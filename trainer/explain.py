@@ -64,6 +64,7 @@ class Explanation:
         from trainer.data import recorded
         from trainer.data.cached import CachedData
         from trainer.setup import prepare
+        from trainer.sightings import newest
 
         config, origins = load_config(model_dir)
         if cache_dir:
@@ -83,6 +84,15 @@ class Explanation:
                 f"{model_dir} was trained on other examples ({'; '.join(differences)}): use the "
                 "task module, the caches and the version of this project that it was trained with"
             )
+        _, fingerprints = newest(model_dir)
+        for task in run.data.tasks:
+            own = task.manifest.plan.fingerprint
+            if fingerprints.get(task.task.name, own) != own:
+                raise UserError(
+                    f"{task.cache} was changed since {model_dir} was trained on it, as by a "
+                    "takedown: give --cache_dir of a copy from before, or ask by --document, which "
+                    "still works"
+                )
         self.step = step
         self._data = run.data
         # Update k is made from batch k - 1.

@@ -14,6 +14,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _PART = "#part"
+_NAMED = 5  # documents that a line names
 _DOCUMENT_PART = re.compile(rf"{_PART}\d+$")
 
 
@@ -63,7 +64,7 @@ class Sightings:
             raise UserError(
                 f"task {config.task} is read through seqio, which does not record documents"
             )
-        saved, fingerprints = _newest(model_dir)
+        saved, fingerprints = newest(model_dir)
         lines = read_metrics(model_dir)
         self.steps = max([saved, *(line["step"] for line in lines)])
         tasks, self._paths = [], []
@@ -134,7 +135,7 @@ class Sightings:
         return found
 
 
-def _newest(model_dir: str) -> tuple[int, dict[str, str]]:
+def newest(model_dir: str) -> tuple[int, dict[str, str]]:
     """Returns the step and the caches' fingerprints of the newest checkpoint; (0, {}) if none."""
     from trainer import description
 
@@ -171,12 +172,17 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
         raise UserError(f"--document={documents}: there is no such file") from error
     for model_dir in model_dirs.split(","):
         sightings = Sightings(model_dir, cache_dir)
-        rows = 0
+        seen: set[str] = set()
         steps: set[int] = set()
         for each in sightings.of(names):
             print(f"{model_dir}: {each}")
-            rows += 1
+            seen.add(each.document)
             steps.add(each.step)
-        what = names[0] if len(names) == 1 else f"{len(names):,} documents"
-        saw = f"saw {what} in {len(steps):,}" if rows else f"did not see {what} in any"
-        print(f"{model_dir} {saw} of its {sightings.steps:,} steps")
+        others = [name for name in names if name not in seen]
+        of_steps = f"of its {sightings.steps:,} steps"
+        if seen:
+            what = f"{len(seen):,} of {len(names):,} documents" if len(names) > 1 else names[0]
+            print(f"{model_dir} saw {what} in {len(steps):,} {of_steps}")
+        if others:
+            more = ", …" if len(others) > _NAMED else ""
+            print(f"{model_dir} did not see {', '.join(others[:_NAMED])}{more} in any {of_steps}")

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.building import advice, exclusion, graph, lifecycle
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
-from pipeline.excluding.lists import Given
+from pipeline.excluding.lists import Given, given
 from pipeline.filtering import sets
 from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from pipeline.runners import dataflow, portable, secret
@@ -43,7 +43,7 @@ def build(options: Options, beam_arguments: list[str], advise: bool = True) -> N
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
     folder = files.join(options.cache_dir, task.name)
     with tempfile.TemporaryDirectory() as scratch:
-        lists = exclusion.given(options.exclude, scratch)
+        lists = given(options.exclude, scratch)
         if options.dry_run:
             planned = _planned(options, task, loaded, folder, lists)
             _print_estimate(options, beam_arguments, planned, loaded, lists)
@@ -77,6 +77,8 @@ def _build(
         done, shards = _work(job, assignments, options, beam_arguments)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
+        for line in exclusion.unfound(folder, plan, shards, lists):
+            print(line)
         if not lifecycle.complete(folder, plan, shards) and not done:
             state = "complete" if files.is_remote(folder) else "complete and valid"
             print(f"{folder} is {state}: nothing to do")

@@ -3,10 +3,10 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.excluding import lists
-from pipeline.excluding.filter import Filter
+from pipeline.excluding.filter import Filter, base
 from tasks.cache.excluded import ExcludeRecord
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
@@ -14,17 +14,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _Shard = tuple[str, int]
-
-
-def given(text: str | None, scratch: str) -> list[lists.Given]:
-    """Returns the lists of --exclude, paths separated by commas.
-
-    `scratch`: local folder for lists that must be made or fetched.
-
-    Raises:
-      UserError: a file is missing or is no list.
-    """
-    return [lists.given(path.strip(), scratch) for path in (text or "").split(",") if path.strip()]
+_NAMED = 5  # ids that a message names
 
 
 def records(
@@ -35,8 +25,8 @@ def records(
     An exclusion stays in force, so a list of the cache need not be given again.
 
     Raises:
-      UserError: a list was made for other parts of documents; or two lists of duplicates meet, each
-        of which may have kept the document that the other one leaves out.
+      UserError: a list was made for other parts of documents; or two lists of duplicates meet, one
+        of which may have kept what the other one leaves out.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
@@ -63,7 +53,34 @@ def records(
                 f"{folder}: two lists of duplicate {unit} may leave out both of two twins: use one "
                 f"list{other}"
             )
+    _check_units(before, added, folder)
     return found or None
+
+
+def _check_units(
+    before: Sequence[ExcludeRecord], added: Sequence[lists.Given], folder: str
+) -> None:
+    """Checks that a list of duplicate paragraphs keeps none in a document that another leaves out.
+
+    Raises:
+      UserError: it may have.
+    """
+    of_documents = [
+        each.sha256
+        for each in (*before, *(each.record for each in added))
+        if each.kind == lists.DUPLICATES and each.documents
+    ]
+    of_paragraphs = [each for each in added if each.record.paragraphs]
+    known = [each.header.get("exclude", []) for each in of_paragraphs]
+    new = {each.record.sha256 for each in added}
+    late = [sha256 for sha256 in of_documents if sha256 in new]
+    earlier = any(each.kind == lists.DUPLICATES and each.paragraphs for each in before)
+    if any(set(of_documents) - set(each) for each in known) or (earlier and late):
+        raise UserError(
+            f"{folder}: a list of duplicate paragraphs may keep them in documents that a list of "
+            "duplicate documents leaves out: make it with pipeline.dedup --unit=paragraph "
+            "--exclude=LIST_OF_DOCUMENTS"
+        )
 
 
 def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str]:
@@ -157,6 +174,30 @@ def _touches(
         return False
     left_out = files.join(folder, shard_file(split, "quarantine", index, count))
     return filter_.touches([line["id"] or "" for line in _lines(left_out)], True)
+
+
+def unfound(
+    folder: str, plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
+) -> Iterator[str]:
+    """Yields a line for each text file of ids some of which no document of the corpus has."""
+    of_ids = [each for each in new if lists.is_text(each)]
+    if not of_ids:
+        return
+    left_out = set()
+    for (split, index), shard in shards.items():
+        if shard.dropped:
+            name = shard_file(split, "quarantine", index, plan.shards[split])
+            for line in _lines(files.join(folder, name)):
+                left_out |= {line["id"], base(line["id"] or "")}
+    for each in of_ids:
+        names = lists.ids_in(each.named)
+        missing = [name for name in names if name not in left_out]
+        if missing:
+            more = ", …" if len(missing) > _NAMED else ""
+            yield (
+                f"--exclude={each.named}: {len(missing):,} of {len(names):,} ids are not in the "
+                f"corpus: {', '.join(map(repr, missing[:_NAMED]))}{more}"
+            )
 
 
 def _lines(path: str) -> Iterator[dict]:

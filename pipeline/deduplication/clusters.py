@@ -1,7 +1,8 @@
 """The last stage: clusters of duplicates, and the exclude list, written by one process.
 
-Of a cluster the unit that comes first in the corpus is kept. Memory is 9 bytes for each unit of the
-corpus (13 if there are more than 2**32), the pairs of one partition, and the units of one piece.
+Of a cluster the unit is kept that comes first in the corpus, of those that are not contaminated.
+Memory is 12 bytes for each unit of the corpus (20 if there are more than 2**32; one more with
+evaluation sets), the pairs of one partition, and the units of one piece.
 """
 
 import contextlib
@@ -62,14 +63,14 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
     result = Result()
     total = int(opened.starts[-1])
     roots = np.arange(total, dtype=np.uint32 if total < 1 << 32 else np.uint64)
-    is_exact = np.zeros(total, bool)
+    firsts = roots.copy()  # of the units with the same text
     repeated = [np.zeros((0, 2), np.uint64)]
     for number in range(of_keys):
         found = arrays.Arrays(job.path(EDGES, number))
         for name in ("exact", "near"):
             pairs = found.read(name)
             kernels.join(roots, pairs[:, 0].copy(), pairs[:, 1].copy())
-        is_exact[found.read("exact")[:, 1]] = True
+        firsts[found.read("exact")[:, 1]] = found.read("exact")[:, 0]
         repeated.append(found.read("repeated"))
         for name, count in zip(("candidates", "unlike"), found.read("counts"), strict=True):
             result.counts[name] += int(count)
@@ -78,11 +79,18 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
     shared = np.concatenate(repeated)
     result.counts.update(units=total, repeated=len(shared))
     judge = Judge(job, opened.opened) if job.contaminated else None
+    shown = [judge.contaminated(each) for each in opened.opened] if judge else []
+    if judge:
+        out = np.zeros(total, bool)
+        for start, (units, _) in zip(opened.starts.tolist(), shown, strict=False):
+            out[units + start] = True
+        kernels.reroot(roots, out)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         bar = stack.enter_context(progress.shown("listing", pieces))
         for number in range(pieces):
-            entries = _Entries(job, opened, number, roots, is_exact, judge, shared)
+            of_sets = shown[number] if judge else None
+            entries = _Entries(job, opened, number, roots, firsts, judge, of_sets, shared)
             entries.write(os.path.join(scratch, str(number)), result)
             bar.update(number + 1)
         _merge(job, scratch, pieces, header, result)
@@ -110,8 +118,9 @@ class _Entries:
         pieces: Pieces,
         number: int,
         roots: np.ndarray,
-        is_exact: np.ndarray,
+        firsts: np.ndarray,
         judge: Judge | None,
+        contaminated: tuple[np.ndarray, np.ndarray] | None,
         repeated: np.ndarray,
     ):
         self._job, self._pieces, self._judge, self._repeated = job, pieces, judge, repeated
@@ -119,25 +128,27 @@ class _Entries:
         self._start = int(pieces.starts[number])
         end = int(pieces.starts[number + 1])
         self._roots = roots[self._start : end].astype(np.int64)
-        self._exact = is_exact[self._start : end]
+        self._firsts, self._contaminated = firsts, contaminated
 
     def write(self, path: str, result: Result) -> None:
         """Writes the entries in order to a local file, and counts them."""
         here = np.arange(len(self._roots)) + self._start
-        units = np.flatnonzero(self._roots != here)
-        reasons = np.where(self._exact[units], _EXACT, _NEAR)
+        is_listed = self._roots != here
+        if self._contaminated:
+            is_listed[self._contaminated[0]] = False  # for a reason of their own
+        units = np.flatnonzero(is_listed)
         roots = self._roots[units]
+        reasons = np.where(self._firsts[here[units]] == self._firsts[roots], _EXACT, _NEAR)
         twins = self._names(roots)
         similarity = self._similarity(here[units], roots)
         near = reasons == _NEAR
         result.unlike_twin += int((similarity[near] < self._job.rules.threshold).sum())
-        if self._judge:
-            more, examples = self._judge.contaminated(self._own)
-            fresh = ~np.isin(more, units)
-            units = np.concatenate([units, more[fresh]])
-            reasons = np.concatenate([reasons, np.full(int(fresh.sum()), _CONTAMINATED)])
-            twins += [self._judge.name(example) for example in examples[fresh].tolist()]
-            nothing = np.full(int(fresh.sum()), np.nan, np.float32)
+        if self._judge and self._contaminated:
+            more, examples = self._contaminated
+            units = np.concatenate([units, more])
+            reasons = np.concatenate([reasons, np.full(len(more), _CONTAMINATED)])
+            twins += [self._judge.name(example) for example in examples.tolist()]
+            nothing = np.full(len(more), np.nan, np.float32)
             similarity = np.concatenate([similarity, nothing])
         owners = self._own.read("owner")[units].astype(np.int64)
         high, low = (self._own.read(name)[owners] for name in ("high", "low"))

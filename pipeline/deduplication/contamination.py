@@ -148,7 +148,9 @@ class Judge:
         examples = self._grams.examples[np.repeat(begins, counts) + offsets]
         pairs = np.stack([np.repeat(units, counts), examples], 1)
         pairs, shared = np.unique(pairs, axis=0, return_counts=True)
-        enough = shared >= np.maximum(1, self._rules.share * self._grams.totals[pairs[:, 1]])
+        # 0.28 of 25 n-grams is 7, not the 7.000000000000001 of floating point.
+        needed = self._rules.share * self._grams.totals[pairs[:, 1]] - 1e-9
+        enough = shared >= np.maximum(1, needed)
         found, first = np.unique(pairs[enough, 0], return_index=True)
         return found, pairs[enough, 1][first]
 

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,25 +62,35 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         raise UserError(f"--unit={PARAGRAPH} is for texts, and corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
+    if options.against is not None and not options.against.strip():
+        raise UserError("--against is empty: name evaluation sets, or leave it out")
     if options.hf_token_secret:
         secret.provide_hf_token(options.hf_token_secret)
     if dataflow.is_runner(options.runner):
         dataflow.check(beam_arguments, spec, options.output)
     elif portable.is_runner(options.runner):
         portable.check(beam_arguments)
-    with _claimed(options.output):
+    with _claimed(options.output), tempfile.TemporaryDirectory() as scratch:
+        given = lists.given(options.exclude, scratch)
+        for each in given:
+            if each.record.paragraphs:
+                raise UserError("--exclude takes lists of documents: paragraphs are not read apart")
+        digests = tuple(each.record.sha256 for each in given)
         corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes)
         sets = [sources.resolve(sources.parse(each)) for each in (options.against or "").split()]
-        job = Job(options.output, corpus, options.rules, bool(sets), options.hf_token_secret or "")
+        secret_name = options.hf_token_secret or ""
+        job = Job(options.output, corpus, options.rules, bool(sets), secret_name, digests)
         for note in corpus.notes:
             print(note)
         of_sets = [each.record for each in sets]
-        _begin(job, record(corpus, job.rules, of_sets, options.shard_bytes))
+        _begin(job, record(corpus, job.rules, of_sets, options.shard_bytes, digests))
         path = files.join(job.folder, LIST)
         if files.exists(path) and files.exists(files.join(job.folder, REPORT)):
             _clear(job.folder)
             print(f"{path} is complete: nothing to do")
             return
+        for each in given:
+            files.copy(each.path, files.join(job.folder, lists.copy_name(each.record.sha256)))
         _search(job, sets, options, beam_arguments)
         _clear(job.folder)
 
@@ -140,6 +151,7 @@ def _header(job: Job) -> dict[str, Any]:
         "files": hashlib.sha256(data).hexdigest(),
         "max_document_bytes": job.corpus.max_document_bytes,
         "rules": dataclasses.asdict(job.rules),
+        **({"exclude": list(job.exclude)} if job.exclude else {}),
     }
 
 
@@ -223,5 +235,5 @@ def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterato
 def _clear(folder: str) -> None:
     """Deletes the files of the stages."""
     for name in files.list_sizes(folder):
-        if name == GRAMS or name.startswith(tuple(f"{stage}-" for stage in STAGES)):
+        if name == GRAMS or name.startswith((lists.COPY, *(f"{stage}-" for stage in STAGES))):
             files.remove(files.join(folder, name))

@@ -359,6 +359,21 @@ def flatten(parents):
 
 
 @compiled
+def reroot(roots, out):
+    """Gives each set whose root is `out` (bool) its first member that is not as the root of those.
+
+    Sets without such a member, and members that are out, keep the old root.
+    """
+    for number in range(len(roots)):
+        root = roots[number]
+        if root == number or out[number] or not out[root]:
+            continue
+        if roots[root] == root:
+            roots[root] = number
+        roots[number] = roots[root]
+
+
+@compiled
 def others_of(roots):
     """Returns uint32, for each unit that is a root, the number of other units in its set."""
     counts = np.zeros(len(roots), np.uint32)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pipeline.deduplication.plan import DOCUMENT, DUPLICATES, NEAR, PARAGRAPH, UNITS, Rules
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
-from tasks.terminal.command_line import positive, share
+from tasks.terminal.command_line import at_least_0, positive, share
 from tasks.terminal.fields import REQUIRED, field
 
 
@@ -43,11 +43,16 @@ class Options:
         "SPECs of evaluation sets, separated by white space: units that share --ngram words with "
         "an example are listed as contaminated",
     )
+    exclude: str | None = field(
+        None,
+        "exclude lists or text files of ids, separated by commas: their documents are not read, "
+        "and so keep nothing; give them to the build as well",
+    )
     ngram: Annotated[int, positive] = field(13, "words of an n-gram shared with an evaluation set")
     overlap: Annotated[float, share] = field(
         0.0, "least share of an example's n-grams in a unit; by default, one n-gram is enough"
     )
-    common: int = field(
+    common: Annotated[int, at_least_0] = field(
         10, "n-grams in more units than this are common phrases, and ignored; 0 ignores none"
     )
     shard_bytes: Annotated[int, positive] = field(

@@ -101,6 +101,7 @@ class Job:
       rules: what makes a duplicate.
       contaminated: whether the folder has n-grams of evaluation sets.
       hf_token_secret: name of the secret with the Hub's token, "" for none.
+      exclude: SHA-256 of the lists, copied to the folder, whose documents are not read.
     """
 
     folder: str
@@ -108,6 +109,7 @@ class Job:
     rules: Rules
     contaminated: bool
     hf_token_secret: str = ""
+    exclude: tuple[str, ...] = ()
 
     def path(self, stage: str, number: int) -> str:
         """Returns the path of a stage's file."""
@@ -115,10 +117,15 @@ class Job:
 
 
 def record(
-    corpus: sources.Corpus, rules: Rules, against: list[dict[str, Any]], shard_bytes: int
+    corpus: sources.Corpus,
+    rules: Rules,
+    against: list[dict[str, Any]],
+    shard_bytes: int,
+    exclude: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Returns all that the list depends on, and the files of the stages, as JSON."""
     return {
+        **({"exclude": list(exclude)} if exclude else {}),
         "format": 1,
         "shard_bytes": shard_bytes,
         "corpus": {key: each for key, each in corpus.record.items() if key != "left_out"},

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipeline.deduplication import arrays, contamination, kernels
 from pipeline.deduplication.plan import PARAGRAPH, PREFIXES, SIGNATURES, Job, Rules
 from pipeline.deduplication.words import Words, text_bytes
+from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import base_id, id_digests, place_hash
 from pipeline.runners import secret
 from tasks.reading import sources
@@ -102,7 +103,9 @@ def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
     reader = Reader(job.rules, grams)
     # Not divided between splits, so that units keep the order of the corpus.
     whole = dataclasses.replace(piece, held_out=False)
-    found = [reader.units(batch) for _, batch in sources.read(job.corpus, whole)]
+    kept = Filter.of_cache(job.folder, job.exclude)
+    batches = (kept.without(batch) for _, batch in sources.read(job.corpus, whole))
+    found = [reader.units(batch) for batch in batches]
     arrays.write(job.path(SIGNATURES, number), _joined(found, job.rules))
     return Counter(pieces=1)
 

@@ -87,6 +87,17 @@ class Filter:
             batch = _replaced(batch, texts)
         return batch if kept.all() else batch.filter(kept)
 
+    def without(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
+        """Returns a batch of `sources.read` without the documents that are listed as a whole."""
+        if not self._lists:
+            return batch
+        names = [name or "" for name in batch.column("id").to_pylist()]
+        found = self._found(names, batch.column("part").to_pylist(), batch)
+        kept = np.ones(batch.num_rows, bool)
+        for row, entries in found.items():
+            kept[row] = all(each.paragraph != WHOLE for each in entries)
+        return batch.filter(kept)
+
     def _found(
         self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
     ) -> dict[int, list[Entry]]:
@@ -114,21 +125,22 @@ class Filter:
     def listed(self, names: Sequence[str], has_parts: bool) -> list[int]:
         """Returns the places in `names` of ids that a list has as whole documents of any place.
 
-        `has_parts`: whether "ID#part2" may be a part of the document ID.
+        `has_parts`: whether "ID#part2" may be a part of the document ID. Lineage does not tell it
+        from a document that is called so, which then counts as listed if ID is.
         """
-        bases = [_base(name) if has_parts else name for name in names]
-        digests = id_digests(bases)
         found = set()
-        for each in self._lists:
-            for row in each.hits(digests).tolist():
-                entries = each.entries(digests[row], "")
-                if any(entry.paragraph == WHOLE for entry in entries):
-                    found.add(row)
+        for column in (names, [base(name) for name in names] if has_parts else []):
+            digests = id_digests(column)
+            for each in self._lists:
+                for row in each.hits(digests).tolist():
+                    entries = each.entries(digests[row], "")
+                    if any(entry.paragraph == WHOLE for entry in entries):
+                        found.add(row)
         return sorted(found)
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
         """Returns whether a list has an entry of any kind for one of the ids; see `listed`."""
-        bases = {_base(name) for name in names} if has_parts else set()
+        bases = {base(name) for name in names} if has_parts else set()
         digests = id_digests([*names, *sorted(bases)])
         return any(
             each.entries(digests[row])
@@ -137,7 +149,8 @@ class Filter:
         )
 
 
-def _base(name: str) -> str:
+def base(name: str) -> str:
+    """Returns the id of the document of which an id may be that of a part."""
     head, mark, number = name.rpartition("#part")
     return head if mark and number.isdigit() else name
 

@@ -185,14 +185,32 @@ _SIDES: Sequence[Any] = ("left", "right")
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A list that a build was given: what its plan keeps of it, and a local file that holds it."""
+    """A list that a command was given.
+
+    Attributes:
+      record: what a plan keeps of it.
+      path: a local file that holds it.
+      header: the list's header.
+      named: the flag's value.
+    """
 
     record: ExcludeRecord
     path: str
     header: dict[str, Any]
+    named: str
 
 
-def given(path: str, scratch: str) -> Given:
+def is_text(each: Given) -> bool:
+    """Returns whether a list was given as a text file of ids."""
+    return each.record.kind == IDS and "corpus" not in each.header
+
+
+def given(text: str | None, scratch: str) -> list[Given]:
+    """Returns the lists of --exclude, paths separated by commas; see `given_at`."""
+    return [given_at(path.strip(), scratch) for path in (text or "").split(",") if path.strip()]
+
+
+def given_at(path: str, scratch: str) -> Given:
     """Returns the list at `path`: an exclude list or a text file of ids, local or remote.
 
     `scratch`: local folder for a list that must be made or fetched.
@@ -223,12 +241,17 @@ def given(path: str, scratch: str) -> Given:
         documents=counts["documents"],
         paragraphs=counts["paragraphs"],
     )
-    return Given(record, local, opened.header)
+    return Given(record, local, opened.header, path)
+
+
+def ids_in(path: str) -> list[str]:
+    """Returns the ids in a text file, one a line, sorted; blank lines are skipped."""
+    return sorted({line for line in files.read_lines(path) if line.strip()})
 
 
 def _of_ids(path: str) -> bytes:
     """Returns the list of the ids in a text file; blank lines are skipped."""
-    names = sorted({line for line in files.read_lines(path) if line.strip()})
+    names = ids_in(path)
     if not names:
         raise UserError(f"--exclude={path} names no document: give the ids, one a line")
     digests = id_digests(names)

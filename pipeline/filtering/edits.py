@@ -101,12 +101,9 @@ def _without_ips(texts: pa.LargeStringArray, mask: str) -> tuple[pa.LargeStringA
 def replace(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
     """Replaces a pattern of RE2; in the replacement, \\1 stands for the first group."""
     pattern, replacement = settings["pattern"], settings["replacement"]
-    texts, count = _chosen(
-        texts,
-        pc.match_substring_regex(texts, pattern),
-        lambda some: _substituted(some, pattern, replacement),
-    )
-    return texts, Counter({"replacements": count})
+    changed = pc.replace_substring_regex(texts, pattern, replacement)
+    count = pc.sum(pc.not_equal(texts, changed)).as_py() or 0
+    return changed, Counter({"texts changed": count})
 
 
 EDITS: dict[str, Callable[[pa.LargeStringArray, dict[str, Any]], Edited]] = {

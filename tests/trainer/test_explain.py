@@ -263,7 +263,16 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     ]
     built(*again, f"--exclude={tmp_path}/ids.txt")
     assert found() == wanted
+    with pytest.raises(UserError, match=r"was changed since .* ask by --document"):
+        explain.Explanation(str(tmp_path / "model"), 3)
+    (tmp_path / "wanted.txt").write_text("\n".join(documents))
     capsys.readouterr()
+    explain.main([f"--model_dir={tmp_path}/model", f"--document=@{tmp_path}/wanted.txt"])
+    shown = capsys.readouterr().out
+    seen = [name for name in documents if wanted[name]]
+    assert f"model saw {len(seen)} of {len(documents)} documents in " in shown
+    others = ", ".join(name for name in documents if not wanted[name])
+    assert f"model did not see {others} in any of its {steps} steps\n" in shown
     explain.main([f"--model_dir={tmp_path}/model", f"--document={long}"])
     shown = capsys.readouterr().out
     count = len({step for step, _ in wanted[long]})

