@@ -167,7 +167,8 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
     try:
         names = [documents]
         if documents.startswith("@"):
-            names = [line for line in files.read_lines(documents[1:]) if line.strip()]
+            lines = files.read_lines(documents[1:])
+            names = list(dict.fromkeys(line for line in lines if line.strip()))
     except FileNotFoundError as error:
         raise UserError(f"--document={documents}: there is no such file") from error
     for model_dir in model_dirs.split(","):

@@ -269,9 +269,9 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     capsys.readouterr()
     explain.main([f"--model_dir={tmp_path}/model", f"--document=@{tmp_path}/wanted.txt"])
     shown = capsys.readouterr().out
-    seen = [name for name in documents if wanted[name]]
-    assert f"model saw {len(seen)} of {len(documents)} documents in " in shown
-    others = ", ".join(name for name in documents if not wanted[name])
+    seen = {name for name in documents if wanted[name]}
+    assert f"model saw {len(seen)} of {len(set(documents))} documents in " in shown
+    others = ", ".join(dict.fromkeys(name for name in documents if not wanted[name]))
     assert f"model did not see {others} in any of its {steps} steps\n" in shown
     explain.main([f"--model_dir={tmp_path}/model", f"--document={long}"])
     shown = capsys.readouterr().out
