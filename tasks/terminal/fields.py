@@ -116,19 +116,22 @@ def one_of(names: Iterable[str]) -> str:
     return "one of " + ", ".join(repr(name) for name in sorted(names))
 
 
-def parse_value(text: str, declared: Any) -> Any:
+def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
     """Reads `text` as a value of a declared field type.
+
+    A text that is one of the field's `choices` is that choice, even "none", which otherwise stands
+    for None.
 
     Raises:
       ValueError: the text does not have that type.
     """
-    choices = typing.get_args(declared)
+    kinds = typing.get_args(declared)
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        if text in NONE:
+        if text in NONE and text not in choices:
             return None
-        return parse_value(text, next(kind for kind in choices if kind is not type(None)))
+        return parse_value(text, next(kind for kind in kinds if kind is not type(None)))
     if typing.get_origin(declared) is tuple:
-        return tuple(parse_value(part.strip(), choices[0]) for part in text.split(",") if part)
+        return tuple(parse_value(part.strip(), kinds[0]) for part in text.split(",") if part)
     if declared is bool:
         if text.lower() not in ("true", "false"):
             raise ValueError("neither true nor false")

@@ -158,7 +158,7 @@ def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
             raise UserError(f"--{typed[path][0]} and --{name} are the same: set one of them")
         declared = field_type(config, path)
         try:
-            values[path] = parse_value(text, declared)
+            values[path] = parse_value(text, declared, metadata(config, path).get("choices", ()))
         except ValueError as error:
             raise UserError(f"--{name}={text}: it must be {kind_in_words(declared)}") from error
         typed[path] = (name, text)
@@ -274,7 +274,7 @@ def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> 
             raise UserError(f"--{flag}={setting}: {name} has no field {path}; it has {listed}")
         declared = field_type(value, path)
         try:
-            parsed = parse_value(text, declared)
+            parsed = parse_value(text, declared, metadata(value, path).get("choices", ()))
         except ValueError as error:
             raise UserError(f"--{flag}={setting}: it must be {kind_in_words(declared)}") from error
         try:

@@ -87,6 +87,12 @@ def test_wrong_flags_are_refused_by_name(flag, says):
         build(flag)
 
 
+@pytest.mark.parametrize(("text", "scheme"), [("none", "none"), ("None", "rotary")])
+def test_none_is_a_choice_where_it_is_listed(text, scheme):
+    config, _ = build_config("llama_mini", [f"--model.position={text}"])
+    assert config.model.position_scheme == scheme
+
+
 def test_flags_are_checked_together_in_any_order():
     flags = ["--optimizer.learning_rate=0.01", "--optimizer.name=adamw", "--optimizer.beta2=0.95"]
     for ordered in itertools.permutations(flags):
