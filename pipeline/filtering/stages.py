@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 FILTERED = "filtered: "
 # Kinds of counts.
 JUDGED, ALONE, FIRST = "judged", "alone", "first"
+# Words of a pattern: RE2 does not compile one of tens of thousands.
+_WORDS = 1000
 # Longest reason of a user's function, and characters shown of a dropped text.
-_WORDS = 1000  # words of a pattern; RE2 does not compile one of tens of thousands
 _LONGEST_REASON, _EXCERPT = 80, 200
 
 
