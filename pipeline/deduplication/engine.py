@@ -49,6 +49,9 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.watch import polling
 
+# MinHash values of a unit: seven times those of Lee et al. (arXiv:2107.06499), who take the most.
+_MOST_VALUES = 1 << 16
+
 
 def search(options: Options, beam_arguments: list[str]) -> None:
     """Writes the exclude list of a corpus into `options.output`, and prints a report.
@@ -62,6 +65,11 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         raise UserError(f"--unit={PARAGRAPH} is for texts, and corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
+    if options.bands * options.rows > _MOST_VALUES:
+        raise UserError(
+            f"--bands={options.bands} --rows={options.rows}: a signature has {_MOST_VALUES:,} values "
+            "at most, their product"
+        )
     if options.against is not None and not options.against.strip():
         raise UserError("--against is empty: name evaluation sets, or leave it out")
     if options.hf_token_secret:
