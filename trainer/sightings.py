@@ -3,15 +3,22 @@
 Works for caches that a takedown has changed since, as they keep their earlier lineage.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.cache import superseded
+from tasks.cache.following import Following
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    from trainer.data.cached_task import CachedTask
 
 _PART = "#part"
 _NAMED = 5  # documents that a line names
@@ -75,7 +82,7 @@ class Sightings:
                 raise UserError(f"{task.cache} is another program's, which records no documents")
             then = fingerprints.get(task.task.name, task.manifest.plan.fingerprint)
             if then != task.manifest.plan.fingerprint:
-                task = dataclasses.replace(task, manifest=superseded.load(task.cache, then))
+                task = _as_it_was(task, then)
             paths = superseded.lineage_paths(task.cache, task.manifest, "train", then)
             self._paths.append(paths)
             tasks.append(task)
@@ -133,6 +140,20 @@ class Sightings:
                         if name not in held:
                             held.append(name)
         return found
+
+
+def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
+    """Returns a task with the earlier state of its cache, by the fingerprint of the plan.
+
+    Raises:
+      UserError: as `superseded.load` does.
+    """
+    manifest = superseded.load(task.cache, fingerprint)
+    plan, building = manifest.plan, None
+    if any(len(manifest.splits[split]) < count for split, count in plan.shards.items()):
+        building = Following(task.cache, plan, known=manifest.splits)
+        manifest = building.manifest
+    return dataclasses.replace(task, manifest=manifest, following=building)
 
 
 def newest(model_dir: str) -> tuple[int, dict[str, str]]:

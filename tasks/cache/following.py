@@ -7,7 +7,7 @@ order.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tasks.cache.manifest import (
@@ -41,15 +41,23 @@ class Following:
       folder: the cache, local or any fsspec URL.
       plan: its plan.
       patient: whether readers may wait for shards; they are refused otherwise.
+      known: the shards that an earlier state of the cache had, of which no more are looked for; None
+        for the cache as it is.
 
     Attributes:
       manifest: the plan and the shards known so far, of every split the first ones without a gap.
         Its lists grow when `look` finds more.
     """
 
-    def __init__(self, folder: str, plan: Plan, patient: bool = False):
-        self.folder, self.patient = folder, patient
-        self._shards: dict[str, list[Shard]] = {split: [] for split in plan.shards}
+    def __init__(
+        self,
+        folder: str,
+        plan: Plan,
+        patient: bool = False,
+        known: Mapping[str, Sequence[Shard]] | None = None,
+    ):
+        self.folder, self.patient, self._ended = folder, patient, known is not None
+        self._shards = {split: list((known or {}).get(split, ())) for split in plan.shards}
         self.manifest = CacheManifest(plan, self._shards, {})
         self._fingerprint = plan.fingerprint
         self._read: dict[tuple[str, int], Shard] = {}
@@ -68,7 +76,7 @@ class Following:
             if len(self._shards[split]) >= count:
                 return True
             now, asked = time.monotonic(), (split, count)
-            if now < self._looked.get(asked, 0.0):
+            if self._ended or now < self._looked.get(asked, 0.0):
                 return False
             found = self._look(split, count)
             self._looked[asked] = time.monotonic() + _LOOK_SECONDS[files.is_remote(self.folder)]

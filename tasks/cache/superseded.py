@@ -4,12 +4,15 @@ A takedown writes the shards anew that hold a document, and later windows of the
 steps of an older run saw a document follows from the old manifest and the old lineage. Of every
 state that a takedown ended, the cache keeps, in a folder named by the fingerprint of its plan, the
 manifest and the lineage of the shards that were written anew; the other shards are still the same.
-No token is kept, and ids are.
+A state may have been unfinished, as a run may follow a build, or a takedown was killed before a
+wider one: its manifest then has the first shards of each split. No token is kept, and ids are.
 """
 
+import itertools
 from collections.abc import Iterable
 
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, shard_file
+from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -22,35 +25,58 @@ def folder_of(cache: str, fingerprint: str) -> str:
 
 
 def keep(cache: str, plan: Plan, shards: Iterable[tuple[str, int]]) -> None:
-    """Keeps the state of a cache before some shards are written anew.
+    """Keeps the state of a cache before some of its finished shards are written anew.
 
-    Of an unfinished cache, which no run has seen, nothing is kept. May be repeated after a kill.
+    May be repeated after a kill, with other shards, too.
     """
-    try:
-        manifest = CacheManifest.load(cache)
-    except UserError:
-        return
     folder = folder_of(cache, plan.fingerprint)
     files.make_folder(folder)
     for split, index in shards:
         name = shard_file(split, "documents", index, plan.shards[split])
         files.copy(files.join(cache, name), files.join(folder, name))
-    files.write_bytes(files.join(folder, MANIFEST), manifest.content())
+    now, before = _state(cache, plan), _kept(folder)
+    # After a kill, fewer shards are finished than were.
+    if before is None or _finished(now) > _finished(before):
+        files.write_bytes(files.join(folder, MANIFEST), now.content())
+
+
+def _state(cache: str, plan: Plan) -> CacheManifest:
+    """Returns the manifest of a cache, or of the first finished shards of each split."""
+    try:
+        return CacheManifest.load(cache)
+    except UserError:
+        sizes = files.list_sizes(cache)
+    splits = {}
+    for split, count in plan.shards.items():
+        found = (finished(cache, plan, split, index, sizes) for index in range(count))
+        splits[split] = tuple(itertools.takewhile(lambda shard: shard is not None, found))
+    return CacheManifest(plan, splits, {})
+
+
+def _finished(manifest: CacheManifest) -> int:
+    return sum(map(len, manifest.splits.values()))
+
+
+def _kept(folder: str) -> CacheManifest | None:
+    """Returns the manifest in the folder of a state; None if there is none."""
+    if not files.exists(files.join(folder, MANIFEST)):
+        return None
+    return CacheManifest.load(folder, check=False)
 
 
 def load(cache: str, fingerprint: str) -> CacheManifest:
-    """Returns the manifest of an earlier state.
+    """Returns the manifest of an earlier state, with all shards or the first ones.
 
     Raises:
       UserError: the cache never was in that state, or does not know it.
     """
-    folder = folder_of(cache, fingerprint)
-    if not files.exists(files.join(folder, MANIFEST)):
+    manifest = _kept(folder_of(cache, fingerprint))
+    if manifest is None:
         raise UserError(
             f"{cache} has changed since the run, and keeps no record of that state: restore the "
             "cache that the run was trained on"
         )
-    return CacheManifest.load(folder)
+    return manifest
 
 
 def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: str) -> list[str]:
@@ -58,15 +84,27 @@ def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: 
 
     `manifest` is that of the state. A shard's lineage is in the folder of the first state, from
     this one on, whose takedown wrote it anew, else in the cache.
+
+    Raises:
+      UserError: a shard was written anew, and its earlier lineage is not kept.
     """
     names = [
         shard_file(split, "documents", index, manifest.plan.shards[split])
         for index in range(len(manifest.splits[split]))
     ]
     paths = {name: files.join(cache, name) for name in names}
-    for state in reversed(_states_from(cache, fingerprint)):
+    states = _states_from(cache, fingerprint)
+    for state in reversed(states):
         for name in set(files.list_names(state)) & set(names):
             paths[name] = files.join(state, name)
+    sizes = files.list_sizes(cache) if states else {}
+    for name, shard in zip(names, manifest.splits[split], strict=True):
+        unchanged = sizes.get(name, shard.files[name].bytes) == shard.files[name].bytes
+        if paths[name] == files.join(cache, name) and not unchanged:
+            raise UserError(
+                f"{paths[name]} is not what it was in the run, and no copy is kept: restore the "
+                "cache that the run was trained on"
+            )
     return [paths[name] for name in names]
 
 
@@ -76,9 +114,8 @@ def _states_from(cache: str, fingerprint: str) -> list[str]:
     for name in files.list_names(cache):
         if name.startswith(BEFORE):
             folder = files.join(cache, name)
-            if files.exists(files.join(folder, MANIFEST)):
-                lists = CacheManifest.load(folder, check=False).plan.exclude or ()
-                states.append((len(lists), folder))
+            if manifest := _kept(folder):
+                states.append((len(manifest.plan.exclude or ()), folder))
     states.sort()
     folders = [folder for _, folder in states]
     first = folder_of(cache, fingerprint)

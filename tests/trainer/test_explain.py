@@ -280,6 +280,35 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     assert shown.endswith(last if count else f"did not see {long} in any of its 12 steps\n")
 
 
+def test_a_run_that_followed_an_unfinished_build_is_explained_after_a_takedown(
+    text_cache, tmp_path
+):
+    folder, cache = text_cache.parents[1], tmp_path / "cache" / TASK
+    again = [
+        *(f"--task={TASK}", "--row_tokens=70", "--shard_bytes=20000"),
+        *(f"--corpus=text:{folder}/train.txt?validation=0.1", f"--vocabulary={folder}/vocabulary"),
+        f"--cache_dir={tmp_path}/cache",
+    ]
+    built(*again)
+    for path in (cache / "COMPLETED", cache / "manifest.json", *cache.glob("*.receipt-00002-*")):
+        path.unlink()
+    run = start(tmp_path / "model", cache.parent, "--data.follow=true", "--data.follow_shards=1")
+    path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
+    path.parent.mkdir(parents=True)
+    record = {"config": {}, "cache_fingerprints": run.data.fingerprints}
+    path.write_text(json.dumps(description.sealed(record)))
+    document = explain.Explanation(str(tmp_path / "model"), 3).row(2).parts[0].id
+
+    def found():
+        return list(Sightings(str(tmp_path / "model")).of([document]))
+
+    before = found()
+    assert any((each.step, each.row) == (3, 2) for each in before)
+    (tmp_path / "ids.txt").write_text(document)
+    built(*again, f"--exclude={tmp_path}/ids.txt")
+    assert found() == before
+
+
 def test_step_or_document_is_needed(tmp_path, capsys):
     for flags in ([], ["--step=1", "--document=a"], ["--document=a", "--row=1"]):
         code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", *flags], capsys)

@@ -16,6 +16,7 @@ from pipeline.building import graph, lifecycle
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter
 from pipeline.verification.cache import verify
+from tasks.cache import superseded
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.storage import files
@@ -175,6 +176,52 @@ def test_a_killed_takedown_resumes_or_is_given_up(
     build(tmp_path, SMALL, *([f"--exclude={listed}"] if goes_on else []))
     assert verify(str(cache))[1] == []
     assert shown(checksums, cache) == checksums(without if goes_on else whole)
+
+
+def lineage(cache, plan) -> list[list[str]]:
+    """Returns the ids in each training shard, as they were in the state of a plan."""
+    manifest = superseded.load(str(cache), plan.fingerprint)
+    paths = superseded.lineage_paths(str(cache), manifest, "train", plan.fingerprint)
+    return [parquet.read_table(path).column("id").to_pylist() for path in paths]
+
+
+def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
+    whole, build, tmp_path, monkeypatch
+):
+    cache = copied(whole, tmp_path)
+    plan = CacheManifest.load(str(cache)).plan
+    shards = sorted(whole.glob("train.documents-*"))
+    before = [parquet.read_table(path).column("id").to_pylist() for path in shards]
+    (tmp_path / "first.txt").write_text(before[0][0])
+    (tmp_path / "second.txt").write_text(before[1][0])
+
+    def kill(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(graph, "build_piece", kill)
+        build(tmp_path, SMALL, f"--exclude={tmp_path}/first.txt")
+    build(tmp_path, SMALL, f"--exclude={tmp_path}/first.txt,{tmp_path}/second.txt")
+    assert verify(str(cache))[1] == []
+    assert lineage(cache, plan) == before
+    (kept,) = cache.glob(f"{superseded.BEFORE}*/train.documents-00001-*")
+    kept.unlink()
+    with pytest.raises(UserError, match="no copy is kept"):
+        lineage(cache, plan)
+
+
+def test_a_takedown_of_an_unfinished_cache_keeps_the_lineage(whole, build, tmp_path):
+    cache = copied(whole, tmp_path)
+    plan = CacheManifest.load(str(cache)).plan
+    for name in ("COMPLETED", "manifest.json"):
+        (cache / name).unlink()
+    (lost,) = cache.glob("train.receipt-00002-*")
+    lost.unlink()
+    shards = sorted(whole.glob("train.documents-*"))[:2]
+    before = [parquet.read_table(path).column("id").to_pylist() for path in shards]
+    (tmp_path / "ids.txt").write_text(before[0][0])
+    build(tmp_path, SMALL, f"--exclude={tmp_path}/ids.txt")
+    assert lineage(cache, plan) == before
 
 
 @pytest.mark.parametrize("written", [".plan-", "sentencepiece.model", "plan.json"])
