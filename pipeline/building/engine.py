@@ -464,6 +464,9 @@ def _print_estimate(
     job, assignments = planned
     existing = lifecycle.check(job.folder, job.plan, options.extend)
     found = lifecycle.survey(job.folder, existing, check=False) if existing else {}
+    if existing and exclusion.grows(existing, job.plan):
+        redo = exclusion.affected(job.folder, existing, job.plan, lists)
+        found |= dict.fromkeys(redo)
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
     is_local = beam_arguments[0] == "--runner=FnApiRunner"

@@ -145,11 +145,14 @@ def grows(existing: Plan, ours: Plan) -> bool:
     return not same and len(now) > len(before) and now[: len(before)] == before
 
 
-def affected(folder: str, existing: Plan, ours: Plan) -> Iterator[_Shard]:
+def affected(
+    folder: str, existing: Plan, ours: Plan, new: Sequence[lists.Given]
+) -> Iterator[_Shard]:
     """Yields the finished shards that have a document, kept or quarantined, of a new list."""
     before = existing.exclude or ()
     added = (ours.exclude or ())[len(before) :]
-    filter_ = Filter.of_cache(folder, [each.sha256 for each in added])
+    paths = copies(folder, ours, new)
+    filter_ = Filter.of_files(paths[lists.copy_name(each.sha256)] for each in added)
     sizes = files.list_sizes(folder)
     for split, count in existing.shards.items():
         for index in range(count):

@@ -184,7 +184,7 @@ def begin(
     exclusion.copy(folder, plan, lists)
     if existing and plan.difference(existing):
         grows = exclusion.grows(existing, plan)
-        redo = list(exclusion.affected(folder, existing, plan)) if grows else []
+        redo = list(exclusion.affected(folder, existing, plan, lists)) if grows else []
         if redo:
             superseded.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
@@ -224,6 +224,11 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
         raise UserError(
             f"{folder} holds a cache of {len(old):,} files of this corpus, which now has "
             f"{len(new):,} ({of_files}): add --extend to write the new files as further shards"
+        )
+    if follows and exclusion.grows(_without_files(existing), _without_files(ours)):
+        raise UserError(
+            f"{folder}: the corpus has further files ({of_files}) and --exclude further lists: "
+            "add the files first, by --extend without these lists, then give the lists"
         )
     spec, revision = existing.corpus.get("spec"), existing.corpus.get("revision")
     if not differences and of_files and spec == ours.corpus.get("spec"):

@@ -353,9 +353,7 @@ class CachedData:
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
             return each.manifest
-        count = plan.shards[split]
-        if self._trains:
-            count = min(count, reading.follow_shards)
+        count = min(plan.shards[split], self._first_shards or plan.shards[split])
         if each.following:
             each.following.wait(split, count, reading.follow_timeout_seconds)
         first = {split: each.manifest.splits[split][:count]}
@@ -382,14 +380,29 @@ class CachedData:
                 EvaluationSet(each.task.name, -(-len(maker.windows) // batch_size), iterate)
             )
         if not sets:
+            first, plan = self._first_shards, empty[0].manifest.plan
+            if first and first < plan.shards.get(split, 0):
+                raise UserError(
+                    f"{empty[0].cache} has no text in the first {first:,} shards of {split}, which "
+                    "a run with --follow evaluates: raise --data.follow_shards, or pretrain with "
+                    "--evaluation.every_steps=0"
+                )
             raise UserError(
                 f"{empty[0].cache} has no text in split {split}: build with a larger share held "
                 "out, as --corpus='…?validation=0.1', pretrain with --evaluation.every_steps=0, or "
                 "give trainer.evaluate another --split"
             )
         for each in empty:
-            print(f"{split}: {each.cache} has no text in it, {each.task.name} is not evaluated")
+            shards = self._first_shards
+            where = f"the first {shards:,} shards of it" if shards else "it"
+            print(f"{split}: {each.cache} has no text in {where}, {each.task.name} is not evaluated")
         return sets
+
+    @property
+    def _first_shards(self) -> int | None:
+        """Number of first shards of a split that evaluations read; None for all."""
+        reading = self._config.data
+        return reading.follow_shards if reading.follow and self._trains else None
 
     def examples(self, split: str) -> list[ExampleSet]:
         """Returns a split's examples by task, with the metrics of `evaluation.metrics`, if any."""

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import re
 import shutil
 from collections import Counter
 
@@ -248,11 +249,31 @@ def test_a_new_build_killed_before_its_plan_resumes(
 def test_a_dry_run_counts_without_listed_documents(whole, listed, build, tmp_path, capsys):
     cache = copied(whole, tmp_path)
     build(tmp_path, SMALL, "--dry_run", f"--exclude={listed}")
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if "documents" in each)
+    shown = capsys.readouterr().out
+    (line,) = (each for each in shown.splitlines() if "documents" in each)
     kept = set(ids(whole)) - set(listed.read_text().split("\n"))
     assert sum(int(each.replace(",", "")) for each in line.split()[1:]) == len(kept)
     assert (cache / "COMPLETED").exists()
     assert not list(cache.glob("exclude-*"))
+    pieces, built = map(int, re.search(r"(\d+) pieces, of which (\d+) are built", shown).groups())
+    before = {path: path.stat().st_ino for path in cache.glob("train.tfrecord-*")}
+    build(tmp_path, SMALL, f"--exclude={listed}")
+    written = [path for path, inode in before.items() if path.stat().st_ino != inode]
+    assert 0 < len(written) == pieces - built
+
+
+def test_further_files_and_further_lists_are_not_added_at_once(build, tmp_path, documents):
+    (tmp_path / "corpus").mkdir()
+    lines = [json.dumps({"id": name, "text": text}) for name, text in list(documents.items())[:50]]
+    (tmp_path / "corpus" / "a.jsonl").write_text("\n".join(lines))
+    corpus = f"--corpus=json:{tmp_path}/corpus/*.jsonl?column=text&id=id"
+    build(tmp_path / "cache", corpus)
+    (tmp_path / "corpus" / "b.jsonl").write_text(lines[0].replace('"id": "', '"id": "other '))
+    (tmp_path / "ids.txt").write_text(json.loads(lines[1])["id"])
+    with pytest.raises(UserError, match="1 added: b.jsonl.* further lists: add the files first"):
+        build(tmp_path / "cache", corpus, "--extend", f"--exclude={tmp_path}/ids.txt")
+    build(tmp_path / "cache", corpus, "--extend")
+    build(tmp_path / "cache", corpus, f"--exclude={tmp_path}/ids.txt")
 
 
 def test_a_takedown_stays_in_force(without, build, tmp_path, checksums, capsys):

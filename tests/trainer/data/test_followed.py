@@ -311,6 +311,14 @@ def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, p
     assert len(manifest.splits["validation"]) == count
 
 
+def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_path):
+    sizes = {"train": (9000, 4003), "validation": (0, 0, 1300)}
+    cache = published_caches.make(tmp_path / SPANS, text_cache, sizes)
+    with pytest.raises(UserError, match="no text in the first 2 shards of validation, .*raise --d"):
+        run_of(cache, training=True).data.evaluation("validation", 4)
+    assert run_of(cache, "--data.follow_shards=3", training=True).data.evaluation("validation", 4)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
