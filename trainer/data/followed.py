@@ -12,7 +12,7 @@ Dimensions: W requested windows.
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -98,35 +98,50 @@ class FollowedOrder:
     def advance(self) -> None:
         """Takes note of the next blocks, as far as they are finished; does not wait."""
         with self._growing:
-            while not self.complete:
-                border = self._border(self._shards)
-                if self._following and not self._following.look(_SPLIT, border):
-                    return
-                added = self._manifest.splits[_SPLIT][self._shards : border]
-                self._windows.grow(added)
-                self._add_block(border, added)
+            if not self.complete and (borders := list(self._finished())):
+                self._add_blocks(borders)
 
-    def _add_block(self, border: int, added: Sequence[Shard]) -> None:
+    def _finished(self) -> Iterator[int]:
+        """Yields where the next blocks end, as far as they are finished."""
+        shards, held = self._shards, self._held
+        while shards < self._of:
+            border = self._border(shards)
+            if self._following and not self._following.look(_SPLIT, border):
+                return
+            yield border
+            if self._wanted:
+                added = self._manifest.splits[_SPLIT][shards:border]
+                held += taking.held(self._manifest.plan, added, self._wanted.unit)
+                if held >= self._wanted.amount:
+                    return
+            shards = border
+
+    def _add_blocks(self, borders: Sequence[int]) -> None:
         plan, wanted, firsts = self._manifest.plan, self._wanted, self._state[0]
-        end, last = self._windows.ending(border), border == self._of
+        known = self._manifest.splits[_SPLIT][: borders[-1]]
+        added = known[self._shards :]
+        # All at once, as each addition copies what is known of all shards.
+        self._windows.grow(added)
+        ends = [self._windows.ending(border) for border in borders]
+        last = borders[-1] == self._of
         if wanted:
             self._held += taking.held(plan, added, wanted.unit)
             if last or self._held >= wanted.amount:
                 # What follows has no influence on this count.
-                known = {_SPLIT: self._manifest.splits[_SPLIT][:border]}
-                part = CacheManifest(plan, known, {})
-                end = taking.count(self._windows, self._folder, part, _SPLIT, wanted)
+                part = CacheManifest(plan, {_SPLIT: known}, {})
+                ends[-1] = taking.count(self._windows, self._folder, part, _SPLIT, wanted)
                 last = True
-                self._windows.keep_first(end)
-        if last and not end:
+                self._windows.keep_first(ends[-1])
+        if last and not ends[-1]:
             raise UserError(
                 f"the training split of {self._folder} has fewer than "
                 f"{self._windows.window_tokens} tokens, not one window: use more text or shorter "
                 "lengths"
             )
-        self._shards = border
+        self._shards = borders[-1]
         # A block whose windows were all left out by `wanted` is none.
-        self._state = np.append(firsts, max(end, firsts[-1])), self._later() if last else None
+        firsts = np.maximum.accumulate(np.concatenate([firsts, ends]))
+        self._state = firsts, self._later() if last else None
 
     def knows(self, rank: int) -> bool:
         """Returns whether the window at a rank is known, or can be without waiting."""
