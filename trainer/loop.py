@@ -17,6 +17,7 @@ from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
+from trainer.data.features import Batch
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
@@ -124,18 +125,22 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
                 checkpoints.record_evaluation(step)
                 evaluated = True
         for step in () if stopping or watch.exhausted else range(begun + 1, last + 1):
+            rows = None
             with reports.speed.waiting():
                 arrived, not_there = _wait(run, step - 1, stop)
-            if not arrived:
+            if arrived:
+                with profile.update(step):
+                    rows, not_there = _next(batches)
+                    if rows is not None:
+                        batch = put_batch(rows, program.mesh, config.batch_size)
+                        reports.before(step, state, batch)
+                        state = program.train_step(state, batch)
+            if rows is None:
                 step, stopping = step - 1, True
                 if step not in (0, *checkpoints.steps()):
                     reports.settle(step, state)
                     save(step, state)
                 break
-            with profile.update(step):
-                batch = put_batch(next(batches), program.mesh, config.batch_size)
-                reports.before(step, state, batch)
-                state = program.train_step(state, batch)
             profile.after(step, state)
             state = reports.after(step, state)
             stopping = stop.asked()
@@ -193,6 +198,20 @@ def _wait(run: Run, step: int, stop: _StopRequest) -> tuple[bool, UserError | No
         if jax.process_count() > 1:
             raise
         return False, error
+
+
+def _next(batches: Iterator[Batch]) -> tuple[Batch | None, UserError | None]:
+    """Returns the next batch, or why there is none, as where a shard is damaged.
+
+    Raises:
+      UserError: there is none, and the other processes do not know that.
+    """
+    try:
+        return next(batches), None
+    except UserError as error:
+        if jax.process_count() > 1:
+            raise
+        return None, error
 
 
 class _StopRequest:

@@ -67,8 +67,8 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
     if options.bands * options.rows > _MOST_VALUES:
         raise UserError(
-            f"--bands={options.bands} --rows={options.rows}: a signature has {_MOST_VALUES:,} values "
-            "at most, their product"
+            f"--bands={options.bands} --rows={options.rows}: their product, the values of a "
+            f"signature, must be {_MOST_VALUES:,} or less"
         )
     if options.against is not None and not options.against.strip():
         raise UserError("--against is empty: name evaluation sets, or leave it out")

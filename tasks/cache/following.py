@@ -7,7 +7,7 @@ order.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tasks.cache.manifest import (
@@ -41,8 +41,8 @@ class Following:
       folder: the cache, local or any fsspec URL.
       plan: its plan.
       patient: whether readers may wait for shards; they are refused otherwise.
-      known: the shards that an earlier state of the cache had, of which no more are looked for; None
-        for the cache as it is.
+      known: the shards of an earlier state of the cache; no others are looked for. None for the
+        cache as it is.
 
     Attributes:
       manifest: the plan and the shards known so far, of every split the first ones without a gap.
@@ -267,22 +267,14 @@ def _progress(following: Following | None) -> str:
     return ": {:,} of its {:,} shards are finished".format(*following.finished())
 
 
-def folder_of(cache_dir: str, task: str, relatives: Collection[str] = ()) -> str | None:
-    """Returns the folder of the cache, finished or planned, that serves `task`; None if none is.
+def folder_of(cache_dir: str, task: str) -> str | None:
+    """Returns the folder of the cache of `task`, finished or planned; None if there is none.
 
-    As `tasks.cache.cache.find_cache` does: `cache_dir`, `cache_dir/task`, or the only one there of
-    a task in `relatives`.
+    It is `cache_dir` or `cache_dir/task`. `tasks.cache.cache.find_cache` also takes the only cache
+    of another objective, which here would depend on when a run begins.
     """
-    for folder in (cache_dir, files.join(cache_dir, task)):
-        if _is_cache(folder):
-            return folder
-    others = (files.join(cache_dir, name) for name in _names(cache_dir) if name in relatives)
-    serving = list(filter(_is_cache, others))
-    return serving[0] if len(serving) == 1 else None
-
-
-def _names(cache_dir: str) -> Iterable[str]:
-    return files.list_names(cache_dir) if cache_dir else []
+    folders = (cache_dir, files.join(cache_dir, task))
+    return next(filter(_is_cache, folders), None)
 
 
 def _is_cache(folder: str) -> bool:
@@ -316,7 +308,8 @@ def find(
       (its folder, the result of `opened`); None if there is none.
 
     Args:
-      cache_dir, task, relatives: as of `folder_of`.
+      cache_dir, task: as of `folder_of`.
+      relatives: tasks whose caches would serve, which are named while there is no other.
       patient: whether to wait for it, and later for its shards.
       timeout_seconds: as of `wait`.
 
@@ -326,7 +319,7 @@ def find(
     found: list[tuple[str, Following | CacheManifest]] = []
 
     def ready() -> bool:
-        folder = folder_of(cache_dir, task, relatives)
+        folder = folder_of(cache_dir, task)
         cache = opened(folder, patient) if folder else None
         if folder and cache:
             found.append((folder, cache))
@@ -335,6 +328,12 @@ def find(
     if ready() or not patient:
         return found[0] if found else None
     expected = files.join(cache_dir, task)
+    for name in files.list_names(cache_dir) if cache_dir else ():
+        if name in relatives and _is_cache(files.join(cache_dir, name)):
+            print(
+                f"{cache_dir} has {name}, another objective of the same corpus: to follow it, give "
+                f"--cache_dir={files.join(cache_dir, name)}"
+            )
     wait(expected, ready, lambda: f"the plan of {expected}", None, timeout_seconds)
     return found[0]
 
@@ -351,7 +350,25 @@ def _finished(folder: str) -> CacheManifest | None:
 
 
 def _planned(folder: str) -> Plan | None:
+    """Returns the plan of a cache that is being built; None if there is none as yet.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = files.join(folder, PLAN)
     try:
-        return plan_from_dict(files.read_json(files.join(folder, PLAN)))
+        plan = plan_from_dict(files.read_json(path))
     except FileNotFoundError:
         return None
+    except UserError as error:
+        raise _damaged(path) from error
+    marks = files.list_sizes(folder, PLAN_MARK)
+    if marks and PLAN_MARK + plan.fingerprint not in marks:
+        raise _damaged(path)
+    return plan
+
+
+def _damaged(path: str) -> UserError:
+    return UserError(
+        f"{path} is damaged: run the command of the build again, which restores it, then this one"
+    )

@@ -8,10 +8,9 @@ A state may have been unfinished, as a run may follow a build, or a takedown was
 wider one: its manifest then has the first shards of each split. No token is kept, and ids are.
 """
 
-import itertools
 from collections.abc import Iterable
 
-from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, shard_file
+from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -46,10 +45,12 @@ def _state(cache: str, plan: Plan) -> CacheManifest:
         return CacheManifest.load(cache)
     except UserError:
         sizes = files.list_sizes(cache)
-    splits = {}
-    for split, count in plan.shards.items():
-        found = (finished(cache, plan, split, index, sizes) for index in range(count))
-        splits[split] = tuple(itertools.takewhile(lambda shard: shard is not None, found))
+    splits: dict[str, list[Shard]] = {split: [] for split in plan.shards}
+    for split, shards in splits.items():
+        for index in range(plan.shards[split]):
+            if not (shard := finished(cache, plan, split, index, sizes)):
+                break
+            shards.append(shard)
     return CacheManifest(plan, splits, {})
 
 

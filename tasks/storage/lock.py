@@ -260,11 +260,13 @@ def _is_here(content: bytes) -> bool:
 def _holder() -> dict[str, Any]:
     """Returns what a lock says about its holder: this process."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    machine = _machine()
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "since": since,
-        "machine": _machine(),
+        "machine": machine,
+        **({"began": _began(os.getpid())} if machine else {}),
     }
 
 
@@ -282,14 +284,27 @@ def _machine() -> str:
 
 def _ended_here(content: bytes) -> bool:
     """Returns whether a lock's holder was a process of this machine that has ended."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, PermissionError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         holder = json.loads(content)
         if holder["machine"] == _machine() != "":
             try:
                 os.kill(holder["pid"], 0)
             except ProcessLookupError:
                 return True
+            # A process that nobody waits for keeps its number; later, another one may get it.
+            began = _began(holder["pid"])
+            return not began or began != holder.get("began", began)
     return False
+
+
+def _began(pid: int) -> str:
+    """Returns when a process of this machine began, in clock ticks since the boot; "" if it ended.
+
+    Source: proc_pid_stat(5), fields 3 and 22, after the name, which may have any characters.
+    """
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        state, *fields = file.read().rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
 
 
 def _named(content: bytes) -> str:

@@ -303,3 +303,22 @@ def test_evaluating_nothing_is_one_clear_line(finished, tmp_path, capsys):
     one_line(tmp_path, says=["trainer.pretrain"])
     one_line(finished, "--steps=7", says=["no checkpoint of step 7", "60"])
     one_line(finished, "--split=test", says=["no split test"])
+
+
+def test_a_damaged_row_ends_a_run_that_has_saved_its_updates(text_cache, tmp_path, capsys):
+    cache, model = tmp_path / "cache" / TASK, tmp_path / "model"
+    shutil.copytree(text_cache, cache)
+    (shard,) = cache.glob("train.tfrecord-*")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    flags = [
+        *(f"--task={TASK}", f"--cache_dir={tmp_path}/cache", f"--model_dir={model}"),
+        *("--preset=t5_1_1_tiny", "--train_steps=5000", "--batch_size=64", "--data.shuffle=none"),
+        *("--lengths.inputs=64", "--lengths.targets=18", "--evaluation.every_steps=0"),
+        *("--checkpoint.every_steps=5000", "--metrics.every_steps=5"),
+    ]
+    code, errors = ended("trainer.pretrain", flags, capsys)
+    assert_one_line(code, errors, "is corrupt in row")
+    (saved,) = model.glob("checkpoint_*")
+    assert int(saved.name.removeprefix("checkpoint_")) > 0

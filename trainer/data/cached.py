@@ -395,7 +395,9 @@ class CachedData:
         for each in empty:
             shards = self._first_shards
             where = f"the first {shards:,} shards of it" if shards else "it"
-            print(f"{split}: {each.cache} has no text in {where}, {each.task.name} is not evaluated")
+            print(
+                f"{split}: {each.cache} has no text in {where}, {each.task.name} is not evaluated"
+            )
         return sets
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 
 from tasks.cache import following, taking
 from tasks.cache.following import Following
-from tasks.cache.manifest import CacheManifest, Shard
+from tasks.cache.manifest import CacheManifest
 from tasks.cache.taking import Take
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec

@@ -360,7 +360,7 @@ def test_words(text, count):
     [
         (["--duplicates=none"], "looks for nothing"),
         (["--against= "], "--against is empty"),
-        (["--bands=100000", "--rows=1000"], "65,536 values at most"),
+        (["--bands=100000", "--rows=1000"], "must be 65,536 or less"),
         (["--min_similarity=0.5"], "min_similarity: 0.5, there: 0.0"),
         (["--shard_bytes=1000"], "shard_bytes"),
     ],

@@ -1,5 +1,6 @@
 """Locks on folders: a second writer is refused, and a killed one leaves nothing that blocks."""
 
+import json
 import os
 import signal
 import subprocess
@@ -104,8 +105,18 @@ def test_an_observer_tells_whether_a_holder_is_alive(tmp_path, monkeypatch):
     process = hold(tmp_path)
     assert observer.alive() is True
     process.kill()
+    # As long as its parent does not wait for it, the process keeps its number.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(process.pid, 0)
+    assert observer.alive() is False
     process.wait()
     assert observer.alive() is False
+    # Another process may get its number.
+    content = json.loads((tmp_path / lock.LOCK).read_text())
+    for began, alive in ((lock._began(os.getpid()), True), (content["began"], False)):
+        another = {**content, "pid": os.getpid(), "began": began}
+        (tmp_path / lock.LOCK).write_text(json.dumps(another))
+        assert observer.alive() is alive
     # It does not take the lock, and cannot tell of another machine.
     with held(tmp_path):
         assert observer.alive() is True

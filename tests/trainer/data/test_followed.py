@@ -23,6 +23,7 @@ from trainer.pretrain import build_config, with_values
 from trainer.setup import prepare
 
 SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
+UL2 = "python_docs_ul2"
 BLOCK = 2
 
 
@@ -291,6 +292,26 @@ def test_a_run_waits_for_the_plan(whole_cache, tmp_path, capsys):
         data.batches()[0]
 
 
+def test_the_cache_of_another_objective_is_named_and_not_taken(whole_cache, tmp_path, capsys):
+    Published(whole_cache, tmp_path / SPANS)
+    short = "--data.follow_timeout_seconds=0.1"
+    with pytest.raises(UserError, match=f"waited for the plan of {tmp_path / UL2}"):
+        run_of(tmp_path, short, task=UL2, training=True)
+    assert f"to follow it, give --cache_dir={tmp_path / SPANS}" in capsys.readouterr().out
+    data = run_of(tmp_path / SPANS, short, "--lengths.targets=200", task=UL2, training=True).data
+    assert data.fingerprints == {UL2: run_of(whole_cache).data.fingerprints[SPANS]}
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["changed", "cut off"])
+def test_a_damaged_plan_is_named(published, marked):
+    path = published.folder / PLAN
+    text = path.read_text()
+    path.write_text(text.replace('"separator": "none"', '"separator": "eos"') if marked else "{")
+    assert path.read_text() != text
+    with pytest.raises(UserError, match=r"plan.json is damaged: run the command of the build"):
+        run_of(published.folder.parent)
+
+
 def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, published):
     def rows(data):
         return [list(each.iterate()) for each in data.evaluation("validation", 4)]
@@ -314,7 +335,9 @@ def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, p
 def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_path):
     sizes = {"train": (9000, 4003), "validation": (0, 0, 1300)}
     cache = published_caches.make(tmp_path / SPANS, text_cache, sizes)
-    with pytest.raises(UserError, match="no text in the first 2 shards of validation, .*raise --d"):
+    with pytest.raises(
+        UserError, match=r"no text in the first 2 shards of validation, .*raise --d"
+    ):
         run_of(cache, training=True).data.evaluation("validation", 4)
     assert run_of(cache, "--data.follow_shards=3", training=True).data.evaluation("validation", 4)
 
