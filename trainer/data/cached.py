@@ -379,9 +379,9 @@ class CachedData:
             sets.append(
                 EvaluationSet(each.task.name, -(-len(maker.windows) // batch_size), iterate)
             )
+        first = self._first_shards
         if not sets:
-            first, plan = self._first_shards, empty[0].manifest.plan
-            if first and first < plan.shards.get(split, 0):
+            if first and first < empty[0].manifest.plan.shards.get(split, 0):
                 raise UserError(
                     f"{empty[0].cache} has no text in the first {first:,} shards of {split}, which "
                     "a run with --follow evaluates: raise --data.follow_shards, or pretrain with "
@@ -392,9 +392,8 @@ class CachedData:
                 "out, as --corpus='…?validation=0.1', pretrain with --evaluation.every_steps=0, or "
                 "give trainer.evaluate another --split"
             )
+        where = f"its first {first:,} shards" if first else "it"
         for each in empty:
-            shards = self._first_shards
-            where = f"the first {shards:,} shards of it" if shards else "it"
             print(
                 f"{split}: {each.cache} has no text in {where}, {each.task.name} is not evaluated"
             )
