@@ -9,8 +9,6 @@ of its records at a time. Remote files are read once and not stored.
 import os
 import tempfile
 
-from pipeline.excluding.lists import given
-from pipeline.verification.cache import verify
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
 
@@ -28,6 +26,10 @@ def main(argv: list[str]) -> int:
         "in the cache; those of the cache's own lists must not be either",
     )
     flags = parser.parse_args(argv)
+
+    from pipeline.excluding.lists import given
+    from pipeline.verification.cache import verify
+
     with tempfile.TemporaryDirectory() as scratch:
         lists = given(flags.exclude, scratch)
         splits, faults = verify(flags.cache, flags.workers, [each.path for each in lists])

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.verification import cache as verification
-from pipeline.verify import main, verify
+from pipeline.verification.cache import verify
+from pipeline.verify import main
 from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, FileEntry, as_json, shard_file
 from tasks.storage import files

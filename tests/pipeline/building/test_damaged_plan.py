@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from pipeline.verify import verify
+from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import UserError

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from pipeline.building import graph, lifecycle
-from pipeline.verify import verify
+from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest, as_json
 from tasks.reading import sources
 from tasks.storage import files

@@ -13,7 +13,7 @@ import seqio
 from pipeline import inspect, report
 from pipeline.build import main as build
 from pipeline.building import graph, write
-from pipeline.verify import verify
+from pipeline.verification.cache import verify
 from tasks.cache.lineage import Lineage
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import open_windows, row_windows

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pipeline.verify import verify
+from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest, FileEntry, Plan, Shard, as_json, shard_file
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VocabularyRecord
