@@ -183,9 +183,9 @@ def begin(
     existing = check(folder, plan, extend)
     exclusion.copy(folder, plan, lists)
     if existing and plan.difference(existing):
-        grows = exclusion.grows(existing, plan)
-        redo = list(exclusion.affected(folder, existing, plan, lists)) if grows else []
-        if redo:
+        redo = []
+        if exclusion.grows(existing, plan):
+            redo = list(exclusion.affected(folder, existing, plan, lists))
             superseded.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
     # Until the new plan is written, the marks of both are there.

@@ -8,7 +8,7 @@ A state may have been unfinished, as a run may follow a build, or a takedown was
 wider one: its manifest then has the first shards of each split. No token is kept, and ids are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, Shard, shard_file
 from tasks.cache.receipts import finished
@@ -23,17 +23,20 @@ def folder_of(cache: str, fingerprint: str) -> str:
     return files.join(cache, BEFORE + fingerprint[:16])
 
 
-def keep(cache: str, plan: Plan, shards: Iterable[tuple[str, int]]) -> None:
-    """Keeps the state of a cache before some of its finished shards are written anew.
+def keep(cache: str, plan: Plan, shards: Sequence[tuple[str, int]]) -> None:
+    """Keeps the state of a cache before it gets another plan and some finished shards are redone.
 
     May be repeated after a kill, with other shards, too.
     """
+    now = _state(cache, plan)
+    if not shards and not _finished(now):
+        return  # no run has read anything
     folder = folder_of(cache, plan.fingerprint)
     files.make_folder(folder)
     for split, index in shards:
         name = shard_file(split, "documents", index, plan.shards[split])
         files.copy(files.join(cache, name), files.join(folder, name))
-    now, before = _state(cache, plan), _kept(folder)
+    before = _kept(folder)
     # After a kill, fewer shards are finished than were.
     if before is None or _finished(now) > _finished(before):
         files.write_bytes(files.join(folder, MANIFEST), now.content())

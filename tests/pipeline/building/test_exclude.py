@@ -212,6 +212,18 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
         lineage(cache, plan)
 
 
+def test_a_list_of_unknown_documents_keeps_the_state(whole, build, tmp_path):
+    cache = copied(whole, tmp_path)
+    plan = CacheManifest.load(str(cache)).plan
+    shards = sorted(whole.glob("train.documents-*"))
+    (tmp_path / "ids.txt").write_text("no such document")
+    build(tmp_path, SMALL, f"--exclude={tmp_path}/ids.txt")
+    assert CacheManifest.load(str(cache)).plan.fingerprint != plan.fingerprint
+    assert lineage(cache, plan) == [
+        parquet.read_table(path).column("id").to_pylist() for path in shards
+    ]
+
+
 def test_a_takedown_of_an_unfinished_cache_keeps_the_lineage(whole, build, tmp_path):
     cache = copied(whole, tmp_path)
     plan = CacheManifest.load(str(cache)).plan
