@@ -353,7 +353,7 @@ def _planned(folder: str) -> Plan | None:
     """Returns the plan of a cache that is being built; None if there is none as yet.
 
     Raises:
-      UserError: it is damaged.
+      UserError: it is damaged, or of another version.
     """
     path = files.join(folder, PLAN)
     try:
@@ -361,14 +361,16 @@ def _planned(folder: str) -> Plan | None:
     except FileNotFoundError:
         return None
     except UserError as error:
-        raise _damaged(path) from error
+        reason = str(error).removeprefix(f"{path} ").partition(": restore")[0]
+        raise _unusable(path, reason) from error
     marks = files.list_sizes(folder, PLAN_MARK)
     if marks and PLAN_MARK + plan.fingerprint not in marks:
-        raise _damaged(path)
+        raise _unusable(path, "its content was changed")
     return plan
 
 
-def _damaged(path: str) -> UserError:
+def _unusable(path: str, reason: str) -> UserError:
     return UserError(
-        f"{path} is damaged: run the command of the build again, which restores it, then this one"
+        f"{path} cannot be used ({reason}): if it is damaged, the command of the build restores it; "
+        "then run this one again"
     )

@@ -302,13 +302,20 @@ def test_the_cache_of_another_objective_is_named_and_not_taken(whole_cache, tmp_
     assert data.fingerprints == {UL2: run_of(whole_cache).data.fingerprints[SPANS]}
 
 
-@pytest.mark.parametrize("marked", [True, False], ids=["changed", "cut off"])
-def test_a_damaged_plan_is_named(published, marked):
+@pytest.mark.parametrize(
+    ("part", "becomes", "why"),
+    [
+        ('"separator": "none"', '"separator": "eos"', "its content was changed"),
+        ("}", "", "is not valid JSON"),
+        ('"format": 1', '"format": 9', "the cache has format 9, this version reads 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_used_is_named(published, part, becomes, why):
     path = published.folder / PLAN
     text = path.read_text()
-    path.write_text(text.replace('"separator": "none"', '"separator": "eos"') if marked else "{")
+    path.write_text(text.replace(part, becomes))
     assert path.read_text() != text
-    with pytest.raises(UserError, match=r"plan.json is damaged: run the command of the build"):
+    with pytest.raises(UserError, match=rf"plan.json cannot be used \({why}.*the build restores it"):
         run_of(published.folder.parent)
 
 
