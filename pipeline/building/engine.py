@@ -4,14 +4,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
-from pipeline.building import advice, exclusion, graph, lifecycle
+from pipeline.building import exclusion, graph, lifecycle, summary
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.excluding.lists import Given, given
 from pipeline.filtering import sets
-from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
@@ -83,7 +81,7 @@ def _build(
             state = "complete" if files.is_remote(folder) else "complete and valid"
             print(f"{folder} is {state}: nothing to do")
             return
-        _report(options, job, shards, done, time.monotonic() - started, advise)
+        summary.show(options, job, shards, done, time.monotonic() - started, advise)
 
 
 def _task(options: Options) -> TaskSpec:
@@ -322,7 +320,7 @@ def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
 def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = bad_share(shards)
     if share > limit:
-        reasons = _dropped(shards)
+        reasons = summary.dropped(shards)
         top = ", ".join(
             f"{count:,} {reason}"
             for reason, count in reasons.most_common()
@@ -341,114 +339,6 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
         raise UserError(
             f"empty corpus: {job.corpus.spec} has no document with text in the split {first}"
         )
-
-
-def _dropped(shards: list[Shard]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update(shard.dropped)
-    return counts
-
-
-def _edits(shards: list[Shard]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update(shard.edits or {})
-    return counts
-
-
-def _rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
-    """Returns the documents that each rule would drop by itself, and those that it drops first."""
-    rows = [("documents judged", str(counts[JUDGED, ""]), "")]
-    for kind, reason in counts:
-        if kind == ALONE:
-            rows.append((reason, str(counts[kind, reason]), str(counts[FIRST, reason])))
-    return table(("", "would drop", "is the first to"), rows)
-
-
-def _report(
-    options: Options,
-    job: graph.Job,
-    shards: dict[lifecycle.ShardKey, Shard],
-    read_bytes: int,
-    seconds: float,
-    advise: bool,
-) -> None:
-    plan = job.plan
-    columns = {
-        split: [shards[split, index] for index in range(count)]
-        for split, count in plan.shards.items()
-    }
-
-    def total(split: str, field: str) -> int:
-        return sum(getattr(shard, field) for shard in columns[split])
-
-    rows = [
-        *(
-            (field, *(f"{total(split, field):,}" for split in columns))
-            for field in ("documents", "tokens", "rows")
-        ),
-        ("text, MB", *(f"{total(split, 'text_bytes') / 1e6:,.2f}" for split in columns)),
-        (
-            "bytes per token",
-            *(
-                f"{total(split, 'text_bytes') / max(total(split, 'text_tokens'), 1):.2f}"
-                for split in columns
-            ),
-        ),
-        (
-            "on disk, MB",
-            *(
-                f"{sum(entry.bytes for s in column for entry in s.files.values()) / 1e6:,.2f}"
-                for column in columns.values()
-            ),
-        ),
-        *_pair_rows(columns),
-        *(
-            (f"left out: {reason}", *(f"{_dropped(each)[reason]:,}" for each in columns.values()))
-            for reason in sorted(_dropped(list(shards.values())))
-        ),
-        *(
-            (f"edited: {what}", *(f"{_edits(each)[what]:,}" for each in columns.values()))
-            for what in sorted(_edits(list(shards.values())))
-        ),
-    ]
-    print(table(("", *columns), rows))
-    held_out = "validation" in columns and total("validation", "rows") > 0
-    print(
-        f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
-        f"{read_bytes / 1e6 / seconds:.1f} MB/s"
-    )
-    if advise:
-        task = registry.get(plan.task, options.task_module)
-        print(f"next: {advice.pretrain(task, options, held_out)}")
-    if not held_out:
-        print(
-            f"{plan.task} has no validation split, as no document was held out: to evaluate the "
-            "model, build with a larger share in --corpus, as ?validation=0.1, in another "
-            "--cache_dir"
-        )
-
-
-def _pair_rows(columns: dict[str, list[Shard]]) -> list[tuple[str, ...]]:
-    """Returns the lines of the report about pairs: their longest sides, and how many were cut or
-    split."""
-    counts = {
-        split: [shard.pairs for shard in shards if shard.pairs] for split, shards in columns.items()
-    }
-    if not any(counts.values()):
-        return []
-    lines = []
-    for side in ("inputs", "targets"):
-        longest = (max(getattr(each, f"longest_{side}") for each in of) for of in counts.values())
-        lines.append((f"longest {side}", *(f"{tokens:,}" for tokens in longest)))
-        cut = [sum(getattr(each, f"cut_{side}") for each in of) for of in counts.values()]
-        if any(cut):
-            lines.append((f"cut {side}", *(f"{count:,}" for count in cut)))
-    split = [sum(shard.split_documents for shard in shards) for shards in columns.values()]
-    if any(split):
-        lines.append(("split pairs", *(f"{count:,}" for count in split)))
-    return lines
 
 
 def _print_estimate(
@@ -485,7 +375,7 @@ def _print_estimate(
     ]
     print(table(("", *splits), rows))
     if job.plan.filters:
-        print(_rules_table(expected.filtered))
+        print(summary.rules_table(expected.filtered))
     size = sum(assignment.piece.bytes for assignment in assignments)
     left = sum(piece.bytes for piece in pieces)
     seconds = f" in {expected.seconds:.1f} s with --workers={options.workers}" if is_local else ""

@@ -371,6 +371,6 @@ def _planned(folder: str) -> Plan | None:
 
 def _unusable(path: str, reason: str) -> UserError:
     return UserError(
-        f"{path} cannot be used ({reason}): if it is damaged, the command of the build restores it; "
-        "then run this one again"
+        f"{path} cannot be used ({reason}): if it is damaged, the command of the build restores "
+        "it; then run this one again"
     )

@@ -315,7 +315,9 @@ def test_a_plan_that_cannot_be_used_is_named(published, part, becomes, why):
     text = path.read_text()
     path.write_text(text.replace(part, becomes))
     assert path.read_text() != text
-    with pytest.raises(UserError, match=rf"plan.json cannot be used \({why}.*the build restores it"):
+    with pytest.raises(
+        UserError, match=rf"plan.json cannot be used \({why}.*the build restores it"
+    ):
         run_of(published.folder.parent)
 
 
