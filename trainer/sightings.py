@@ -148,10 +148,9 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
     Raises:
       UserError: as `superseded.load` does.
     """
-    manifest = superseded.load(task.cache, fingerprint)
-    plan, building = manifest.plan, None
-    if any(len(manifest.splits[split]) < count for split, count in plan.shards.items()):
-        building = Following(task.cache, plan, known=manifest.splits)
+    manifest, building = superseded.load(task.cache, fingerprint), None
+    if not superseded.is_whole(manifest):
+        building = Following(task.cache, manifest.plan, known=manifest.splits)
         manifest = building.manifest
     return dataclasses.replace(task, manifest=manifest, following=building)
 

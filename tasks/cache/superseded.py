@@ -72,15 +72,22 @@ def load(cache: str, fingerprint: str) -> CacheManifest:
     """Returns the manifest of an earlier state, with all shards or the first ones.
 
     Raises:
-      UserError: the cache never was in that state, or does not know it.
+      UserError: the cache never was in that state, or does not know it, or a whole manifest was
+        changed since.
     """
-    manifest = _kept(folder_of(cache, fingerprint))
+    folder = folder_of(cache, fingerprint)
+    manifest = _kept(folder)
     if manifest is None:
         raise UserError(
             f"{cache} has changed since the run, and keeps no record of that state: restore the "
             "cache that the run was trained on"
         )
-    return manifest
+    return CacheManifest.load(folder) if is_whole(manifest) else manifest
+
+
+def is_whole(manifest: CacheManifest) -> bool:
+    """Returns whether a manifest has all shards of its plan."""
+    return all(len(manifest.splits[split]) == of for split, of in manifest.plan.shards.items())
 
 
 def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: str) -> list[str]:

@@ -206,6 +206,13 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
     build(tmp_path, SMALL, f"--exclude={tmp_path}/first.txt,{tmp_path}/second.txt")
     assert verify(str(cache))[1] == []
     assert lineage(cache, plan) == before
+    path = pathlib.Path(superseded.folder_of(str(cache), plan.fingerprint)) / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace('"software": {', '"software": {"another": "1", '))
+    assert path.read_text() != text
+    with pytest.raises(UserError, match="is not what was written"):
+        lineage(cache, plan)
+    path.write_text(text)
     (kept,) = cache.glob(f"{superseded.BEFORE}*/train.documents-00001-*")
     kept.unlink()
     with pytest.raises(UserError, match="no copy is kept"):
