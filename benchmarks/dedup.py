@@ -8,8 +8,9 @@ table has the share of pairs found at each similarity beside the probability tha
 
 For the speed, every row is a separate command on the corpus itself; MB are 10^6 bytes of text, by
 the processor time of all its processes, without that of the same command on 20 documents.
-datatrove's is its first stage alone, the signatures, with FineWeb's parameters; VENV has `datatrove
-spacy xxhash`. "split at spaces" is the same without its tokenizer of words, spaCy.
+datatrove's is its first stage alone, the signatures, with FineWeb's parameters; VENV has
+`datatrove regex spacy tokenizers xxhash<4`. "split at spaces" is the same without its tokenizer of
+words, spaCy.
 """
 
 import itertools
@@ -121,15 +122,21 @@ def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[
     return texts, true
 
 
-def measure_finding(corpus: str, per_level: int, flags: list[str]) -> str:
+def measure_finding(corpus: str, per_level: int, min_similarity: float) -> str:
     """Returns the table of what is found of planted duplicates."""
     texts, true = plant(passages(corpus, 2 * per_level * len(LEVELS)), per_level)
-    rules = Options(corpus="", output="").rules
+    rules = Options(corpus="", output="", min_similarity=min_similarity).rules
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder)
         lines = (json.dumps({"id": name, "text": text}) for name, text in texts.items())
         (path / "planted.jsonl").write_text("\n".join(lines))
-        dedup.main([f"--corpus=json:{path}/planted.jsonl", f"--output={path}/out", *flags])
+        dedup.main(
+            [
+                *(f"--corpus=json:{path}/planted.jsonl", f"--output={path}/out"),
+                f"--min_similarity={min_similarity}",
+            ]
+        )
+        report = json.loads((path / "out" / "report.json").read_text())
         listed = ExcludeList(str(path / "out" / "exclude.arrow"))
         digests = id_digests(texts)
         named = dict(zip((tuple(map(int, each)) for each in digests), texts, strict=True))
@@ -146,13 +153,15 @@ def measure_finding(corpus: str, per_level: int, flags: list[str]) -> str:
     exact_found = sum(found.get(name, {}).get("reason") == EXACT for name in exact)
     near = [name for name in found if name in true]
     others = len(found) - len(near) - sum(name in found for name in exact)
-    right = sum(true[name] >= rules.threshold for name in near)
-    alike = [name for name in true if true[name] >= rules.threshold]
+    right = sum(true[name] >= rules.wanted for name in near) / max(len(near), 1)
+    alike = [name for name in true if true[name] >= rules.wanted]
     return (
         table(("similarity", "pairs", "found", "predicted"), rows, markdown=True)
         + f"\n\nexact duplicates found: {exact_found:,} of {len(exact):,}; documents listed that "
-        f"were not planted: {others}\nprecision and recall at similarity {rules.threshold:.2f}: "
-        f"{right / max(len(near), 1):.3f}, {sum(name in found for name in alike) / len(alike):.3f}"
+        f"were not planted: {others}\nprecision and recall at similarity {rules.wanted:.2f}: "
+        f"{right:.3f}, {sum(name in found for name in alike) / len(alike):.3f}; "
+        f"false positives, and as reported: {1 - right:.3f}, "
+        f"{report['false_positives']:.3f}"
     )
 
 
@@ -174,7 +183,7 @@ def measure_speed(corpus: str, python: str | None, their_bytes: int) -> str:
         rows = [("pipeline.dedup, all of it", f"{sizes['whole'] / 1e6:.1f}", f"{ours:.2f}", "1.00")]
         for how in ("spacy", "split") if python else ():
             command = [python, "-c", _DATATROVE, f"{path}/some.jsonl", how]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
             theirs = sizes["some"] / 1e6 / float(output.split()[-1])
             words = "" if how == "spacy" else ", split at spaces"
             rows.append(
@@ -208,9 +217,9 @@ def main() -> None:
     flags = parser.parse_args()
     print(machine())
     if flags.only != "speed":
-        print(measure_finding(flags.corpus, flags.pairs, []))
+        print(measure_finding(flags.corpus, flags.pairs, 0))
         print("\nwith --min_similarity=0.72:\n")
-        print(measure_finding(flags.corpus, flags.pairs, ["--min_similarity=0.72"]))
+        print(measure_finding(flags.corpus, flags.pairs, 0.72))
     if flags.only != "finding":
         print(measure_speed(flags.corpus, flags.datatrove_python, flags.their_bytes))
 

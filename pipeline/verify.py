@@ -43,15 +43,14 @@ def main(argv: list[str]) -> int:
     print(table(("", *columns), rows))
     print(f"{flags.cache}: {len(faults)} faults" if faults else f"{flags.cache}: verified")
     if lists and not faults:
-        whole = [each for each in lists if each.record.documents]
-        places = sum(each.header["counts"]["places"] for each in whole)
-        documents = sum(each.record.documents for each in whole) - places
-        paragraphs = sum(each.record.paragraphs for each in lists)
-        print(f"absent: all {documents:,} documents of {flags.exclude}")
-        if places:
-            print(f"not checked: {places:,} listed documents that share their id with another")
-        if paragraphs:
-            print(f"not checked: {paragraphs:,} listed paragraphs: a cache has no texts")
+        for unit, how in (("documents", ""), ("paragraphs", ", by the numbers that were cut")):
+            some = [each for each in lists if getattr(each.record, unit)]
+            listed = sum(getattr(each.record, unit) for each in some)
+            places = sum(each.header["counts"]["places"] for each in some)
+            if some:
+                print(f"absent: all {listed - places:,} {unit} of {flags.exclude}{how}")
+            if places:
+                print(f"not checked: {places:,} listed {unit} of documents with equal ids")
     return 1 if faults else 0
 
 

@@ -38,13 +38,13 @@ class Result:
         "contaminated"; "candidates" that shared a band with an earlier unit, and those of them that
         were "unlike" it; "repeated" ids; "places" entries that need one.
       sizes: number of clusters by their number of units.
-      unlike_twin: near duplicates whose estimated similarity to the kept twin is below the
-        threshold of the bands.
+      unlike_twin: expected number of near duplicates that are less similar to the kept twin than
+        `Rules.wanted`.
     """
 
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
-    unlike_twin: int = 0
+    unlike_twin: float = 0
 
 
 def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> Result:
@@ -85,12 +85,13 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
         for start, (units, _) in zip(opened.starts.tolist(), shown, strict=False):
             out[units + start] = True
         kernels.reroot(roots, out)
+    unlike = job.rules.unlike()
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         bar = stack.enter_context(progress.shown("listing", pieces))
         for number in range(pieces):
             of_sets = shown[number] if judge else None
-            entries = _Entries(job, opened, number, roots, firsts, judge, of_sets, shared)
+            entries = _Entries(job, opened, number, roots, firsts, judge, of_sets, shared, unlike)
             entries.write(os.path.join(scratch, str(number)), result)
             bar.update(number + 1)
         _merge(job, scratch, pieces, header, result)
@@ -122,7 +123,9 @@ class _Entries:
         judge: Judge | None,
         contaminated: tuple[np.ndarray, np.ndarray] | None,
         repeated: np.ndarray,
+        unlike: np.ndarray,
     ):
+        self._unlike = unlike  # as `Rules.unlike` returns it
         self._job, self._pieces, self._judge, self._repeated = job, pieces, judge, repeated
         self._own = pieces.opened[number]
         self._start = int(pieces.starts[number])
@@ -140,9 +143,11 @@ class _Entries:
         roots = self._roots[units]
         reasons = np.where(self._firsts[here[units]] == self._firsts[roots], _EXACT, _NEAR)
         twins = self._names(roots)
-        similarity = self._similarity(here[units], roots)
-        near = reasons == _NEAR
-        result.unlike_twin += int((similarity[near] < self._job.rules.threshold).sum())
+        similarity = np.full(len(units), np.nan, np.float32)
+        if self._job.rules.near and len(units):
+            equal = self._equal(here[units], roots)
+            similarity = self._job.rules.estimate(equal).astype(np.float32)
+            result.unlike_twin += float(self._unlike[equal[reasons == _NEAR]].sum())
         if self._judge and self._contaminated:
             more, examples = self._contaminated
             units = np.concatenate([units, more])
@@ -184,12 +189,9 @@ class _Entries:
                 found[place] = data[bounds[owner] : bounds[owner + 1]].tobytes().decode()
         return found
 
-    def _similarity(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
-        """Returns float32[units], the estimated similarity of each to its root; NaN if unknown."""
-        if not self._job.rules.near or not len(units):
-            return np.full(len(units), np.nan, np.float32)
-        equal = (self._pieces.signatures(units) == self._pieces.signatures(roots)).sum(1)
-        return self._job.rules.estimate(equal).astype(np.float32)
+    def _equal(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
+        """Returns int64[units], how many signature values each has in common with its root."""
+        return (self._pieces.signatures(units) == self._pieces.signatures(roots)).sum(1)
 
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:

@@ -1,8 +1,11 @@
 """The parameters of a search for duplicates, and the files of its folder."""
 
 import dataclasses
+import math
 import unicodedata
 from typing import Any
+
+import numpy as np
 
 from tasks.reading import sources
 from tasks.storage import files
@@ -23,6 +26,8 @@ DUPLICATES = (NEAR, EXACT, NONE)
 PREFIXES = 256
 # A partition of the keys has about so many units, up to 67 million units; more have 256 partitions.
 _PARTITION = 1 << 18
+# Probability that 8 bits of two different MinHash values are equal.
+_CHANCE = 1 / 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +75,11 @@ class Rules:
         """
         return (1 / self.bands) ** (1 / self.rows)
 
+    @property
+    def wanted(self) -> float:
+        """The similarity from which a pair counts as a near duplicate in reports."""
+        return self.min_similarity or self.threshold
+
     def probability(self, similarity: float) -> float:
         """Returns the probability that a pair of this Jaccard similarity shares a band."""
         return 1 - (1 - similarity**self.rows) ** self.bands
@@ -78,17 +88,48 @@ class Rules:
         """Returns the fewest equal signature values of a pair of `min_similarity`."""
         if not self.min_similarity:
             return 0
-        chance = 1 / 256
-        equal = self.min_similarity * (1 - chance) + chance
-        return max(1, round(equal * self.hashes))
+        return max(1, round(_equal(self.min_similarity) * self.hashes))
 
     def estimate(self, equal: Any) -> Any:
         """Returns the estimated Jaccard similarity of pairs with so many equal values of 8 bits.
 
         Source: Li and König 2010, "b-Bit Minwise Hashing" (arXiv:0910.3349), section 2.
         """
-        chance = 1 / 256
-        return ((equal / self.hashes - chance) / (1 - chance)).clip(0, 1)
+        return ((equal / self.hashes - _CHANCE) / (1 - _CHANCE)).clip(0, 1)
+
+    def unlike(self) -> np.ndarray:
+        """Returns float64[hashes + 1], the probability that a pair is less similar than `wanted`.
+
+        Item k is for pairs of which k of the signature's values are equal, if all similarities are
+        as likely before these are known. A pair of similarity s has k with the binomial
+        probability of k of `hashes` at s + (1 - s) / 256, so what k tells of that share is a Beta
+        distribution of k + 1 and hashes - k + 1, above 1 / 256.
+        """
+        below, impossible = (
+            _beta_cdf(share, self.hashes) for share in (_equal(self.wanted), _CHANCE)
+        )
+        return (below - impossible) / (1 - impossible)
+
+
+def _equal(similarity: float) -> float:
+    """Returns the share of equal signature values that is expected of a pair."""
+    return similarity + (1 - similarity) * _CHANCE
+
+
+def _beta_cdf(at: float, trials: int) -> np.ndarray:
+    """Returns float64[trials + 1], for each k the probability that Beta(k + 1, trials - k + 1) is
+    below `at`: that of more than k successes in trials + 1 of chance `at`.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24.
+    """
+    if at >= 1:
+        return np.ones(trials + 1)
+    drawn = trials + 1
+    successes = np.arange(drawn + 1)
+    factorials = np.array([math.lgamma(each + 1) for each in range(drawn + 1)])
+    logarithms = factorials[-1] - factorials - factorials[::-1]
+    logarithms += successes * math.log(at) + (drawn - successes) * math.log1p(-at)
+    return np.cumsum(np.exp(logarithms)[::-1])[-2::-1].clip(0, 1)
 
 
 @dataclasses.dataclass(frozen=True)

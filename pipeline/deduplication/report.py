@@ -19,7 +19,11 @@ def as_json(
     rules = job.rules
     return {
         "corpus": str(job.corpus.spec),
-        "rules": {**dataclasses.asdict(rules), "threshold": rules.threshold},
+        "rules": {
+            **dataclasses.asdict(rules),
+            "threshold": rules.threshold,
+            "wanted": rules.wanted,
+        },
         "counts": dict(sorted(result.counts.items())),
         "clusters": {str(size): count for size, count in sorted(result.sizes.items())},
         "false_positives": _false_positives(result) if rules.near else None,
@@ -29,7 +33,7 @@ def as_json(
 
 
 def _false_positives(result: Result) -> float:
-    """Returns the share of near duplicates whose kept twin is less similar than the threshold."""
+    """Returns the expected share of near duplicates less similar to the kept twin than wanted."""
     return result.unlike_twin / max(result.counts["near"], 1)
 
 
@@ -55,7 +59,7 @@ def text(job: Job, result: Result, summaries: list[Summary]) -> str:
         rows += [
             (f"similarity of half the pairs found, {rules.bands} x {rules.rows}", _half(job)),
             (
-                f"estimated false positives (below {rules.threshold:.2f} to the kept one)",
+                f"estimated false positives (below {rules.wanted:.2f} to the kept one)",
                 f"{_false_positives(result):.2%}",
             ),
         ]

@@ -138,6 +138,24 @@ class Filter:
                         found.add(row)
         return sorted(found)
 
+    def paragraphs(self, names: Sequence[str], every_place: bool) -> np.ndarray:
+        """Returns int64[names], how many paragraphs the lists have of documents with these ids.
+
+        `every_place`: whether entries count that are for one of several documents of this id. An id
+        that ends in #partN is that of a part, or of a document that is called so; either has the
+        entries of this very id.
+        """
+        digests = id_digests(names)
+        counts = np.zeros(len(digests), np.int64)
+        found: dict[int, set[int]] = {}
+        for each in self._lists:
+            for row in each.hits(digests).tolist():
+                entries = each.entries(digests[row], None if every_place else "")
+                found.setdefault(row, set()).update(entry.paragraph for entry in entries)
+        for row, paragraphs in found.items():
+            counts[row] = len(paragraphs - {WHOLE})
+        return counts
+
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
         """Returns whether a list has an entry of any kind for one of the ids; see `listed`."""
         bases = {base(name) for name in names} if has_parts else set()

@@ -67,7 +67,8 @@ def verify(
         faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
     own, of_lists = _own_lists(folder, manifest.plan)
     faults += of_lists
-    exclude = [*own, *exclude]
+    known = {each.sha256 for each in manifest.plan.exclude or ()}
+    lists = own, [path for path in exclude if files.sha256(path) not in known]
     jobs = [
         (split, index, shard)
         for split, shards in manifest.splits.items()
@@ -82,7 +83,7 @@ def verify(
         digests = _Digests(scratch, sum(shard.documents for _, _, shard in jobs))
         done = 0
         workers = workers if sum(sizes) > _SMALL_BYTES else 1
-        results = _checked(folder, manifest.plan, jobs, workers, exclude)
+        results = _checked(folder, manifest.plan, jobs, workers, lists)
         for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
             _add(splits[split], checked)
             faults += checked.faults
@@ -94,20 +95,22 @@ def verify(
 
 
 _Job = tuple[str, int, Shard]
+# Paths of a cache's own exclude lists, and of further ones.
+_Lists = tuple[Sequence[str], Sequence[str]]
 
 
 def _checked(
-    folder: str, plan: Plan, jobs: list[_Job], workers: int, exclude: Sequence[str]
+    folder: str, plan: Plan, jobs: list[_Job], workers: int, lists: _Lists
 ) -> Iterator[Checked]:
     """Yields the result of each job in order; only some chunks of them are held at a time."""
     if workers == 1:
-        yield from itertools.starmap(_checker_of(folder, plan, exclude), jobs)
+        yield from itertools.starmap(_checker_of(folder, plan, lists), jobs)
         return
     import multiprocessing
 
     chunks = (jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan, exclude))
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan, lists))
     running: collections.deque[Future[list[Checked]]] = collections.deque()
     try:
         running.extend(
@@ -128,17 +131,17 @@ _Checker = ShardChecker | AdoptedChecker
 _checker: _Checker
 
 
-def _checker_of(folder: str, plan: Plan, exclude: Sequence[str]) -> _Checker:
+def _checker_of(folder: str, plan: Plan, lists: _Lists) -> _Checker:
     if plan.adopted:
         return AdoptedChecker(folder, plan)
-    return ShardChecker(folder, plan, exclude)
+    return ShardChecker(folder, plan, *lists)
 
 
-def _start(folder: str, plan: Plan, exclude: Sequence[str]) -> None:
+def _start(folder: str, plan: Plan, lists: _Lists) -> None:
     """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
     global _checker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _checker = _checker_of(folder, plan, exclude)
+    _checker = _checker_of(folder, plan, lists)
 
 
 def _check(jobs: list[_Job]) -> list[Checked]:

@@ -13,7 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.excluding.filter import Filter
+from pipeline.excluding.filter import NOTHING_LEFT, Filter
+from pipeline.excluding.lists import EXCLUDED
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
 from tasks.cache import records
@@ -78,11 +79,16 @@ class Checked:
 
 
 class ShardChecker:
-    """Checks shards of one cache."""
+    """Checks shards of one cache.
 
-    def __init__(self, folder: str, plan: Plan, exclude: Sequence[str] = ()):
+    `own` are the paths of its exclude lists, `given` those of further ones.
+    """
+
+    def __init__(self, folder: str, plan: Plan, own: Sequence[str] = (), given: Sequence[str] = ()):
         self._folder, self._plan = folder, plan
-        self._filter = Filter.of_files(exclude)
+        self._own, self._given = Filter.of_files(own), Filter.of_files(given)
+        self._lists = Filter.of_files([*own, *given])
+        self._has_all_lists = len(own) == len(plan.exclude or ())
         self._first_sentinel = plan.vocabulary.size - plan.vocabulary.sentinels
         self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
@@ -122,12 +128,9 @@ class ShardChecker:
         if lineage is None:
             return checked
         documents = _check_lineage(lineage, rows, plan, require)
-        names = lineage.column("id").to_pylist() if self._filter else []
-        if listed := self._filter.listed(names, shard.split_documents > 0):
-            some = ", ".join(names[row] for row in listed[:3]) + ("…" if len(listed) > 3 else "")
-            what = f"it holds {len(listed):,} documents of an exclude list: {some}"
-            faults.append(Fault(named["documents"], what, _EXCLUDE))
-        dropped = _quarantined(content.get("quarantine") or b"", require)
+        lines = _quarantined(content.get("quarantine") or b"", require)
+        dropped = Counter(line["reason"] for line in lines)
+        self._check_lists(lineage, lines, shard, named["documents"], faults)
         counts = {
             "rows": len(rows.lengths),
             "tokens": int(rows.lengths.sum()),
@@ -146,6 +149,42 @@ class ShardChecker:
         checked.dropped = dropped.total()
         checked.digests = _digests(lineage, self._names)
         return checked
+
+    def _check_lists(
+        self,
+        lineage: "pa.Table",
+        quarantined: list[dict[str, Any]],
+        shard: Shard,
+        file: str,
+        faults: list[Fault],
+    ) -> None:
+        """Checks that no listed document is there, and that listed paragraphs were cut."""
+        if not self._lists:
+            return
+        names = lineage.column("id").to_pylist()
+        listed = self._lists.listed(names, shard.split_documents > 0)
+        uncut = np.flatnonzero(self._given.paragraphs(names, every_place=False)).tolist()
+        for what, found in (("documents", listed), ("documents with paragraphs", uncut)):
+            if found:
+                some = ", ".join(names[row] for row in found[:3]) + ("…" if len(found) > 3 else "")
+                what = f"it holds {len(found):,} {what} of an exclude list: {some}"
+                faults.append(Fault(file, what, _EXCLUDE))
+        if not self._has_all_lists:
+            return
+        # A build cuts paragraphs first, whatever becomes of the document then.
+        first = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0)
+        read = [names[row] for row in first.tolist()]
+        read += [line["id"] for line in quarantined if not _is_listed(line["reason"])]
+        least, most = (int(self._own.paragraphs(read, each).sum()) for each in (False, True))
+        cut = shard.cut_paragraphs or 0
+        if not least <= cut <= most:
+            what = f"{cut:,} paragraphs were cut from its documents, exclude lists have {least:,}"
+            faults.append(Fault(file, what, _WRITTEN_WRONG))
+
+
+def _is_listed(reason: str) -> bool:
+    """Returns whether a document was left out because a list has it as a whole."""
+    return reason.startswith(EXCLUDED) and not reason.endswith(NOTHING_LEFT)
 
 
 def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) -> None:
@@ -377,15 +416,16 @@ def _ends_of_documents(
     return np.sort((begins + tokens - 1)[last])
 
 
-def _quarantined(data: bytes, require: _Require) -> Counter[str]:
-    counts: Counter[str] = Counter()
+def _quarantined(data: bytes, require: _Require) -> list[dict[str, Any]]:
+    """Returns the lines, each with at least an id and a reason."""
+    found = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
             value = json.loads(line)
-            counts[value["reason"]] += 1
+            found.append({**value, "id": value["id"] or "", "reason": str(value["reason"])})
         except (ValueError, KeyError, TypeError):
             require("quarantine", f"line {number} is not an entry", False)
-    return counts
+    return found
 
 
 def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:

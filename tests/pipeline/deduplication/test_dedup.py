@@ -15,7 +15,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline import dedup
+from pipeline import dedup, verify
 from pipeline.deduplication import engine
 from pipeline.excluding.lists import CONTAMINATED, EXACT, NEAR, ExcludeList, id_digests
 from pipeline.runners import beam_job
@@ -89,7 +89,8 @@ def test_planted_duplicates_are_listed(without_beam, tmp_path, capsys):
     assert report["counts"]["documents"] == len(texts)
     assert (report["counts"]["exact"], report["counts"]["near"]) == (20, 20)
     assert report["clusters"] == {"2": 40}
-    assert report["false_positives"] == 0
+    # Of 20 pairs whose similarity, 0.95, is far above 0.72.
+    assert 0 < report["false_positives"] < 1e-4
     out = capsys.readouterr().out
     assert re.search(r"listed +40 \(38\.8%\)", out)
     assert sorted(os.listdir(tmp_path / "out")) == ["exclude.arrow", "plan.json", "report.json"]
@@ -178,6 +179,32 @@ def test_paragraphs_are_cut(without_beam, tmp_path, build):
     other = build(tmp_path / "b", f"--corpus={clean}?validation=0")
     rows = [next(each.glob("train.tfrecord*")).read_bytes() for each in (cache, other)]
     assert rows[0] == rows[1]
+
+
+def test_verification_counts_cut_paragraphs(without_beam, tmp_path, build, capsys):
+    header = "This very same notice of eight words and more begins every page."
+    texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]
+    texts += [("only", header), ("dropped", f"{header}\nshort")]
+    corpus = write(tmp_path / "c.jsonl", texts)
+    search(corpus, tmp_path / "out", "--unit=paragraph")
+    given = f"--exclude={tmp_path}/out/exclude.arrow"
+    flags = (f"--corpus={corpus}?validation=0", "--filter=length?min_words=20")
+    cache, without = build(tmp_path / "a", *flags, given), build(tmp_path / "b", *flags)
+    capsys.readouterr()
+    assert verify.main([f"--cache={cache}", given]) == 0
+    assert "absent: all 10 paragraphs of" in capsys.readouterr().out
+    assert verify.main([f"--cache={without}"]) == 0
+    assert verify.main([f"--cache={without}", given]) == 1
+    what = "it holds 8 documents with paragraphs of an exclude list: p1, p2, p3…"
+    assert what in capsys.readouterr().out
+    # As if a build had not cut one, and sealed that.
+    for path in (next(cache.glob("train.receipt-*")), cache / "manifest.json"):
+        text = path.read_text()
+        assert text.count('"cut_paragraphs": 10') == 1
+        path.write_text(text.replace('"cut_paragraphs": 10', '"cut_paragraphs": 9'))
+    assert verify.main([f"--cache={cache}"]) == 1
+    what = "9 paragraphs were cut from its documents, exclude lists have 10"
+    assert what in capsys.readouterr().out
 
 
 def test_paragraphs_are_kept_where_their_document_stays(without_beam, tmp_path, build):
@@ -330,6 +357,21 @@ def test_signatures_estimate_jaccard_similarity(without_beam, tmp_path):
     true = [len(shingles[0] & other) / len(shingles[0] | other) for other in shingles]
     estimated = (sketches == sketches[0]).mean(1)
     assert np.abs(estimated - true).max() < 0.045  # four standard errors
+
+
+@pytest.mark.parametrize("settings", [{}, {"min_similarity": 0.8}, {"bands": 1, "rows": 3}])
+def test_expected_false_positives(settings):
+    rules = engine.Options(corpus="", output="", **settings).rules
+    wanted = rules.wanted
+    assert wanted == settings.get("min_similarity", (1 / rules.bands) ** (1 / rules.rows))
+    # Drawn: similarities, then how many values of a signature are equal.
+    generator = np.random.default_rng(0)
+    similarities = generator.random(1 << 20)
+    equal = generator.binomial(rules.hashes, similarities + (1 - similarities) / 256)
+    of_equal = np.bincount(equal, minlength=rules.hashes + 1)
+    unlike = np.bincount(equal, similarities < wanted, minlength=rules.hashes + 1)
+    error = np.abs(rules.unlike() - unlike / of_equal)
+    assert (error < 5 * np.sqrt(0.25 / of_equal)).all()
 
 
 @pytest.mark.parametrize(
