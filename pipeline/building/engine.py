@@ -134,9 +134,7 @@ def _planned(
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
-    filters = sets.resolve(options.filter, options.task_module)
-    if filters and limits:
-        raise UserError(f"--filter judges texts, and {task.name} reads pairs: leave it out")
+    filters = sets.resolve(options.filter, options.task_module, of_pairs=limits is not None)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
@@ -336,8 +334,11 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
 def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:
     first = "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
     if not any(shard.rows for (split, _), shard in shards.items() if split == first):
+        reasons = summary.dropped(list(shards.values())).most_common(3)
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         raise UserError(
             f"empty corpus: {job.corpus.spec} has no document with text in the split {first}"
+            + (f"; left out: {left_out}" if left_out else "")
         )
 
 

@@ -4,6 +4,8 @@ A setting whose name begins with "min_" or "max_" and that MEASURES has is a rul
 drops a text of which that number, or share, is below or above the threshold; None takes the rule
 out. All other settings are parameters of rules, edits of the text or rules of other kinds, which
 `stages` has.
+
+Of a corpus of pairs, every record has the setting "side": which side its set is applied to.
 """
 
 import re
@@ -18,11 +20,15 @@ import pyarrow.compute as pc
 from pipeline.filtering import kernels
 from tasks import registry
 from tasks.cache.filtered import FilterRecord
+from tasks.reading.pairs import SIDES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
 
 # Part of every record of a plan: raised when a rule comes to judge any text differently.
 VERSION = 1
+
+# The value of "side" that stands for both sides of a pair, and the set that compares them.
+BOTH, PAIRS = "both", "pairs"
 
 
 class Measure(NamedTuple):
@@ -69,6 +75,9 @@ MEASURES = {
     "uppercase": Measure("uppercase", "letters"),
     "script_letters": Measure("script_letters", "letters", "scripts"),
 }
+
+# Rules of PAIRS: the statistic of which the larger side's number is divided by the other side's.
+RATIOS = {"max_character_ratio": "characters", "max_word_ratio": "words"}
 
 
 class RuleSet(NamedTuple):
@@ -188,6 +197,7 @@ SETS = {
     # The score is FineWeb's for English, section 3.1.
     "language": RuleSet("", {"languages": (), "min_score": 0.65}, ("languages",)),
     "words": RuleSet("", {"words": ()}, ("words",)),
+    PAIRS: RuleSet("", {**_unset(*RATIOS), "drop_identical": True}),
     "regex": RuleSet("", {"pattern": "", "wanted": False}, ("pattern",)),
     # 192.0.2.1 is kept for documentation (RFC 5737), and so is example.com (RFC 2606).
     "pii": RuleSet("", {"emails": "email@example.com", "ips": "192.0.2.1"}),
@@ -205,13 +215,21 @@ def measure_of(setting: str) -> Measure | None:
     return MEASURES.get(found[2]) if found else None
 
 
-def resolve(given: Sequence[str], module: str | None) -> tuple[FilterRecord, ...] | None:
+def _is_rule(setting: str) -> bool:
+    """Returns whether a setting is a rule that the value none takes out."""
+    return setting in RATIOS or measure_of(setting) is not None
+
+
+def resolve(
+    given: Sequence[str], module: str | None, of_pairs: bool = False
+) -> tuple[FilterRecord, ...] | None:
     """Returns the records of a plan for the values of --filter; None if there are none.
 
     Args:
       given: names of sets with commas between them, a set with settings as NAME?SETTING=VALUE&…, or
         a TOML file whose tables [[filter]] have a set and settings.
       module: the user's module, for functions.
+      of_pairs: whether the corpus has pairs.
 
     Raises:
       UserError: a name, setting or value is wrong.
@@ -219,14 +237,22 @@ def resolve(given: Sequence[str], module: str | None) -> tuple[FilterRecord, ...
     records: list[FilterRecord] = []
     for text in given:
         for name, settings in _parsed(text):
-            records.append(_record(text, name, settings, module))
-    labels = [each.label for each in records]
-    for label in labels:
-        if labels.count(label) > 1:
+            records.append(_record(text, name, settings, module, of_pairs))
+    called = [(each.label, side) for each in records for side in sides_of(each)]
+    for label, side in called:
+        if called.count((label, side)) > 1:
             raise UserError(
                 f"--filter: two are called {label}: give one of them a label, as {label}?label=NAME"
             )
     return tuple(records) or None
+
+
+def sides_of(record: FilterRecord) -> tuple[str, ...]:
+    """Returns the columns of a batch that a set is applied to."""
+    side = record.settings.get("side")
+    if side is None:
+        return ("text",)
+    return SIDES if side == BOTH else (side,)
 
 
 def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -267,7 +293,9 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _record(text: str, name: str, given: dict[str, Any], module: str | None) -> FilterRecord:
+def _record(
+    text: str, name: str, given: dict[str, Any], module: str | None, of_pairs: bool
+) -> FilterRecord:
     if name not in SETS:
         raise UserError(
             f"--filter={text}: there is no set {name}{nearest(name, SETS)}; known: "
@@ -275,6 +303,7 @@ def _record(text: str, name: str, given: dict[str, Any], module: str | None) -> 
         )
     rules = SETS[name]
     settings = dict(rules.settings)
+    side = _side(text, name, given.pop("side", None), of_pairs)
     label = given.pop("label", name)
     if not isinstance(label, str) or not re.fullmatch(r"[\w.-]{1,40}", label):
         raise UserError(f"--filter={text}: label={label} must be letters, digits, _, - and .")
@@ -291,9 +320,11 @@ def _record(text: str, name: str, given: dict[str, Any], module: str | None) -> 
     if missing := [key for key in rules.needs if not settings[key]]:
         raise UserError(f"--filter={text}: {name} needs {missing[0]}, as {name}?{missing[0]}=…")
     if not (
-        name in _ACTIVE or any(measure_of(key) and settings[key] is not None for key in settings)
+        name in _ACTIVE
+        or settings.get("drop_identical")
+        or any(_is_rule(key) and settings[key] is not None for key in settings)
     ):
-        rule = next(key for key in settings if measure_of(key))
+        rule = next(key for key in settings if _is_rule(key))
         raise UserError(f"--filter={text}: {name} drops nothing: give a rule, as {name}?{rule}=…")
     _check(text, name, settings)
     if name == "function":
@@ -305,7 +336,22 @@ def _record(text: str, name: str, given: dict[str, Any], module: str | None) -> 
     kept = {
         key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()
     }
+    if side:
+        kept["side"] = side
     return FilterRecord(name, label, VERSION, unicodedata.unidata_version, kept)
+
+
+def _side(text: str, name: str, given: Any, of_pairs: bool) -> str:
+    """Returns the setting "side", which sets for texts do not have: "" for these."""
+    if not of_pairs:
+        if name == PAIRS or given is not None:
+            what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
+            raise UserError(f"--filter={text}: {what}, and the corpus has texts")
+        return ""
+    if given not in (None, BOTH, *SIDES) or (name == PAIRS and given not in (None, BOTH)):
+        known = BOTH if name == PAIRS else f"{', '.join(SIDES)} or {BOTH}"
+        raise UserError(f"--filter={text}: side={given} must be {known}")
+    return given or BOTH
 
 
 def _value(key: str, value: Any, default: Any) -> Any:
@@ -324,14 +370,14 @@ def _value(key: str, value: Any, default: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError("it must be a text")
         return "" if value in ("none", "None") else value
-    if value in ("none", "None") and measure_of(key):
+    if value in ("none", "None") and _is_rule(key):
         return None
     if isinstance(value, bool):
         raise ValueError("it must be a number")
     number = float(value)
     if not 0 <= number < float("inf"):
         raise ValueError("it must be 0 or more")
-    if isinstance(default, int) and not measure_of(key) and number % 1:
+    if isinstance(default, int) and not _is_rule(key) and number % 1:
         raise ValueError("it must be a whole number")
     return int(number) if number % 1 == 0 else number
 
@@ -357,6 +403,9 @@ def _check(text: str, name: str, settings: dict[str, Any]) -> None:
         raise UserError(f"--filter={text}: there is no script {unknown[0]}{close}")
     if len(settings.get("stop_words", ())) > kernels.MOST_STOP_WORDS:
         raise UserError(f"--filter={text}: stop_words must be {kernels.MOST_STOP_WORDS} at most")
+    for key in RATIOS:
+        if (ratio := settings.get(key)) is not None and ratio < 1:
+            raise UserError(f"--filter={text}: {key}={ratio} must be 1 or more")
     if name == "pii" and not (settings["emails"] or settings["ips"]):
         raise UserError(f"--filter={text}: pii masks nothing")
     if settings.get("min_score", 0) > 1:

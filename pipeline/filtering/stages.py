@@ -1,13 +1,15 @@
 """Filters of a batch: the edits of all sets in their order, then the verdicts of all of them.
 
 So every rule judges the text that is written, and the order of sets only decides which rule a
-dropped document is counted for: the first one.
+dropped document is counted for: the first one. A pair is one document; its sides are edited and
+judged one after the other, and what a rule drops because of one of them is counted by side.
 """
 
+import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from pipeline.filtering.edits import EDITS
 from pipeline.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FilterRecord
+from tasks.reading.pairs import SIDES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -33,6 +36,8 @@ JUDGED, ALONE, FIRST = "judged", "alone", "first"
 _WORDS = 1000
 # Longest reason of a user's function, and characters shown of a dropped text.
 _LONGEST_REASON, _EXCERPT = 80, 200
+# What separates the sides of a pair in an excerpt, as in files of Moses.
+_BETWEEN = " ||| "
 
 
 class Verdict(NamedTuple):
@@ -64,8 +69,26 @@ def _measured(
     return np.divide(counts, over, out=np.zeros(len(counts)), where=over != 0)
 
 
+def verdicts_of(record: FilterRecord, columns: Mapping[str, Statistics]) -> Iterator[Verdict]:
+    """Yields the verdicts of a set on the texts, or on the sides of pairs, by their column."""
+    both = [columns[side] for side in sets.sides_of(record)]
+    if record.name == sets.PAIRS:
+        yield from _of_sides(both, record.settings)
+    elif record.name == "function" and len(both) > 1:
+        yield from _of_function([each.texts for each in both], record.settings)
+    else:
+        for side, statistics in zip(sets.sides_of(record), both, strict=True):
+            for verdict in verdicts(record, statistics):
+                yield verdict._replace(rule=verdict.rule + _of(side))
+
+
+def _of(side: str) -> str:
+    """Returns what is added to the name of a rule or of an edit: nothing for texts."""
+    return "" if side == "text" else f" of {side}"
+
+
 def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
-    """Yields the verdicts of a set's rules, in their order."""
+    """Yields the verdicts of a set's rules on texts, in their order."""
     settings, inclusive = record.settings, sets.SETS[record.name].inclusive
     for key in sets.SETS[record.name].settings:
         threshold = settings[key]
@@ -86,7 +109,23 @@ def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
     if record.name == "language":
         yield from _of_languages(statistics.texts, settings)
     if record.name == "function":
-        yield from _of_function(statistics.texts, settings)
+        yield from _of_function([statistics.texts], settings)
+
+
+def _of_sides(sides: Sequence[Statistics], settings: dict[str, Any]) -> Iterator[Verdict]:
+    """Yields the verdicts of sets.PAIRS, which leave pairs with an empty side alone."""
+    inputs, targets = sides
+    for key, of in sets.RATIOS.items():
+        if settings[key] is None:
+            continue
+        shorter = np.minimum(inputs[of], targets[of])
+        longer = np.maximum(inputs[of], targets[of])
+        ratios = np.divide(longer, shorter, out=np.zeros(len(inputs)), where=shorter != 0)
+        yield Verdict(key, ratios > settings[key], ratios)
+    if settings["drop_identical"]:
+        one, other = (pc.utf8_trim_whitespace(each.texts) for each in (inputs, targets))
+        equal = pc.and_(pc.equal(one, other), pc.not_equal(one, ""))
+        yield Verdict("drop_identical", equal.to_numpy(zero_copy_only=False))
 
 
 def _matches(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
@@ -118,24 +157,27 @@ def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Itera
     yield Verdict("min_score", np.array(unsure, bool), values)
 
 
-def _of_function(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Iterator[Verdict]:
-    """Yields a verdict for each reason that a user's function gives.
+def _of_function(
+    columns: Sequence[pa.LargeStringArray], settings: dict[str, Any]
+) -> Iterator[Verdict]:
+    """Yields a verdict for each reason that a user's function gives, called with the columns.
 
     Raises:
       UserError: the function raises an error, or returns something else.
     """
     module, name = settings["module"], settings["name"]
     try:
-        reasons = pa.array(getattr(registry.load(module), name)(texts)).to_pylist()
+        reasons = pa.array(getattr(registry.load(module), name)(*columns)).to_pylist()
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{module}.{name} failed: {type(error).__name__}: {error}") from error
     wrong = [each for each in reasons if each is not None and not isinstance(each, str)]
-    if wrong or len(reasons) != len(texts):
+    texts = len(columns[0])
+    if wrong or len(reasons) != texts:
         raise UserError(
             f"{module}.{name} must return, for each text, None or a reason to drop it: of "
-            f"{len(texts)} texts it returned {len(reasons)} values"
+            f"{texts} texts it returned {len(reasons)} values"
             + (f", such as {wrong[0]!r}" if wrong else "")
         )
     for reason in sorted({each for each in reasons if each}):
@@ -169,18 +211,24 @@ class Filters:
 
         Documents that cannot be used, whose text is null, are left as they are.
         """
-        column = batch.column("text").cast(pa.large_string())
-        usable = column.is_valid()
-        texts = column.fill_null("") if column.null_count else column
+        names = SIDES if SIDES[0] in batch.schema.names else ("text",)
+        columns = {name: batch.column(name).cast(pa.large_string()) for name in names}
+        usable = functools.reduce(pc.and_, (column.is_valid() for column in columns.values()))
+        texts = {
+            name: column.fill_null("") if column.null_count else column
+            for name, column in columns.items()
+        }
         for record in self._records:
             if edit := EDITS.get(record.name):
-                texts, counts = edit(texts, record.settings)
-                writer.edits.update(
-                    {f"{record.label} {what}": n for what, n in counts.items() if n}
-                )
+                for side in sets.sides_of(record):
+                    texts[side], counts = edit(texts[side], record.settings)
+                    writer.edits.update(
+                        {f"{record.label} {what}{_of(side)}": n for what, n in counts.items() if n}
+                    )
         judged = usable.to_numpy(zero_copy_only=False)
         self.tally[JUDGED, ""] += int(judged.sum())
-        reasons, values = self._judge(Statistics(texts), judged)
+        statistics = {name: Statistics(each) for name, each in texts.items()}
+        reasons, values = self._judge(statistics, judged)
         dropped = np.flatnonzero(reasons != None)  # noqa: E711
         for row in dropped.tolist():
             writer.quarantine(
@@ -188,21 +236,24 @@ class Filters:
                 batch.column("place")[row].as_py(),
                 reasons[row],
                 value=values[row],
-                text=texts[row].as_py()[:_EXCERPT],
+                text=_BETWEEN.join(each[row].as_py()[:_EXCERPT] for each in texts.values()),
             )
-        if column.null_count:
-            texts = pc.if_else(usable, texts, pa.scalar(None, texts.type))
-        batch = batch.set_column(batch.schema.get_field_index("text"), "text", texts)
+        for name, each in texts.items():
+            if columns[name].null_count:
+                each = pc.if_else(usable, each, pa.scalar(None, each.type))
+            batch = batch.set_column(batch.schema.get_field_index(name), name, each)
         if not len(dropped):
             return batch
         return batch.filter(pa.array(reasons == None))  # noqa: E711
 
-    def _judge(self, statistics: Statistics, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first reason to drop each text, None to keep it, and what was measured."""
+    def _judge(
+        self, columns: Mapping[str, Statistics], judged: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first reason to drop each document or None, and what was measured of it."""
         reasons = np.full(len(judged), None, object)
         values = np.full(len(judged), None, object)
         for record in self._records:
-            for verdict in verdicts(record, statistics):
+            for verdict in verdicts_of(record, columns):
                 drops = verdict.drops & judged
                 if not drops.any():
                     continue

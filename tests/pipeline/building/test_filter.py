@@ -139,11 +139,121 @@ def test_a_function_of_the_users_filters(build, tmp_path, monkeypatch, documents
     assert names == {name for name, text in documents.items() if "Return" in text}
 
 
-def test_pairs_are_not_filtered(build, tmp_path):
+PAIRS = [
+    {"id": "kept", "inputs": "one two three", "targets": "unu doi trei"},
+    {"id": "same", "inputs": " one two", "targets": "one two\n"},
+    {"id": "far", "inputs": "one two three four five", "targets": "unu doi"},
+    {"id": "long words", "inputs": "one", "targets": "unu" * 9},
+    {"id": "digits", "inputs": "12 34 56", "targets": "doi trei patru"},
+    {"id": "digits there", "inputs": "twelve and some", "targets": "12 34 56"},
+    {"id": "mail", "inputs": "write to me@some.org", "targets": "scrie la eu@some.org"},
+    {"id": "empty", "inputs": "one", "targets": " "},
+    {"id": "null", "inputs": None, "targets": "unu"},
+]
+OF_PAIRS = (
+    "--filter=pairs?max_word_ratio=2&max_character_ratio=5",
+    "--filter=characters?max_digits=0.1&side=inputs",
+    "--filter=pii",
+)
+
+
+@pytest.fixture
+def pairs(build, tmp_path):
+    """Returns a function that builds a cache of PAIRS with some flags."""
     path = tmp_path / "pairs.jsonl"
-    path.write_text(json.dumps({"inputs": "a", "targets": "b"}))
-    with pytest.raises(UserError, match="--filter judges texts"):
+    path.write_text("\n".join(map(json.dumps, PAIRS)))
+
+    def run(*given):
         build(
-            tmp_path / "c", "--task=supervised", "--name=own", *GIVEN,
-            f"--corpus=json:{path}?inputs=inputs&targets=targets",
+            tmp_path / "c", "--task=supervised", "--name=own", "--max_quarantined=1", *given,
+            f"--corpus=json:{path}?inputs=inputs&targets=targets&validation=0",
         )  # fmt: skip
+        return tmp_path / "c" / "own_supervised"
+
+    return run
+
+
+def test_pairs_are_filtered_by_both_sides(pairs, tmp_path, capsys):
+    pairs(*OF_PAIRS, "--dry_run")
+    assert "filtered: pairs max_word_ratio" in capsys.readouterr().out
+    cache = pairs(*OF_PAIRS)
+    assert kept(cache) == ["kept", "digits there", "mail"]
+    lines = {line["id"]: line for line in left_out(cache)}
+    assert {name: line["reason"] for name, line in lines.items()} == {
+        "same": "filtered: pairs drop_identical",
+        "far": "filtered: pairs max_word_ratio",
+        "long words": "filtered: pairs max_character_ratio",
+        "digits": "filtered: characters max_digits of inputs",
+        "empty": "empty targets",
+        "null": "null",
+    }
+    assert (lines["far"]["value"], lines["long words"]["value"]) == (2.5, 9)
+    assert lines["far"]["text"] == "one two three four five ||| unu doi"
+    assert lines["digits"]["value"] == pytest.approx(6 / 8)
+    (receipt,) = cache.glob("train.receipt-*")
+    edits = json.loads(receipt.read_text())["edits"]
+    assert edits == {"pii e-mail addresses of inputs": 1, "pii e-mail addresses of targets": 1}
+    assert verify(str(cache))[1] == []
+
+
+def test_a_set_judges_each_side_of_a_pair(pairs):
+    cache = pairs("--filter=characters?max_digits=0.1")
+    reasons = {line["id"]: line["reason"] for line in left_out(cache)}
+    assert reasons["digits"] == "filtered: characters max_digits of inputs"
+    assert reasons["digits there"] == "filtered: characters max_digits of targets"
+
+
+def test_one_set_for_each_side(pairs):
+    cache = pairs(
+        "--filter=length?max_words=2&side=inputs", "--filter=length?max_words=3&side=targets"
+    )
+    assert kept(cache) == ["same", "long words"]
+
+
+def test_a_function_of_the_users_sees_both_sides(pairs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pair_filter.py").write_text(
+        "def same_start(inputs, targets):\n"
+        "    rows = zip(inputs.to_pylist(), targets.to_pylist())\n"
+        "    return [None if i.strip()[:1] == t[:1] else 'other start' for i, t in rows]\n"
+        "def with_unu(texts):\n"
+        "    return ['unu' if 'unu' in text else None for text in texts.to_pylist()]\n"
+    )
+    cache = pairs(
+        *("--task_module=pair_filter", "--filter=function?name=with_unu&side=targets&label=unu"),
+        "--filter=function?name=same_start",
+    )
+    reasons = {line["id"]: line["reason"] for line in left_out(cache)}
+    assert reasons["kept"] == "filtered: unu unu of targets"
+    assert reasons["digits"] == "filtered: function other start"
+    assert kept(cache) == ["same"]
+
+
+def test_filters_that_leave_nothing_are_named(pairs):
+    with pytest.raises(UserError, match="left out: 8 filtered: length min_words of inputs, 1 null"):
+        pairs("--filter=length?min_words=100")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("pairs?drop_identical=false", "pairs drops nothing: give a rule, as pairs.max_character"),
+        ("pairs?max_word_ratio=0.5", "max_word_ratio=0.5 must be 1 or more"),
+        ("pairs?side=inputs", "side=inputs must be both"),
+        ("pii?side=input", "side=input must be inputs, targets or both"),
+    ],
+)
+def test_wrong_filters_of_pairs(pairs, given, problem):
+    with pytest.raises(UserError, match=problem):
+        pairs(f"--filter={given}")
+
+
+def test_the_same_label_for_one_side_twice(pairs):
+    with pytest.raises(UserError, match="two are called pii"):
+        pairs("--filter=pii", "--filter=pii?side=inputs")
+
+
+@pytest.mark.parametrize("given", ["pairs", "pii?side=inputs"])
+def test_texts_have_no_sides(build, tmp_path, given):
+    with pytest.raises(UserError, match="and the corpus has texts"):
+        build(tmp_path / "c", f"--filter={given}")
