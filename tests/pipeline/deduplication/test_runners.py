@@ -1,0 +1,113 @@
+"""pipeline.dedup on other runners: the same list by a job service, by pools and on Dataflow."""
+
+import itertools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline import dedup
+from pipeline.faults.pools import Cluster
+from tests import dataflow_worker
+from tests.dataflow_server import DataflowServer
+from tests.gcs_server import GcsServer
+
+ROOT = pathlib.Path(__file__).parents[3]
+# Several pieces, so that workers share them.
+PIECES = "--shard_bytes=100000"
+LISTS = "exclude.arrow"
+
+
+@pytest.fixture(scope="module")
+def wanted(corpus, tmp_path_factory) -> bytes:
+    """Returns the list that one local worker writes."""
+    folder = tmp_path_factory.mktemp("wanted")
+    dedup.main([f"--corpus={corpus}", f"--output={folder}", PIECES])
+    return (folder / LISTS).read_bytes()
+
+
+@pytest.fixture
+def usual_sigint():
+    """Restores the handler of SIGINT, which Beam's embedded job server replaces."""
+    usual = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+def started(*flags: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.dedup", PIECES, *flags],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_job_service_in_this_process(usual_sigint, corpus, wanted, tmp_path):
+    given = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+    dedup.main([f"--corpus={corpus}", f"--output={tmp_path}", PIECES, *given])
+    assert (tmp_path / LISTS).read_bytes() == wanted
+
+
+@pytest.mark.slow
+def test_a_pool_loses_its_worker_and_the_same_command_resumes(corpus, wanted, tmp_path):
+    flags = (f"--corpus={corpus}", f"--output={tmp_path / 'out'}")
+    with Cluster(2, tmp_path) as cluster:
+        process = started(*flags, *cluster.flags)
+        while not list((tmp_path / "out").glob("signatures-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(cluster.workers()[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert "a worker is lost" in err
+        assert not (tmp_path / "out" / LISTS).exists()
+        again = started(*flags, *cluster.flags)
+        out, err = again.communicate(timeout=300)
+        assert again.returncode == 0, err
+        assert "kept" in out
+    assert (tmp_path / "out" / LISTS).read_bytes() == wanted
+
+
+@pytest.mark.slow
+def test_dataflow(corpus, wanted, tmp_path):
+    """Both jobs run from the staged files alone, in empty environments."""
+    numbers = itertools.count()
+    data = pathlib.Path(corpus.partition(":")[2].partition("?")[0]).read_bytes()
+
+    def work(job):
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        return dataflow_worker.work(job, gcs, folder)
+
+    with GcsServer() as gcs, DataflowServer(work) as server:
+        gcs.store.put("bucket", "corpus/documents.jsonl", data, {}, {})
+        process = started(
+            "--corpus=json:gs://bucket/corpus/documents.jsonl?validation=0.1",
+            *("--output=gs://bucket/list", "--runner=DataflowRunner", "--project=our-project"),
+            *("--region=europe-west4", "--temp_location=gs://bucket/temp"),
+            *(f"--dataflow_endpoint={server.url}", "--no_auth"),
+            **gcs.environment(),
+        )
+        _, err = process.communicate(timeout=900)
+        assert process.returncode == 0, (err, [job.messages for job in server.jobs])
+        found = gcs.read(f"list/{LISTS}")
+    assert len(server.jobs) == 2
+    # The header has the corpus's SPEC.
+    local, there = (entries(each, tmp_path) for each in (wanted, found))
+    assert there == local
+
+
+def entries(data: bytes, folder: pathlib.Path) -> list[dict]:
+    from pipeline.excluding.lists import ExcludeList
+
+    (folder / "list.arrow").write_bytes(data)
+    return [{**row, "similarity": str(row["similarity"])} for row in
+            ExcludeList(str(folder / "list.arrow"))]  # fmt: skip
