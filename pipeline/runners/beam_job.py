@@ -244,7 +244,21 @@ def _quiet() -> Iterator[None]:
             shown.write(aside.read().decode(errors="replace"))
             raise
         finally:
-            sys.stderr, threading.excepthook = usual, usual_hook
+            sys.stderr, threading.excepthook = usual, _without_connections(usual_hook)
             shown.flush()
             os.dup2(shown.fileno(), 2)
             logger.setLevel(level)
+
+
+def _without_connections(usual: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Returns a `threading.excepthook` that leaves out errors of gRPC's connections.
+
+    Beam's threads outlive a job, and find only then that a killed worker is gone.
+    """
+    import grpc
+
+    def hook(failed: Any) -> None:
+        if not isinstance(failed.exc_value, grpc.RpcError):
+            usual(failed)
+
+    return hook

@@ -3,10 +3,13 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 
+import grpc
 import pytest
 
+from pipeline.runners import beam_job
 from tests.parameters import slow_unless
 
 SECONDS = 30  # a bound for a loaded machine; Beam's own limits are minutes, or none
@@ -111,3 +114,19 @@ def test_interrupted_twice(launch, tmp_path, moment):
     # The second one may arrive when Python shuts down; shells call that 130 as well.
     assert build.returncode in (130, -signal.SIGINT)
     wait_for_the_end(build)
+
+
+def test_a_connection_that_breaks_after_the_job(monkeypatch, capsys):
+    def fails(over, error):
+        over.wait(60)
+        raise error
+
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    for error, shown in ((grpc.RpcError(), False), (ValueError("a bug"), True)):
+        over = threading.Event()
+        with beam_job._quiet():
+            thread = threading.Thread(target=fails, args=(over, error))
+            thread.start()
+        over.set()
+        thread.join()
+        assert ("Traceback" in capsys.readouterr().err) == shown
