@@ -127,6 +127,7 @@ def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
             yield (
                 f"{lists.copy_name(each.record.sha256)} was made from other files, those of "
                 f"{each.header['corpus']}: documents are told by their ids alone"
+                + (", paragraphs by their number" if each.record.paragraphs else "")
             )
     for record in plan.exclude or ():
         if record not in [each.record for each in new]:

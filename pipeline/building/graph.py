@@ -16,10 +16,11 @@ from pipeline.building import pairs
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import EXCLUDED
-from pipeline.filtering.stages import FILTERED, Filters
+from pipeline.filtering.stages import Filters
 from pipeline.runners import beam_job, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
+from tasks.cache.filtered import FILTERED
 from tasks.cache.manifest import Plan
 from tasks.cache.pack import Documents
 from tasks.reading import sources

@@ -75,7 +75,10 @@ class Filter:
         for row, entries in found.items():
             reason = next((each.reason for each in entries if each.paragraph == WHOLE), None)
             if reason is None:
-                text = _without(batch.column("text")[row].as_py(), entries)
+                text = batch.column("text")[row].as_py()
+                if text is None:  # of another corpus than the list's; it is quarantined as faulty
+                    continue
+                text = _without(text, entries)
                 self.cut += len({each.paragraph for each in entries})
                 if text.strip():
                     texts[row] = text
@@ -145,10 +148,11 @@ class Filter:
         that ends in #partN is that of a part, or of a document that is called so; either has the
         entries of this very id.
         """
-        digests = id_digests(names)
-        counts = np.zeros(len(digests), np.int64)
+        counts = np.zeros(len(names), np.int64)
+        lists = [each for each in self._lists if each.header["counts"]["paragraphs"]]
+        digests = id_digests(names if lists else [])
         found: dict[int, set[int]] = {}
-        for each in self._lists:
+        for each in lists:
             for row in each.hits(digests).tolist():
                 entries = each.entries(digests[row], None if every_place else "")
                 found.setdefault(row, set()).update(entry.paragraph for entry in entries)

@@ -20,7 +20,7 @@ from pipeline.filtering import sets
 from pipeline.filtering.edits import EDITS
 from pipeline.filtering.statistics import Statistics
 from tasks import registry
-from tasks.cache.filtered import FilterRecord
+from tasks.cache.filtered import FILTERED, FilterRecord
 from tasks.reading.pairs import SIDES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -28,8 +28,6 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     from pipeline.building.write import ShardWriter
 
-# How reasons of filters begin in receipts and reports: such documents are not faulty.
-FILTERED = "filtered: "
 # Kinds of counts.
 JUDGED, ALONE, FIRST = "judged", "alone", "first"
 # Words of a pattern: RE2 does not compile one of tens of thousands.

@@ -18,6 +18,7 @@ from pipeline.excluding.lists import EXCLUDED
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
 from tasks.cache import records
+from tasks.cache.filtered import FILTERED
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
     MANIFEST,
@@ -174,17 +175,24 @@ class ShardChecker:
         # A build cuts paragraphs first, whatever becomes of the document then.
         first = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0)
         read = [names[row] for row in first.tolist()]
-        read += [line["id"] for line in quarantined if not _is_listed(line["reason"])]
-        least, most = (int(self._own.paragraphs(read, each).sum()) for each in (False, True))
+        read += [line["id"] for line in quarantined if _was_cut(line["reason"])]
+        least = int(self._own.paragraphs(read, every_place=False).sum())
+        read += [line["id"] for line in quarantined if _may_be_cut(line["reason"])]
+        most = int(self._own.paragraphs(read, every_place=True).sum())
         cut = shard.cut_paragraphs or 0
         if not least <= cut <= most:
             what = f"{cut:,} paragraphs were cut from its documents, exclude lists have {least:,}"
             faults.append(Fault(file, what, _WRITTEN_WRONG))
 
 
-def _is_listed(reason: str) -> bool:
-    """Returns whether a document was left out because a list has it as a whole."""
-    return reason.startswith(EXCLUDED) and not reason.endswith(NOTHING_LEFT)
+def _was_cut(reason: str) -> bool:
+    """Returns whether a document was left out after its listed paragraphs were cut."""
+    return reason.endswith(NOTHING_LEFT) or reason.startswith(FILTERED)
+
+
+def _may_be_cut(reason: str) -> bool:
+    """Returns whether it may have been: a text that cannot be read has none to cut."""
+    return not _was_cut(reason) and not reason.startswith(EXCLUDED)
 
 
 def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) -> None:

@@ -5,6 +5,9 @@ from typing import Any
 
 from tasks.cache.checked_json import check_count, check_form, check_keys
 
+# How reasons of filters begin in receipts and reports: such documents are not faulty.
+FILTERED = "filtered: "
+
 
 @dataclasses.dataclass(frozen=True)
 class FilterRecord:

@@ -181,6 +181,21 @@ def test_paragraphs_are_cut(without_beam, tmp_path, build):
     assert rows[0] == rows[1]
 
 
+def test_a_list_of_paragraphs_for_a_changed_corpus(without_beam, tmp_path, build, capsys):
+    header = "This very same notice of eight words and more begins every page."
+    texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]
+    search(write(tmp_path / "c.jsonl", texts), tmp_path / "out", "--unit=paragraph")
+    texts[3] = ("p3", None)
+    changed = write(tmp_path / "d.jsonl", texts)
+    given = f"--exclude={tmp_path}/out/exclude.arrow"
+    flags = (f"--corpus={changed}?validation=0", "--max_quarantined=1")
+    cache = build(tmp_path / "a", *flags, given)
+    assert "told by their ids alone, paragraphs by their number" in capsys.readouterr().out
+    receipt = json.loads(next(cache.glob("train.receipt*")).read_text())
+    assert (receipt["cut_paragraphs"], receipt["dropped"]) == (7, {"null": 1})
+    assert verify.main([f"--cache={cache}"]) == 0
+
+
 def test_verification_counts_cut_paragraphs(without_beam, tmp_path, build, capsys):
     header = "This very same notice of eight words and more begins every page."
     texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]
