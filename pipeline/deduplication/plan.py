@@ -108,7 +108,9 @@ class Rules:
         below, impossible = (
             _beta_cdf(share, self.hashes) for share in (_equal(self.wanted), _CHANCE)
         )
-        return (below - impossible) / (1 - impossible)
+        # Of many values, so few are never equal that the distribution lies below 1 / 256 entirely.
+        certain = np.ones(self.hashes + 1)
+        return np.divide(below - impossible, 1 - impossible, out=certain, where=impossible < 1)
 
 
 def _equal(similarity: float) -> float:

@@ -389,6 +389,12 @@ def test_expected_false_positives(settings):
     assert (error < 5 * np.sqrt(0.25 / of_equal)).all()
 
 
+def test_false_positives_of_the_longest_signatures():
+    found = engine.Options(corpus="", output="", bands=4096, rows=16).rules.unlike()
+    assert ((found >= 0) & (found <= 1)).all()
+    assert (found[0], found[-1]) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [
