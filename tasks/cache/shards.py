@@ -286,7 +286,10 @@ class Shards:
             for path, entry in pairs:
                 if not copies.holds(files.local_path(path), entry):
                     opened.close()
-                    raise UserError(f"{path} was written anew since the manifest was read")
+                    raise UserError(
+                        f"{path} was written anew since the manifest was read: wait until that "
+                        "build has finished, and start again"
+                    )
         return opened
 
     def _found_or_copied(self, number: int) -> OpenShard:
