@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs ci test test-slow test-browser pictures fuzz chaos chaos-train benchmark check format clean
+.PHONY: help install demo demo-gcs ci test test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -111,6 +111,13 @@ chaos-train: $(VENV)/.demo ## break training runs 20 times and compare their res
 	@rm -rf $(DEMO)/chaos
 	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
 	    --kills=10 --damages=9 --steps=200 --seed=7
+
+chaos-follow: $(VENV)/.demo ## break builds and the runs that follow them 15 times, and compare their results
+	@rm -rf $(DEMO)/chaos_follow
+	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
+	    --output=$(DEMO)/vocabulary
+	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos_follow --follow \
+	    --vocabulary=$(DEMO)/vocabulary --kills=15 --steps=200 --seed=7
 
 benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet

@@ -22,7 +22,7 @@ from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.engine.step import TrainState
-from trainer.evaluating.evaluation import Evaluation
+from trainer.evaluating.evaluation import Evaluation, Results
 from trainer.reporting.metrics import MetricsWriter
 from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
@@ -151,7 +151,9 @@ def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) ->
             evaluated = True
             if evaluator and evaluating:
                 # An evaluation may take longer than the time between SIGTERM and SIGKILL.
-                results = None if stopping else evaluator(state.params, step, stop.asked)
+                results = None
+                if not stopping:
+                    results, not_there = _evaluate(evaluator, state, step, stop)
                 if results is None:
                     evaluated, stopping, saving = False, True, True
                 else:
@@ -208,6 +210,22 @@ def _next(batches: Iterator[Batch]) -> tuple[Batch | None, UserError | None]:
     """
     try:
         return next(batches), None
+    except UserError as error:
+        if jax.process_count() > 1:
+            raise
+        return None, error
+
+
+def _evaluate(
+    evaluator: Evaluation, state: TrainState, step: int, stop: _StopRequest
+) -> tuple[Results | None, UserError | None]:
+    """Evaluates the state after a step; returns (results, None if there are none; why not).
+
+    Raises:
+      UserError: there are none, and the other processes do not know that.
+    """
+    try:
+        return evaluator(state.params, step, stop.asked), None
     except UserError as error:
         if jax.process_count() > 1:
             raise

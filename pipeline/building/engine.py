@@ -14,6 +14,7 @@ from pipeline.runners import dataflow, portable, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
+from tasks.cache.plan_check import excludes_more
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
@@ -355,7 +356,7 @@ def _print_estimate(
     job, assignments = planned
     existing = lifecycle.check(job.folder, job.plan, options.extend)
     found = lifecycle.survey(job.folder, existing, check=False) if existing else {}
-    if existing and exclusion.grows(existing, job.plan):
+    if existing and excludes_more(existing, job.plan):
         redo = exclusion.affected(job.folder, existing, job.plan, lists)
         found |= dict.fromkeys(redo)
     kept, to_do = _kept(assignments, found)

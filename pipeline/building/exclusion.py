@@ -1,6 +1,5 @@
 """Exclude lists of a build: which ones a plan names, their copies, and what a new one changes."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,15 +134,6 @@ def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
                 f"still excluded: {record.documents:,} documents and {record.paragraphs:,} "
                 f"paragraphs of {lists.copy_name(record.sha256)}"
             )
-
-
-def grows(existing: Plan, ours: Plan) -> bool:
-    """Returns whether our plan is the existing one with more exclude lists, and nothing else."""
-    before, now = existing.exclude or (), ours.exclude or ()
-    same = dataclasses.replace(existing, exclude=None).difference(
-        dataclasses.replace(ours, exclude=None)
-    )
-    return not same and len(now) > len(before) and now[: len(before)] == before
 
 
 def affected(

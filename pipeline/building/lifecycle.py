@@ -43,6 +43,7 @@ from tasks.cache.manifest import (
     plan_from_dict,
     shard_file,
 )
+from tasks.cache.plan_check import excludes_more
 from tasks.cache.receipts import finished, read_receipt
 from tasks.reading import sources
 from tasks.storage import files, lock
@@ -121,7 +122,7 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
     if ours.difference(existing):
         if _manifest_has(folder, ours):
             return ours
-        if exclusion.grows(existing, ours):
+        if excludes_more(existing, ours):
             return existing
         _check_extends(folder, existing, ours, extend)
     return existing
@@ -184,7 +185,7 @@ def begin(
     exclusion.copy(folder, plan, lists)
     if existing and plan.difference(existing):
         redo = []
-        if exclusion.grows(existing, plan):
+        if excludes_more(existing, plan):
             redo = list(exclusion.affected(folder, existing, plan, lists))
             superseded.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
@@ -225,7 +226,7 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
             f"{folder} holds a cache of {len(old):,} files of this corpus, which now has "
             f"{len(new):,} ({of_files}): add --extend to write the new files as further shards"
         )
-    if follows and exclusion.grows(_without_files(existing), _without_files(ours)):
+    if follows and excludes_more(_without_files(existing), _without_files(ours)):
         raise UserError(
             f"{folder}: the corpus has further files ({of_files}) and --exclude further lists: "
             "add the files first, by --extend without these lists, then give the lists"

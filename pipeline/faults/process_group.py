@@ -1,9 +1,7 @@
 """Python modules in process groups of their own, to be killed with all that they started."""
 
-import os
 import pathlib
 import sys
-import time
 
 from tasks.terminal.process_group import ProcessGroup
 
@@ -27,15 +25,3 @@ class ModuleGroup(ProcessGroup):
     def log_tail(self, characters: int = 500) -> str:
         """Returns the end of the output as one line."""
         return " ".join(self.output().split())[-characters:]
-
-    def left(self, seconds: float) -> bool:
-        """Returns whether processes of the group are still there after so many seconds."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                os.killpg(self.pid, 0)
-            except ProcessLookupError:
-                return False
-            if time.monotonic() > end:
-                return True
-            time.sleep(0.05)

@@ -20,6 +20,7 @@ from tasks.cache.manifest import (
     plan_from_dict,
     shard_file,
 )
+from tasks.cache.plan_check import PlanCheck
 from tasks.cache.receipts import read_receipt
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
@@ -59,7 +60,7 @@ class Following:
         self.folder, self.patient, self._ended = folder, patient, known is not None
         self._shards = {split: list((known or {}).get(split, ())) for split in plan.shards}
         self.manifest = CacheManifest(plan, self._shards, {})
-        self._fingerprint = plan.fingerprint
+        self._plan_check = PlanCheck(folder, plan)
         self._read: dict[tuple[str, int], Shard] = {}
         self._looked: dict[tuple[str, int], float] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -86,7 +87,7 @@ class Following:
         self._check_plan()
         if files.exists(files.join(self.folder, MANIFEST)):
             manifest = _finished(self.folder)
-            if manifest and manifest.plan.fingerprint == self._fingerprint:
+            if manifest and manifest.plan.fingerprint == self._plan_check.fingerprint:
                 for name, shards in manifest.splits.items():
                     self._shards[name] += shards[len(self._shards[name]) :]
                 return True
@@ -106,6 +107,8 @@ class Following:
         needed = [(split, number) for number in range(len(known), count)]
         if not all(each in self._read for each in needed):
             return False
+        # The receipts may be those of another plan that was begun since the first check.
+        self._check_plan()
         found = [self._read.pop(each) for each in needed]
         for number, shard in enumerate(found, len(known)):
             if problem := self.manifest.problem(split, number, shard):
@@ -118,19 +121,14 @@ class Following:
 
     def _check_plan(self) -> None:
         """Raises UserError unless the folder still has the plan that is followed."""
-        if files.exists(files.join(self.folder, PLAN_MARK + self._fingerprint)):
+        if self._plan_check.marked:
             return
         plan = _planned(self.folder)
         if plan is None:
             raise UserError(f"{self.folder} is gone while it was followed: restore it")
-        if plan.fingerprint == self._fingerprint:  # of a version that left no mark
-            return
-        differing = "; ".join(plan.difference(self.manifest.plan)[:3])
-        raise UserError(
-            f"{self.folder} now holds a cache with another plan than the one that this run follows "
-            f"({differing}): build it with the flags that it was begun with, or train another "
-            "--model_dir"
-        )
+        # The same plan without a mark is that of an earlier version.
+        if error := self._plan_check.against(plan):
+            raise error
 
     def finished(self) -> tuple[int, int]:
         """Returns how many shards are finished, and how many there will be, of all splits."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tasks.cache import copies
 from tasks.cache.manifest import FileEntry, Remedy
+from tasks.cache.plan_check import PlanCheck
 from tasks.cache.records import CorruptRecord
 from tasks.cache.row_index import read_row_index
 from tasks.storage import files, remote
@@ -113,6 +114,7 @@ class Shards:
       local_bytes: largest total size of the copies.
       open_shards: largest number of open shards, with two file descriptors each; by default an
         eighth of the descriptors that the process may open.
+      plan_check: tells whether the cache got another plan; None where nobody asks.
 
     Raises:
       UserError: a shard is larger than `local_bytes`.
@@ -124,9 +126,11 @@ class Shards:
         local_dir: str | None = None,
         local_bytes: int = 50 << 30,
         open_shards: int = 0,
+        plan_check: PlanCheck | None = None,
     ):
         self._shards = shards
         self._local_dir, self._local_bytes = local_dir, local_bytes
+        self._plan_check = plan_check
         self._open_shards = open_shards or max(
             8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         )
@@ -266,9 +270,32 @@ class Shards:
             self._open.pop(number).close()
 
     def _opened(self, number: int) -> OpenShard:
+        try:
+            return self._found_or_copied(number)
+        except UserError as error:
+            if self._plan_check and (reason := self._plan_check.error()):
+                raise reason from error
+            raise
+
+    def _in_place(self, shard: ShardFiles) -> OpenShard:
+        """Opens a shard of a local cache; after a takedown, only if it is still the same."""
+        pairs = ((shard.records, shard.records_entry), (shard.index, shard.index_entry))
+        records, index = (files.local_path(path) for path, _ in pairs)
+        opened = OpenShard(shard, records, index)
+        if self._plan_check and self._plan_check.replaced:
+            for path, entry in pairs:
+                if not copies.holds(files.local_path(path), entry):
+                    opened.close()
+                    raise UserError(
+                        f"{path} was written anew since the manifest was read: wait until that "
+                        "build has finished, and start again"
+                    )
+        return opened
+
+    def _found_or_copied(self, number: int) -> OpenShard:
         shard = self._shards[number]
         if not self._remote:
-            return OpenShard(shard, files.local_path(shard.records), files.local_path(shard.index))
+            return self._in_place(shard)
         with self._changed:
             self._folder = self._folder or self._take_folder()
             there = number in self._copies

@@ -9,6 +9,7 @@ import numpy as np
 
 from tasks.cache import records
 from tasks.cache.manifest import MANIFEST, PAIR_INDEX, CacheManifest, Shard, shard_file
+from tasks.cache.plan_check import PlanCheck
 from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -55,7 +56,8 @@ class SplitRows:
         self.row_tokens = plan.row_tokens if is_stream else None
         self.count = 0
         self.files: list[ShardFiles] = []
-        self.shards = Shards(self.files, local_dir, local_bytes)
+        self._plan_check = PlanCheck(folder, plan)
+        self.shards = Shards(self.files, local_dir, local_bytes, plan_check=self._plan_check)
         self.tokens, self.first = np.zeros(0, np.int64), np.zeros(1, np.int64)
         self.grow(shards)
         if plan.adopted:
@@ -207,7 +209,7 @@ class SplitRows:
         return read, tokens_R, inputs_R
 
     def _corrupt(self, shard: int, row: int, why: object) -> UserError:
-        return UserError(
+        return self._plan_check.error() or UserError(
             f"{self.files[shard].records} is corrupt in row {row}: {why}; {self._plan.remedy.redo}"
         )
 

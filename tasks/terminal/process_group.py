@@ -62,6 +62,18 @@ class ProcessGroup:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
+    def left(self, seconds: float) -> bool:
+        """Returns whether processes of the group are still there after so many seconds."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return False
+            if time.monotonic() > end:
+                return True
+            time.sleep(0.05)
+
     def kill(self) -> int:
         """Kills the whole group and returns the command's exit code."""
         self.signal(signal.SIGKILL)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -80,3 +81,21 @@ def text_cache(tmp_path_factory, pytestconfig):
         "--row_tokens=100",
     )
     return folder / "cache" / "python_docs_span_corruption"
+
+
+@pytest.fixture(scope="session")
+def many_shards(text_cache, tmp_path_factory):
+    """A text corpus of 24 shards of each split, if they have `shard_bytes_of` it."""
+    words = (text_cache.parents[1] / "train.txt").read_text().split()
+    generator = random.Random(1)
+    path = tmp_path_factory.mktemp("corpus") / "a.txt"
+    with path.open("w") as file:
+        for _ in range(9000):
+            begin = generator.randrange(len(words) - 40)
+            file.write(" ".join(words[begin : begin + generator.randrange(5, 40)]) + "\n")
+    return path
+
+
+def shard_bytes_of(corpus):
+    """Returns the --shard_bytes of `many_shards`."""
+    return corpus.stat().st_size // 24 + 1

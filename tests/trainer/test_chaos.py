@@ -10,6 +10,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer import chaos
+from trainer.faults.subject import Subject, differences
 
 SHORT = ("--steps=20", "--evaluation.every_steps=10")
 
@@ -44,7 +45,7 @@ def test_ten_kills_leave_no_trace(text_cache, tmp_path, capsys):
 
 def subject(folder, name, state, lines):
     flags = chaos.parser().parse_args([f"--model_dir={folder}", "--steps=20"])
-    made = chaos.Subject(flags, [], folder / name)
+    made = Subject(flags, [], folder / name)
     made.folder.mkdir()
     checkpointer = ocp.StandardCheckpointer()
     checkpointer.save(made.folder.absolute() / "checkpoint_20" / "state", state)
@@ -64,19 +65,19 @@ STATE = {"w": jnp.arange(3.0), "b": jnp.full(2, jnp.nan)}
 def test_every_difference_is_noticed(tmp_path):
     one = subject(tmp_path, "one", STATE, LINES)
     slower = [{**line, "speed": {"x": 7}} for line in LINES]
-    assert chaos.differences(one, subject(tmp_path, "same", STATE, slower), 20) == []
+    assert differences(one, subject(tmp_path, "same", STATE, slower), 20) == []
 
     last_bit = {**STATE, "w": jnp.nextafter(STATE["w"], jnp.float32(9))}
-    assert chaos.differences(one, subject(tmp_path, "bit", last_bit, LINES), 20) == ["tensor w"]
+    assert differences(one, subject(tmp_path, "bit", last_bit, LINES), 20) == ["tensor w"]
     signed = {**STATE, "w": STATE["w"] * jnp.array([-1.0, 1.0, 1.0])}
-    assert chaos.differences(one, subject(tmp_path, "sign", signed, LINES), 20) == ["tensor w"]
+    assert differences(one, subject(tmp_path, "sign", signed, LINES), 20) == ["tensor w"]
     more = {**STATE, "c": jnp.zeros(1)}
-    assert chaos.differences(one, subject(tmp_path, "more", more, LINES), 20) == ["tensor c"]
+    assert differences(one, subject(tmp_path, "more", more, LINES), 20) == ["tensor c"]
 
     other = [LINES[0], {**LINES[1], "metrics": {"loss": float(np.nextafter(0.5, 1))}}]
-    (found,) = chaos.differences(one, subject(tmp_path, "curve", STATE, other), 20)
+    (found,) = differences(one, subject(tmp_path, "curve", STATE, other), 20)
     assert "0.5}" in found
-    (found,) = chaos.differences(one, subject(tmp_path, "short", STATE, LINES[:1]), 20)
+    (found,) = differences(one, subject(tmp_path, "short", STATE, LINES[:1]), 20)
     assert "2 and 1 lines" in found
 
 
@@ -91,7 +92,11 @@ def test_a_failing_run_is_reported(text_cache, tmp_path, capsys):
         (["--steps=5"], "at least 20"),
         (["--kills=-1"], "at least 0"),
         (["--damages=-1"], "at least 0"),
+        (["--steps=0"], "at least 20"),
         (["--cache_dir=nowhere"], "make demo"),
+        (["--follow", "--vocabulary=nowhere"], "there is no vocabulary nowhere: give --vocab"),
+        (["--follow", "--damages=1"], "--damages=1, which does not go with --follow"),
+        (["--corpus=python_docs"], "--corpus=python_docs, which goes with --follow"),
     ],
 )
 def test_wrong_flags_are_user_errors(flags, message, tmp_path):

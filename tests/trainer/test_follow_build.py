@@ -2,121 +2,131 @@
 
 import argparse
 import os
-import random
-import subprocess
-import sys
-import time
+import shutil
+import signal
 
 import pytest
+from pyarrow import parquet
 
-from tasks.terminal.process_group import ProcessGroup
 from tests.gcs_server import GcsServer
-from tests.trainer.conftest import command
-from trainer import chaos
+from tests.trainer.conftest import assert_one_line, command, shard_bytes_of
+from trainer.faults.followed import Pair
+from trainer.faults.subject import differences
 
-TASK, STEPS, SECONDS = "rlm_span_corruption", 60, 300
-
-
-@pytest.fixture(scope="module")
-def corpus(text_cache, tmp_path_factory):
-    """A text corpus of 24 shards of each split."""
-    folder = tmp_path_factory.mktemp("corpus")
-    words = (text_cache.parents[1] / "train.txt").read_text().split()
-    generator = random.Random(1)
-    with (folder / "a.txt").open("w") as file:
-        for _ in range(9000):
-            begin = generator.randrange(len(words) - 40)
-            file.write(" ".join(words[begin : begin + generator.randrange(5, 40)]) + "\n")
-    return folder / "a.txt"
+TASK, STEPS, SHARDS = "rlm_span_corruption", 60, 24
 
 
-class Pair:
-    """A build and a run that follows it, each in processes of its own."""
+@pytest.fixture(scope="session")
+def make_pair(many_shards, text_cache):
+    """Returns a function that makes a pair in a folder; `settings` are the run's."""
+    pairs = []
 
-    def __init__(self, corpus, vocabulary, folder):
-        self.cache, self.folder = folder / "cache", folder
-        self._build = [
-            *(sys.executable, "-m", "pipeline.build", f"--task={TASK}", f"--corpus=text:{corpus}"),
-            *(f"--vocabulary={vocabulary}", f"--cache_dir={self.cache}", "--row_tokens=100"),
-            f"--shard_bytes={corpus.stat().st_size // 24 + 1}",
-        ]
+    def made(folder, *settings, corpus=many_shards):
         flags = argparse.Namespace(
-            preset="t5_1_1_tiny", task=TASK, cache_dir=str(self.cache), steps=STEPS
-        )
-        settings = ["--follow", "--data.follow_shards=2", "--batch_size=32"]
-        self.run = chaos.Subject(flags, settings, folder / "model")
+            task=TASK, preset="t5_1_1_tiny", steps=STEPS, corpus=f"text:{corpus}",
+            vocabulary=text_cache.parents[1] / "vocabulary",
+            shard_bytes=shard_bytes_of(many_shards),
+        )  # fmt: skip
+        settings = ["--batch_size=32", "--data.follow_shards=2", *settings]
+        pairs.append(Pair(flags, settings, folder, ["--row_tokens=100"]))
+        return pairs[-1]
 
-    def build(self):
-        self.builder = ProcessGroup(self._build, self.folder / "build.log")
-
-    def finish_build(self):
-        self.builder.wait(SECONDS)
-        assert self.builder.exit_code == 0, self.builder.output()
-
-    def receipts(self):
-        return len(list((self.cache / TASK).glob("train.receipt-*")))
-
-    def steps(self):
-        return max((line["step"] for line in self.run.lines()), default=0)
-
-    def wait(self, condition):
-        end = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < end, self.run.process.output()
-            time.sleep(0.01)
+    yield made
+    for each in pairs:
+        each.kill()
 
 
 @pytest.fixture(scope="module")
-def finished(corpus, text_cache, tmp_path_factory):
+def finished(make_pair, tmp_path_factory):
     """The same run on the finished cache."""
-    pair = Pair(corpus, text_cache.parents[1] / "vocabulary", tmp_path_factory.mktemp("finished"))
-    pair.build()
-    pair.finish_build()
+    pair = make_pair(tmp_path_factory.mktemp("finished"))
+    pair.build.start()
+    pair.build.finish()
     pair.run.start()
     pair.run.finish()
     assert "waiting" not in pair.run.process.output()
+    assert pair.build.shards("train") == SHARDS
     return pair
+
+
+@pytest.fixture
+def pair(make_pair, tmp_path):
+    return make_pair(tmp_path / "pair")
+
+
+def killed_while_followed(pair, shards=2):
+    """Starts both and kills the build with some shards finished; the run waits and says so."""
+    pair.start()
+    pair.wait_until(lambda: pair.build.shards("train") >= shards, "shards")
+    pair.build.end(signal.SIGKILL)
+    assert pair.build.shards("train") < SHARDS
+    resume = f"python -m pipeline.build --task={TASK} --cache_dir={pair.build.cache.parent} …"
+    pair.wait_until(lambda: resume in pair.run.process.output(), "the run to say so")
+
+
+def build_again(pair, *flags):
+    """Builds with further flags, to the end; returns what was printed."""
+    pair.build.start(*flags)
+    pair.build.finish()
+    return pair.build.process.output()
+
+
+def assert_stopped(pair, finished, *says):
+    """Asserts that the run has ended with one line, its updates saved, those of the old plan.
+
+    Returns:
+      The last step.
+    """
+    assert_one_line(pair.run.process.wait(300), pair.run.process.output(), *says)
+    step = pair.run.step()
+    assert pair.run.checkpoint() == step > 0
+    assert updates(pair) == updates(finished)[:step]
+    # Nor does it go on with the other plan.
+    pair.run.start()
+    output = "the cache of rlm_span_corruption has changed", "another --model_dir"
+    assert_one_line(pair.run.process.wait(300), pair.run.process.output(), *output)
+    assert pair.run.step() == step
+    return step
+
+
+def updates(pair):
+    """Returns the metrics of the updates."""
+    return [line for line in pair.run.lines() if line["split"] == "train"]
+
+
+def documents(cache, split, shard):
+    """Returns the ids of the documents of a shard."""
+    (path,) = cache.glob(f"{split}.documents-{shard:05d}-*")
+    return parquet.read_table(path, columns=["id"]).column("id").to_pylist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["nothing", "build", "run", "both"])
-def test_a_followed_run_equals_the_run_on_the_finished_cache(
-    killed, finished, corpus, text_cache, tmp_path
-):
-    pair = Pair(corpus, text_cache.parents[1] / "vocabulary", tmp_path)
+def test_a_followed_run_equals_the_run_on_the_finished_cache(killed, finished, pair):
     pair.run.start()  # before there is a plan
-    pair.wait(lambda: "waiting for the plan of" in pair.run.process.output())
-    pair.build()
+    pair.wait_until(lambda: pair.run.waits_for() == "the plan", "the run to wait")
     if killed in ("build", "both"):
-        pair.wait(lambda: pair.receipts() >= 3)
-        pair.builder.kill()
-        assert pair.receipts() < 24
-        resume = f"python -m pipeline.build --task={TASK} --cache_dir={pair.cache} …"
-        pair.wait(lambda: resume in pair.run.process.output())
+        killed_while_followed(pair)
     if killed == "run":
-        pair.wait(lambda: pair.run.checkpoint() > 0)
+        pair.start()
+        pair.wait_until(lambda: pair.run.checkpoint() > 0, "a checkpoint")
     if killed in ("run", "both"):
-        pair.run.process.kill()
-        pair.run.start()
-    if killed in ("build", "both"):
-        pair.build()
-    pair.finish_build()
-    pair.run.finish()
-    assert chaos.differences(finished.run, pair.run, STEPS) == []
+        pair.run.end(signal.SIGKILL)
+    pair.finish()
+    assert finished.differences(pair, STEPS) == []
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_follows_a_build_there(finished, corpus, text_cache, tmp_path):
+def test_a_run_in_a_bucket_follows_a_build_there(finished, pair):
     with GcsServer(faults=0.02, seed=3) as gcs:
-        pair = Pair(corpus, text_cache.parents[1] / "vocabulary", tmp_path)
         env = os.environ | gcs.environment()
         cache = "--cache_dir=gs://bucket/cache"
         pair.run.start(cache, env=env)
-        built = subprocess.run([*pair._build, cache], env=env, capture_output=True, text=True)
-        assert built.returncode == 0, built.stderr
+        pair.build.start(cache, env=env)
+        pair.build.finish()
         pair.run.finish()
     assert "waiting for the plan of gs://bucket/cache" in pair.run.process.output()
-    assert chaos.differences(finished.run, pair.run, STEPS) == []
+    assert differences(finished.run, pair.run, STEPS) == []
 
 
 @pytest.mark.slow
@@ -125,3 +135,90 @@ def test_a_followed_run_is_explained_and_evaluated(finished):
     assert shown.returncode == 0, shown.stderr
     shown = command("trainer.evaluate", f"--model_dir={finished.run.folder}")
     assert shown.returncode == 0, shown.stderr
+
+
+@pytest.mark.slow
+def test_an_extension_under_a_waiting_run_is_named(finished, make_pair, many_shards, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    shutil.copy(many_shards, corpus)
+    pair = make_pair(tmp_path / "pair", corpus=f"{corpus}/*.txt")
+    killed_while_followed(pair)
+    shutil.copy(many_shards, corpus / "b.txt")
+    build_again(pair, "--extend")
+    assert_stopped(
+        pair, finished,
+        f"{pair.build.cache} now holds a cache with another plan", "--extend added 1 file(s)",
+        "train another --model_dir",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_changed_corpus_is_refused_and_the_run_goes_on(
+    finished, make_pair, many_shards, tmp_path
+):
+    corpus = tmp_path / "a.txt"
+    shutil.copy(many_shards, corpus)
+    pair = make_pair(tmp_path / "pair", corpus=corpus)
+    killed_while_followed(pair)
+    with corpus.open("a") as file:
+        file.write("one line more\n")
+    pair.build.start()
+    errors = "holds a cache of this corpus as it was before (1 changed: ", "restore the files"
+    assert_one_line(pair.build.process.wait(300), pair.build.process.output(), *errors)
+    assert pair.run.running
+    shutil.copy(many_shards, corpus)
+    build_again(pair)
+    pair.run.finish()
+    assert differences(finished.run, pair.run, STEPS) == []
+
+
+@pytest.mark.slow
+def test_a_cache_of_another_corpus_in_the_folder_is_named(finished, make_pair, pair, tmp_path):
+    killed_while_followed(pair)
+    other = tmp_path / "other.txt"
+    other.write_text("another text of some words\n" * 20_000)
+    pair.run.process.signal(signal.SIGSTOP)
+    shutil.rmtree(pair.build.cache)
+    build_again(make_pair(tmp_path / "pair", corpus=other))
+    pair.run.process.signal(signal.SIGCONT)
+    assert_stopped(
+        pair, finished, f"{pair.build.cache} now holds a cache with another plan", "corpus.files",
+        "build it with the flags that it was begun with, or train another --model_dir",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_takedown_under_a_waiting_run_is_named(finished, pair, tmp_path):
+    killed_while_followed(pair)
+    ids = tmp_path / "ids.txt"
+    ids.write_text("\n".join(documents(pair.build.cache, "train", 0)[:3]))
+    build_again(pair, f"--exclude={ids}")
+    assert_stopped(
+        pair, finished, f"{pair.build.cache} now holds a cache with another plan", "a takedown: ",
+        "of 3 entries", "train another --model_dir",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("split", "shard"), [("train", 4), ("validation", 0)])
+def test_a_takedown_of_a_finished_cache_under_a_run_is_named(
+    split, shard, finished, make_pair, tmp_path
+):
+    evaluated = 50
+    pair = make_pair(tmp_path / "pair", f"--evaluation.every_steps={evaluated}")
+    build_again(pair)
+    pair.run.start()
+    # Before the first evaluation, and with most shards not opened yet.
+    pair.wait_until(lambda: pair.run.step() >= 2, "updates")
+    pair.run.process.signal(signal.SIGSTOP)
+    stopped = pair.run.step()
+    ids, listed = tmp_path / "ids.txt", documents(pair.build.cache, split, shard)[:3]
+    ids.write_text("\n".join(listed))
+    build_again(pair, f"--exclude={ids}")
+    pair.run.process.signal(signal.SIGCONT)
+    step = assert_stopped(
+        pair, finished, f"{pair.build.cache} now holds a cache with another plan", "a takedown: ",
+        f"of {len(listed)} entries", "train another --model_dir",
+    )  # fmt: skip
+    assert step == evaluated if split == "validation" else stopped < step < evaluated

@@ -47,3 +47,11 @@ def test_waiting_ends_with_the_condition_the_command_or_the_deadline(tmp_path):
     begin = time.monotonic()
     assert not group.wait_until(lambda: False, seconds=60)
     assert time.monotonic() - begin < 30
+
+
+def test_processes_that_are_left_are_noticed(tmp_path):
+    group = started(tmp_path, "sleep 60 & exit 0")
+    group.wait(30)
+    assert group.left(0.1)
+    group.kill()
+    assert not group.left(30)

@@ -269,6 +269,33 @@ def test_another_plan_is_refused(published):
         batches[steps]
 
 
+def test_receipts_of_a_plan_that_began_during_a_look_are_not_taken(
+    published, whole_cache, monkeypatch
+):
+    data = run_of(published.folder.parent).data
+    batches = data.batches()
+    record = {"sha256": "0", "kind": "ids", "documents": 2, "paragraphs": 0}
+    other = json.loads((published.folder / PLAN).read_text()) | {"exclude": [record]}
+    replacing, usual = threading.Lock(), following.read_receipt
+    marks = [*published.folder.glob(f"{PLAN_MARK}*")]
+
+    def read_receipt(path):
+        # The plan is replaced between the look at it and the reading of receipts.
+        with replacing:
+            while marks:
+                mark = marks.pop()
+                (published.folder / PLAN).write_text(json.dumps(other))
+                mark.rename(mark.with_name(PLAN_MARK + plan_from_dict(other).fingerprint))
+                published.shards("train", *range(BLOCK))
+        return usual(path)
+
+    monkeypatch.setattr(following, "read_receipt", read_receipt)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"another plan .*\(a takedown: .*of 2 entries"):
+            batches[0]
+    assert data.tasks[0].manifest.splits["train"] == []
+
+
 def test_a_receipt_of_another_shard_is_refused(published):
     data = run_of(published.folder.parent).data
     published.shards("train", *range(BLOCK))

@@ -1,0 +1,100 @@
+"""Whether a cache still has the plan that a reader began with: a takedown or an extension gives it
+another one, also while it is read.
+
+Nothing of the new plan is written before the mark of the old one is removed, so a file that was
+opened while that mark was there is of the old plan.
+"""
+
+import dataclasses
+import functools
+
+from tasks.cache.manifest import PLAN, PLAN_MARK, Plan, plan_from_dict
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+
+class PlanCheck:
+    """Compares the plan that a folder has now with the one that its reader began with.
+
+    Args:
+      folder: the cache, local or any fsspec URL.
+      plan: the plan that the reader began with.
+    """
+
+    def __init__(self, folder: str, plan: Plan):
+        self._folder, self._plan = folder, plan
+        self._settled: bool | None = None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of the reader's plan."""
+        return self._plan.fingerprint
+
+    @property
+    def marked(self) -> bool:
+        """True if the folder has the mark of the reader's plan."""
+        return files.exists(files.join(self._folder, PLAN_MARK + self.fingerprint))
+
+    @property
+    def replaced(self) -> bool:
+        """True if the folder has the marks of other plans alone; it is not read for anything else.
+
+        Caches of earlier versions and adopted ones have no marks.
+        """
+        if self._settled is None and not self.marked:
+            # Listing may be slow and says the same from now on: no build brings a plan back.
+            self._settled = bool(files.list_sizes(self._folder, PLAN_MARK))
+        return bool(self._settled)
+
+    def error(self) -> UserError | None:
+        """Returns the error of a reader whose cache got another plan; None if it got none."""
+        if self.marked:
+            return None
+        try:
+            now = plan_from_dict(files.read_json(files.join(self._folder, PLAN)))
+        except (FileNotFoundError, UserError):
+            return None
+        marks = files.list_sizes(self._folder, PLAN_MARK)
+        if marks and PLAN_MARK + now.fingerprint not in marks:
+            return None  # plan.json is damaged
+        return self.against(now)
+
+    def against(self, now: Plan) -> UserError | None:
+        """Returns the error of a reader whose cache has the plan `now`; None if it is the same."""
+        if now.fingerprint == self.fingerprint:
+            return None
+        what, advice = _change(self._plan, now)
+        return UserError(
+            f"{self._folder} now holds a cache with another plan than when it was opened ({what}): "
+            f"{advice}"
+        )
+
+
+def excludes_more(existing: Plan, ours: Plan) -> bool:
+    """Returns whether our plan is the existing one with more exclude lists, and nothing else."""
+    before, now = existing.exclude or (), ours.exclude or ()
+    same = dataclasses.replace(existing, exclude=None).difference(
+        dataclasses.replace(ours, exclude=None)
+    )
+    return not same and len(now) > len(before) and now[: len(before)] == before
+
+
+def _change(before: Plan, now: Plan) -> tuple[str, str]:
+    """Returns (how a plan was changed, what to do about it), in words."""
+    new_run = "runs that began before do not go on with it: train another --model_dir"
+    if excludes_more(before, now):
+        added = (now.exclude or ())[len(before.exclude or ()) :]
+        entries = sum(each.documents + each.paragraphs for each in added)
+        what = (
+            f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards with "
+            "such documents are written anew"
+        )
+        return what, new_run
+    old, new = before.generations, now.generations
+    if len(new) > len(old) and new[: len(old)] == old:
+        added_files = sum(map(len, new[len(old) :]))
+        return f"--extend added {added_files:,} file(s) of the corpus", new_run
+    return (
+        "; ".join(now.difference(before)[:3]),
+        "build it with the flags that it was begun with, or train another --model_dir",
+    )

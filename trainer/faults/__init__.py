@@ -1,0 +1,1 @@
+"""Fault injection: kills runs, the builds that they follow, and damages checkpoints."""
