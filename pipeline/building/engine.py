@@ -157,7 +157,9 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
         pairs=limits,
-        exclude=exclusion.records(existing, lists, options.max_document_bytes, folder),
+        exclude=exclusion.records(
+            existing, lists, options.max_document_bytes, folder, of_pairs=limits is not None
+        ),
         filters=filters,
     )
     job = graph.Job(

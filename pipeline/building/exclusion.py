@@ -17,19 +17,29 @@ _NAMED = 5  # ids that a message names
 
 
 def records(
-    existing: Plan | None, new: Sequence[lists.Given], max_document_bytes: int, folder: str
+    existing: Plan | None,
+    new: Sequence[lists.Given],
+    max_document_bytes: int,
+    folder: str,
+    of_pairs: bool = False,
 ) -> tuple[ExcludeRecord, ...] | None:
     """Returns the records of a plan: those that the cache has, then the new ones.
 
     An exclusion stays in force, so a list of the cache need not be given again.
 
     Raises:
-      UserError: a list was made for other parts of documents; or two lists of duplicates meet, one
+      UserError: a list has paragraphs and the corpus has pairs, or it was made for other parts of
+        documents; or two lists of duplicates meet, one
         of which may have kept what the other one leaves out.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
     for each in added:
+        if each.record.paragraphs and of_pairs:
+            raise UserError(
+                f"--exclude={each.named} has paragraphs, and the corpus has pairs: give a list of "
+                "documents"
+            )
         made_for = each.header.get("max_document_bytes", max_document_bytes)
         if each.record.paragraphs and made_for != max_document_bytes:
             raise UserError(
@@ -69,7 +79,9 @@ def _check_units(
         for each in (*before, *(each.record for each in added))
         if each.kind == lists.DUPLICATES and each.documents
     ]
-    of_paragraphs = [each for each in added if each.record.paragraphs]
+    of_paragraphs = [
+        each for each in added if each.record.paragraphs and each.record.kind == lists.DUPLICATES
+    ]
     known = [each.header.get("exclude", []) for each in of_paragraphs]
     new = {each.record.sha256 for each in added}
     late = [sha256 for sha256 in of_documents if sha256 in new]

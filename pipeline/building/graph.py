@@ -98,7 +98,8 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
                 batch = filters(batch, writer)
             if job.plan.pairs:
                 limits = pairs.Limits.of(job.plan.pairs, job.corpus.max_document_bytes)
-                counts.update(pairs.write(batch, writer, vocabulary, tokenizer, limits))
+                lists_of = excluding.get(split)
+                counts.update(pairs.write(batch, writer, vocabulary, tokenizer, limits, lists_of))
                 continue
             ids, texts = batch.column("id"), batch.column("text")
             if texts.null_count:

@@ -189,6 +189,7 @@ def begin(
             redo = list(exclusion.affected(folder, existing, plan, lists))
             superseded.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
+        _remove_quarantines(folder, plan)
     # Until the new plan is written, the marks of both are there.
     marks = _marks(folder)
     if plan.fingerprint not in marks:
@@ -202,6 +203,17 @@ def begin(
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
     exclusion.remove_others(folder, plan)
+
+
+def _remove_quarantines(folder: str, plan: Plan) -> None:
+    """Deletes the quarantine files of shards without a receipt, which may leave out nothing now."""
+    for split, count in plan.shards.items():
+        done = files.list_sizes(folder, f"{split}.receipt-")
+        left_out = files.list_sizes(folder, f"{split}.quarantine-")
+        for index in range(count):
+            name = shard_file(split, "quarantine", index, count)
+            if name in left_out and shard_file(split, "receipt", index, count) not in done:
+                files.remove(files.join(folder, name))
 
 
 def _manifest_has(folder: str, plan: Plan) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.building.write import ShardWriter
+from pipeline.excluding.filter import Filter
 from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, PairLimits
 from tasks.cache.pack import Pairs
@@ -91,8 +92,12 @@ def write(
     vocabulary: Vocabulary,
     tokenizer: tokenize.Tokenizer,
     limits: Limits,
+    excluding: Filter | None = None,
 ) -> Counter[str]:
-    """Writes a batch of `tasks.reading.pairs`; returns counts for the job's metrics."""
+    """Writes a batch of `tasks.reading.pairs`; returns counts for the job's metrics.
+
+    `excluding` leaves out parts of split pairs; of whole pairs, the batch has no listed ones.
+    """
     sides = {
         name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, limits.tokens[name])
         for name in SIDES
@@ -120,14 +125,39 @@ def write(
     split = np.maximum(*(side.stretches for side in sides.values()))[kept]
     chosen = {name: _chosen(side, kept, split) for name, side in sides.items()}
     names = _numbered(ids.filter(pa.array(kept)), split)
+    left_out = 0
+    if excluding and (split > 1).any():
+        of_parts = np.repeat(np.array(places.to_pylist(), object)[kept], split)
+        there = _unlisted(names, of_parts, excluding, writer)
+        left_out = int((~there).sum())
+        names = names.filter(pa.array(there))
+        chosen = {name: _of_rows(*side, there) for name, side in chosen.items()}
     made = Pairs(names, *chosen["inputs"], *chosen["targets"])
     writer.add_pairs(made, text_bytes, cut[0], cut[1], split=int((split > 1).sum()))
     return Counter(
-        documents=int(split.sum()),
-        quarantined=int((~kept).sum()),
+        documents=len(names),
+        quarantined=int((~kept).sum()) + left_out,
         tokens=sum(len(tokens) for tokens, _ in chosen.values()),
         text_bytes=text_bytes,
     )
+
+
+def _unlisted(
+    names: pa.Array, places: np.ndarray, excluding: Filter, writer: ShardWriter
+) -> np.ndarray:
+    """Returns bool[names], which parts of pairs no list has; `writer` records the others."""
+    there = np.ones(len(names), bool)
+    for row, reason in excluding.reasons(names.to_pylist()).items():
+        there[row] = False
+        writer.quarantine(names[row].as_py(), places[row], reason)
+    return there
+
+
+def _of_rows(
+    tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens and lengths of those rows for which bool[rows] holds."""
+    return tokens[np.repeat(rows, lengths)], lengths[rows]
 
 
 def _tokenized(
@@ -212,7 +242,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
 def _chosen(side: _Side, kept: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (tokens, lengths) of the pairs that are kept, of which `split` each are made."""
     if (side.stretches == 1).all() and (split == 1).all():
-        return side.tokens[np.repeat(kept, side.lengths)], side.lengths[kept]
+        return _of_rows(side.tokens, side.lengths, kept)
     counts = side.stretches[kept]
     firsts = (np.cumsum(side.stretches) - side.stretches)[kept]
     number = np.arange(int(split.sum())) - np.repeat(np.cumsum(split) - split, split)

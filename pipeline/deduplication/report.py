@@ -26,14 +26,19 @@ def as_json(
         },
         "counts": dict(sorted(result.counts.items())),
         "clusters": {str(size): count for size, count in sorted(result.sizes.items())},
-        "false_positives": _false_positives(result) if rules.near else None,
+        "false_positives": _false_positives(job, result),
         "against": [summary._asdict() for summary in summaries],
         "this_run": seconds,
     }
 
 
-def _false_positives(result: Result) -> float:
-    """Returns the expected share of near duplicates less similar to the kept twin than wanted."""
+def _false_positives(job: Job, result: Result) -> float | None:
+    """Returns the expected share of near duplicates less similar to the kept twin than wanted.
+
+    It is None if similarities of 1 alone are wanted, which no estimate tells from slightly less.
+    """
+    if not job.rules.near or job.rules.wanted >= 1:
+        return None
     return result.unlike_twin / max(result.counts["near"], 1)
 
 
@@ -56,13 +61,15 @@ def text(job: Job, result: Result, summaries: list[Summary]) -> str:
         rows.append(("clusters", f"{counts['groups']:,}"))
         rows += _clusters(result.sizes)
     if rules.near:
-        rows += [
-            (f"similarity of half the pairs found, {rules.bands} x {rules.rows}", _half(job)),
+        half = f"similarity of half the pairs found, {rules.bands} x {rules.rows}"
+        rows.append((half, _half(job)))
+    if (expected := _false_positives(job, result)) is not None:
+        rows.append(
             (
-                f"estimated false positives (below {rules.wanted:.2f} to the kept one)",
-                f"{_false_positives(result):.2%}",
-            ),
-        ]
+                f"expected false positives (below {rules.wanted:.2f} to the kept one)",
+                f"{expected:.2%}",
+            )
+        )
     for each in summaries:
         short = f", {each.short:,} shorter than {rules.ngram} words" if each.short else ""
         rows.append((f"against {each.corpus}", f"{each.examples:,} examples{short}"))

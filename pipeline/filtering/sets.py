@@ -260,6 +260,8 @@ def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
     if text.endswith(".toml"):
         return _of_file(text)
     names, mark, rest = text.partition("?")
+    if not text.strip(" ,"):
+        raise UserError("--filter is empty: name sets, or leave it out")
     if not mark:
         return [(name.strip(), {}) for name in names.split(",") if name.strip()]
     if "," in names:
@@ -280,10 +282,12 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
         value = tomllib.loads(files.read_bytes(path).decode())
     except FileNotFoundError as error:
         raise UserError(f"--filter={path}: there is no such file") from error
+    except IsADirectoryError as error:
+        raise UserError(f"--filter={path} is a folder: name a file in it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"--filter={path} is not TOML: {error}") from error
     tables = value.get("filter")
-    if value.keys() != {"filter"} or not isinstance(tables, list):
+    if value.keys() != {"filter"} or not isinstance(tables, list) or not tables:
         raise UserError(f"--filter={path}: it must have tables [[filter]] and nothing else")
     found = []
     for table in tables:
@@ -374,7 +378,10 @@ def _value(key: str, value: Any, default: Any) -> Any:
         return None
     if isinstance(value, bool):
         raise ValueError("it must be a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError("it must be a number") from None
     if not 0 <= number < float("inf"):
         raise ValueError("it must be 0 or more")
     if isinstance(default, int) and not _is_rule(key) and number % 1:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.filtering import sets
-from pipeline.filtering.edits import EDITS
+from pipeline.filtering.edits import EDITS, Edit, Edited
 from pipeline.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FILTERED, FilterRecord
@@ -165,14 +165,16 @@ def _of_function(
     """
     module, name = settings["module"], settings["name"]
     try:
-        reasons = pa.array(getattr(registry.load(module), name)(*columns)).to_pylist()
+        returned = getattr(registry.load(module), name)(*columns)
+        # A text would be taken for the reasons that its characters are.
+        reasons = [returned] if isinstance(returned, str) else pa.array(returned).to_pylist()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{module}.{name} failed: {type(error).__name__}: {error}") from error
     wrong = [each for each in reasons if each is not None and not isinstance(each, str)]
     texts = len(columns[0])
-    if wrong or len(reasons) != texts:
+    if wrong or len(reasons) != texts or isinstance(returned, str):
         raise UserError(
             f"{module}.{name} must return, for each text, None or a reason to drop it: of "
             f"{texts} texts it returned {len(reasons)} values"
@@ -219,7 +221,7 @@ class Filters:
         for record in self._records:
             if edit := EDITS.get(record.name):
                 for side in sets.sides_of(record):
-                    texts[side], counts = edit(texts[side], record.settings)
+                    texts[side], counts = _edited(edit, texts[side], usable, record.settings)
                     writer.edits.update(
                         {f"{record.label} {what}{_of(side)}": n for what, n in counts.items() if n}
                     )
@@ -266,6 +268,16 @@ class Filters:
                     value = verdict.values[row]
                     values[row] = value if isinstance(value, str) else round(float(value), 6)
         return reasons, values
+
+
+def _edited(
+    edit: Edit, texts: pa.LargeStringArray, usable: pa.BooleanArray, settings: dict[str, Any]
+) -> Edited:
+    """Returns the texts with the usable ones edited, and the counts of the edit."""
+    if usable.true_count == len(usable):
+        return edit(texts, settings)
+    edited, counts = edit(texts.filter(usable), settings)
+    return pc.replace_with_mask(texts, usable, edited), counts
 
 
 def _check(record: FilterRecord) -> None:

@@ -163,8 +163,11 @@ class ShardChecker:
         if not self._lists:
             return
         names = lineage.column("id").to_pylist()
-        listed = self._lists.listed(names, shard.split_documents > 0)
-        uncut = np.flatnonzero(self._given.paragraphs(names, every_place=False)).tolist()
+        left_out = [line["id"] for line in quarantined if not line["reason"].startswith(EXCLUDED)]
+        listed = self._lists.listed(names, left_out)
+        own = self._own.paragraphs(names, every_place=True)
+        given = self._given.paragraphs(names, every_place=False)
+        uncut = [row for row, numbers in sorted(given.items()) if numbers - own.get(row, set())]
         for what, found in (("documents", listed), ("documents with paragraphs", uncut)):
             if found:
                 some = ", ".join(names[row] for row in found[:3]) + ("…" if len(found) > 3 else "")
@@ -176,9 +179,9 @@ class ShardChecker:
         first = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0)
         read = [names[row] for row in first.tolist()]
         read += [line["id"] for line in quarantined if _was_cut(line["reason"])]
-        least = int(self._own.paragraphs(read, every_place=False).sum())
+        least = sum(map(len, self._own.paragraphs(read, every_place=False).values()))
         read += [line["id"] for line in quarantined if _may_be_cut(line["reason"])]
-        most = int(self._own.paragraphs(read, every_place=True).sum())
+        most = sum(map(len, self._own.paragraphs(read, every_place=True).values()))
         cut = shard.cut_paragraphs or 0
         if not least <= cut <= most:
             what = f"{cut:,} paragraphs were cut from its documents, exclude lists have {least:,}"

@@ -249,7 +249,17 @@ def _holds(folder: str) -> str:
     return "holds no cache: build one with pipeline.build"
 
 
+def _has_labels(value: Any) -> bool:
+    """Returns whether a value is a list of objects that have a label each, as filters do."""
+    return isinstance(value, list) and all(isinstance(e, dict) and "label" in e for e in value)
+
+
 def _leaves(mine: Any, theirs: Any, path: str = ""):
+    if _has_labels(mine) and _has_labels(theirs):
+        ours, others = ({each["label"]: each for each in some} for some in (mine, theirs))
+        if ours == others and mine != theirs:
+            yield f"order of {path}", [*ours], [*others]
+        mine, theirs = ours, others
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in sorted({*mine, *theirs}):
             yield from _leaves(mine.get(key), theirs.get(key), f"{path}.{key}" if path else key)

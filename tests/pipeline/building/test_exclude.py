@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
@@ -16,6 +17,7 @@ from pipeline import verify as command
 from pipeline.building import graph, lifecycle
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter
+from pipeline.excluding.lists import ExcludeList
 from pipeline.verification.cache import verify
 from tasks.cache import superseded
 from tasks.cache.manifest import CacheManifest
@@ -414,7 +416,40 @@ def test_ids_that_no_document_has_are_named(build, tmp_path, documents, capsys):
 def test_ids_that_look_like_parts_are_looked_for(tmp_path):
     (tmp_path / "ids.txt").write_text("x#part2\nlong\n")
     (given,) = lists.given(str(tmp_path / "ids.txt"), str(tmp_path))
-    names = ["a", "x#part2", "x", "long", "long#part3"]
+    names = ["a", "x#part2", "x", "long#part3"]
     found = Filter.of_files([given.path])
-    assert found.listed(names, True) == [1, 3, 4]
-    assert found.listed(names, False) == [1, 3]
+    # long is elsewhere, or a list took it out with its parts: long#part3 is called so.
+    assert found.listed(names, []) == [1]
+    assert found.listed([*names, "long"], []) == [1, 3, 4]
+    assert found.listed(names, ["long"]) == [1, 3]
+
+
+def test_damaged_lists(tmp_path):
+    """Every byte is flipped: an error, or the same list, as Arrow does not read all bytes."""
+    path, damaged = tmp_path / "ids.txt", tmp_path / "list.arrow"
+    path.write_text("\n".join(f"document {number}" for number in range(40)))
+    (given,) = lists.given(str(path), str(tmp_path))
+    data = pathlib.Path(given.path).read_bytes()
+    refused: list[str] = []
+    for at in range(len(data)):
+        damaged.write_bytes(data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :])
+        try:
+            (again,) = lists.given(str(damaged), str(tmp_path))
+        except UserError as error:
+            refused.append(str(error))
+        else:
+            assert repr([*ExcludeList(again.path)]) == repr([*ExcludeList(given.path)])
+    # Without its first bytes, it is taken for a text file.
+    assert all("damaged" in each for each in refused[6:])
+    assert len(refused) > len(data) / 2
+
+
+def test_lists_without_a_seal(tmp_path, monkeypatch):
+    """Those of earlier versions are read as they are."""
+    header = {"kind": lists.IDS, "reasons": [lists.LISTED], "format": lists.FORMAT,
+              "counts": {"documents": 0, "paragraphs": 0, "places": 0}}  # fmt: skip
+    schema = lists._SCHEMA.with_metadata({lists._HEADER: json.dumps(header).encode()})
+    with pa.OSFile(str(tmp_path / "l.arrow"), "wb") as file, pa.ipc.new_file(file, schema):
+        pass
+    (given,) = lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
+    assert given.header == header

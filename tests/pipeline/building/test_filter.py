@@ -253,6 +253,28 @@ def test_the_same_label_for_one_side_twice(pairs):
         pairs("--filter=pii", "--filter=pii?side=inputs")
 
 
+def test_edits_are_counted_of_what_can_be_used(build, tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": null}\n{"text": "x"}\n{"text": null}\n')
+    cache = build(
+        tmp_path / "c", f"--corpus=json:{path}?validation=0", "--max_quarantined=1",
+        "--filter=replace?pattern=^&replacement=Q: ",
+    )  # fmt: skip
+    (receipt,) = cache.glob("train.receipt-*")
+    assert json.loads(receipt.read_text())["edits"] == {"replace texts changed": 1}
+
+
+def test_a_changed_threshold_is_named(pairs):
+    pairs("--filter=length?min_words=1", "--filter=pii")
+    for given, what in (
+        (["length?min_words=2", "pii"], r"filters.length.settings.min_words: 2, there: 1"),
+        (["length?min_words=1"], r"filters.pii: null, there: "),
+        (["pii", "length?min_words=1"], r"order of filters: ..pii., .length.., there: "),
+    ):
+        with pytest.raises(UserError, match=what):
+            pairs(*(f"--filter={each}" for each in given))
+
+
 @pytest.mark.parametrize("given", ["pairs", "pii?side=inputs"])
 def test_texts_have_no_sides(build, tmp_path, given):
     with pytest.raises(UserError, match="and the corpus has texts"):

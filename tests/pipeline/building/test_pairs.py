@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import seqio
 
-from pipeline import inspect, report
+from pipeline import dedup, inspect, report
 from pipeline.build import main as build
 from pipeline.building import graph, write
+from pipeline.runners import beam_job
 from pipeline.verification.cache import verify
 from tasks.cache.lineage import Lineage
 from tasks.cache.manifest import CacheManifest
@@ -98,6 +100,46 @@ def pairs_of(cache, split="train"):
         found[part.id] = tokens[:border], tokens[border + 1 :]
         assert part.tokens == part.whole == length - 1
     return found
+
+
+def test_a_listed_part_of_a_split_pair(tmp_path, vocabulary):
+    """Lineage names the parts of pairs that are split, and so do lists."""
+    lines = [{"id": "a", "q": "x " * 300, "a": "y"}, {"id": "b", "q": "k", "a": "v"},
+             {"id": "c#part2", "q": "k", "a": "v"}, {"id": "c", "q": "k", "a": "v"}]  # fmt: skip
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    given = [
+        *("--task=supervised", "--name=qa", f"--vocabulary={vocabulary}", "--extra_ids=100"),
+        f"--corpus=json:{tmp_path}/c.jsonl?inputs=q&targets=a&validation=0",
+        *("--max_inputs=100", "--too_long=split", f"--cache_dir={tmp_path}"),
+    ]
+    build(given)
+    before = pairs_of(tmp_path / TASK)
+    assert {"a", "a#part2", "a#part3", "b", "c", "c#part2"} <= set(before)
+    (tmp_path / "ids.txt").write_text("a#part2\nc\n")
+    build([*given, f"--exclude={tmp_path}/ids.txt"])
+    # A copy, as this process keeps what it has read of the other.
+    after = pairs_of(shutil.copytree(tmp_path / TASK, tmp_path / "after"))
+    assert after == {name: before[name] for name in before if name not in ("a#part2", "c")}
+    (left_out,) = (tmp_path / TASK).glob("train.quarantine-*")
+    lines = [json.loads(line) for line in left_out.read_text().splitlines()]
+    assert {line["id"]: line["reason"] for line in lines} == dict.fromkeys(
+        ("a#part2", "c"), "excluded: listed"
+    )
+    assert verify(str(tmp_path / TASK))[1] == []
+
+
+def test_a_list_of_paragraphs_is_refused(make, tmp_path, monkeypatch):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    notice = "one two three four five six seven eight nine"
+    lines = [json.dumps({"id": name, "text": notice}) for name in "ab"]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(beam_job, "run", lambda f, each, *_, **__: sum(map(f, each), Counter()))
+    dedup.main([f"--corpus=json:{folder}/a.jsonl", f"--output={tmp_path}/out", "--unit=paragraph"])
+    cache = make()
+    with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, and the corpus has pairs"):
+        make(f"--exclude={tmp_path}/out/exclude.arrow")
+    assert verify(str(cache))[1] == []
 
 
 def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows, vocabulary):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,72 @@ def test_a_list_of_paragraphs_for_a_changed_corpus(without_beam, tmp_path, build
     receipt = json.loads(next(cache.glob("train.receipt*")).read_text())
     assert (receipt["cut_paragraphs"], receipt["dropped"]) == (7, {"null": 1})
     assert verify.main([f"--cache={cache}"]) == 0
+
+
+def test_a_listed_paragraph_and_a_null_document_of_the_same_id(without_beam, tmp_path, build):
+    notice = " ".join(words(9, 1))
+    texts = [("1", notice), ("2", f"{notice}\nmore"), ("2", None), ("3", "fine")]
+    corpus = write(tmp_path / "c.jsonl", texts)
+    assert len(search(corpus, tmp_path / "out", "--unit=paragraph")) == 1
+    flags = (f"--corpus={corpus}?validation=0", "--max_quarantined=1")
+    cache = build(tmp_path / "a", *flags)
+    build(tmp_path / "a", *flags, f"--exclude={tmp_path}/out/exclude.arrow")
+    receipt = json.loads(next(cache.glob("train.receipt*")).read_text())
+    assert (receipt["cut_paragraphs"], receipt["dropped"]) == (1, {"null": 1})
+    assert verify.main([f"--cache={cache}"]) == 0
+
+
+def test_a_takedown_after_which_nothing_is_left_out(
+    without_beam, tmp_path, build, checksums, monkeypatch
+):
+    notice = " ".join(words(10, 1))
+    texts = [("a", notice), ("b", f"{notice}\nshort line here"), ("c", "x")]
+    corpus = write(tmp_path / "c.jsonl", texts)
+    search(corpus, tmp_path / "out", "--unit=paragraph")
+    given = f"--exclude={tmp_path}/out/exclude.arrow"
+    flags = (f"--corpus={corpus}?validation=0", "--filter=length?max_words=11")
+    cache = build(tmp_path / "a", *flags)
+    assert list(cache.glob("*.quarantine-*"))
+    # Killed after the receipts were deleted, then completed.
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.building.lifecycle._remove_quarantines", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(tmp_path / "a", *flags, given)
+    build(tmp_path / "a", *flags, given)
+    assert not list(cache.glob("*.quarantine-*"))
+    assert verify.main([f"--cache={cache}"]) == 0
+    for folder in cache.glob(".before-*"):
+        shutil.rmtree(folder)
+    assert checksums(cache) == checksums(build(tmp_path / "b", *flags, given))
+
+
+def test_a_given_list_of_paragraphs_that_were_all_cut(without_beam, tmp_path, build):
+    example = " ".join(words(20, 7))
+    sets = write(tmp_path / "eval.jsonl", [("q", example)])
+    notice = "This very same notice of eight words and more begins every page."
+    texts = [(f"p{n}", f"{notice}\n{' '.join(words(40, n))}\n{example}") for n in range(5)]
+    corpus = write(tmp_path / "c.jsonl", texts)
+    against = ("--unit=paragraph", f"--against={sets}")
+    search(corpus, tmp_path / "all", *against)
+    assert len(search(corpus, tmp_path / "some", *against, "--duplicates=none")) == 5
+    flags = (f"--corpus={corpus}?validation=0",)
+    cache = build(tmp_path / "a", *flags, f"--exclude={tmp_path}/all/exclude.arrow")
+    assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/some/exclude.arrow"]) == 0
+    # It keeps nothing, so it goes with a list of duplicate documents.
+    search(corpus, tmp_path / "documents")
+    lists = f"{tmp_path}/documents/exclude.arrow,{tmp_path}/some/exclude.arrow"
+    cache = build(tmp_path / "b", *flags, f"--exclude={lists}")
+    assert verify.main([f"--cache={cache}", f"--exclude={lists}"]) == 0
+    assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/all/exclude.arrow"]) == 1
+
+
+@pytest.mark.parametrize("flag", [["--min_similarity=1"], ["--bands=1", "--rows=2"]])
+def test_no_false_positives_are_expected_where_similarities_of_1_are_wanted(
+    without_beam, tmp_path, capsys, flag
+):
+    search(write(tmp_path / "c.jsonl", planted()[0]), tmp_path / "out", *flag)
+    assert "false positives" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["false_positives"] is None
 
 
 def test_verification_counts_cut_paragraphs(without_beam, tmp_path, build, capsys):

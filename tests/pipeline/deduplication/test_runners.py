@@ -30,14 +30,6 @@ def wanted(corpus, tmp_path_factory) -> bytes:
     return (folder / LISTS).read_bytes()
 
 
-@pytest.fixture
-def usual_sigint():
-    """Restores the handler of SIGINT, which Beam's embedded job server replaces."""
-    usual = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, usual)
-
-
 def started(*flags: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.dedup", PIECES, *flags],
@@ -50,9 +42,11 @@ def started(*flags: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def test_a_job_service_in_this_process(usual_sigint, corpus, wanted, tmp_path):
+def test_a_job_service_in_the_process(corpus, wanted, tmp_path):
     given = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
-    dedup.main([f"--corpus={corpus}", f"--output={tmp_path}", PIECES, *given])
+    process = started(f"--corpus={corpus}", f"--output={tmp_path}", *given)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
     assert (tmp_path / LISTS).read_bytes() == wanted
 
 

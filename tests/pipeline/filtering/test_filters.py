@@ -162,7 +162,7 @@ def test_all_edits_come_before_verdicts_and_the_first_rule_counts():
     [
         ("gophr", r"there is no set gophr \(did you mean gopher\?\)"),
         ("gopher?min_word=3", r"no setting min_word \(did you mean min_words\?\)"),
-        ("gopher?min_words=many", "could not convert"),
+        ("gopher?min_words=many", "it must be a number"),
         ("gopher?min_words=-1", "must be 0 or more"),
         ("gopher?min_words", "is not SETTING=VALUE"),
         ("gopher?min_words=1&min_words=2", "given twice"),
@@ -178,11 +178,21 @@ def test_all_edits_come_before_verdicts_and_the_first_rule_counts():
         ("c4?remove_citations=maybe", "must be true or false"),
         ("gopher?label=a b", "must be letters"),
         ("nowhere.toml", "no such file"),
+        ("folder.toml", "is a folder"),
+        ("empty.toml", r"must have tables \[\[filter\]\]"),
+        ("long.toml", "it must be a number"),
+        ("", "--filter is empty"),
+        ("language?languages=en&min_score=none", "it must be a number"),
         ("function?name=keep", "needs --task_module"),
         ("language?languages=en&min_score=2", "min_score must be from 0 to 1"),
     ],
 )
-def test_mistakes_are_named(given, problem):
+def test_mistakes_are_named(given, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "empty.toml").write_text("filter = []")
+    number = f"1{'0' * 400}"
+    (tmp_path / "long.toml").write_text(f'[[filter]]\nset = "length"\nmin_words = {number}')
     with pytest.raises(UserError, match=problem):
         sets.resolve([given], None)
 
@@ -288,10 +298,19 @@ def test_languages_of_real_documents():
     found = [*(text[:3000] for text in texts.real(300)), *(t for t in texts.ODD if t.strip())]
     wanted = []
     for text in found:
-        (labels, scores) = model.predict(text.replace("\n", " "), k=1)
+        (labels, scores) = model.predict(text.replace("\n", " ").replace("</s>", " "), k=1)
         language, score = (labels[0], scores[0]) if labels else ("", 0.0)
         other = language.removeprefix("__label__") not in ("en", "ro")
         wanted.append(["languages"] * other + ["min_score"] * (min(score, 1) < 0.65))
     assert verdicts(record, found) == wanted
     assert {"languages", "min_score"} == {rule for rules in wanted for rule in rules}
     assert [] in wanted
+
+
+def test_languages_of_what_follows_the_end_of_a_text():
+    """fastText reads no further than this word, which templates of pairs have."""
+    (record,) = sets.resolve(["language?languages=en"], None)
+    english = "This is an English sentence about the weather and the sea."
+    german = "Dies ist ein deutscher Satz über das Wetter und das Meer. " * 4
+    found = [f" </s> {english}", f"12 </s> {english}", f"{english} </s> {german}"]
+    assert verdicts(record, found) == [[], [], ["languages"]]
