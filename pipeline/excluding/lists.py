@@ -12,8 +12,9 @@ are sorted by (high, low, place, paragraph):
     similarity   float32, estimated Jaccard similarity to the twin, NaN where there is none
 
 The header, JSON in the schema's metadata, has the reasons, counts, and what the list was made from.
-The last batch is empty and carries the seal, the SHA-256 of the header and of all entries.
-A plain text file of ids, one a line, can stand for a list; its reason is LISTED.
+If the header says that the list is sealed, the last batch is empty and carries the SHA-256 of the
+header and of all entries. A plain text file of ids, one a line, can stand for a list; its reason is
+LISTED.
 """
 
 import bisect
@@ -87,10 +88,12 @@ def base_id(name: str, part: int) -> str:
 
 
 class Writer:
-    """Writes batches of entries, in order, to an open binary file."""
+    """Writes batches of entries, in order, to an open binary file, and a seal if it is asked to."""
 
-    def __init__(self, file: IO[bytes], header: dict[str, Any]):
-        text = json.dumps({"format": FORMAT, "sealed": True, **header}, sort_keys=True).encode()
+    def __init__(self, file: IO[bytes], header: dict[str, Any], sealed: bool = True):
+        self._sealed = sealed
+        header = {"format": FORMAT, **({"sealed": True} if sealed else {}), **header}
+        text = json.dumps(header, sort_keys=True).encode()
         self._schema = _SCHEMA.with_metadata({_HEADER: text})
         self._writer = pa.ipc.new_file(file, self._schema)
         self._hash = hashlib.sha256(text)
@@ -105,8 +108,9 @@ class Writer:
 
     def close(self) -> None:
         """Writes the seal and the end of the file."""
-        nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
-        self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
+        if self._sealed:
+            nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
+            self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
         self._writer.close()
 
 
@@ -151,7 +155,9 @@ class ExcludeList:
             raise UserError(f"{self._name} has format {version}, this version reads {FORMAT}")
 
     def check(self) -> None:
-        """Reads the whole list and compares it with its seal, which earlier versions did not write.
+        """Reads the whole list and compares it with its seal, if it has one.
+
+        Lists of earlier versions have none.
 
         Raises:
           UserError: it was changed since it was written.
@@ -300,7 +306,8 @@ def _of_ids(path: str) -> bytes:
     digests = np.unique(digests, axis=0)  # sorted by high, then low
     out = io.BytesIO()
     counts = {"documents": len(digests), "paragraphs": 0, "places": 0}
-    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts})
+    # Without a seal: caches know the list of these ids by the checksum of its bytes, in any version.
+    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts}, sealed=False)
     for begin in range(0, len(digests), _BATCH):
         some = digests[begin : begin + _BATCH]
         writer.add(
