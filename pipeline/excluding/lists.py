@@ -306,7 +306,7 @@ def _of_ids(path: str) -> bytes:
     digests = np.unique(digests, axis=0)  # sorted by high, then low
     out = io.BytesIO()
     counts = {"documents": len(digests), "paragraphs": 0, "places": 0}
-    # Without a seal: caches know the list of these ids by the checksum of its bytes, in any version.
+    # Without a seal: caches know the list of these ids by the checksum of its bytes.
     writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts}, sealed=False)
     for begin in range(0, len(digests), _BATCH):
         some = digests[begin : begin + _BATCH]
