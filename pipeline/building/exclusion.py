@@ -186,7 +186,7 @@ def unfound(
     folder: str, plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
 ) -> Iterator[str]:
     """Yields a line for each text file of ids some of which no document of the corpus has."""
-    of_ids = [each for each in new if lists.is_text(each)]
+    of_ids = [each for each in new if each.is_text]
     if not of_ids:
         return
     left_out = set()

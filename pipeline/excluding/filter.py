@@ -158,7 +158,7 @@ class Filter:
         that ends in #partN is that of a part, or of a document that is called so; either has the
         entries of this very id.
         """
-        lists = [each for each in self._lists if each.header["counts"]["paragraphs"]]
+        lists = [each for each in self._lists if each.has_paragraphs]
         digests = id_digests(names if lists else [])
         found: dict[int, set[int]] = {}
         for each in lists:

@@ -137,6 +137,8 @@ class ExcludeList:
         try:
             self._reader = pa.ipc.open_file(pa.memory_map(path))
             self._text = (self._reader.schema.metadata or {})[_HEADER]
+            if not self._reader.schema.equals(_SCHEMA):
+                raise ValueError("it has other columns")
             self.header: dict[str, Any] = json.loads(self._text)
             self.reasons: list[str] = self.header["reasons"]
             version = self.header["format"]
@@ -162,16 +164,18 @@ class ExcludeList:
         Raises:
           UserError: it was changed since it was written.
         """
-        if not self.header.get("sealed"):
-            return
         digest = hashlib.sha256(self._text)
         try:
+            seal = None
+            if last := self._reader.num_record_batches:
+                end = self._reader.get_batch_with_custom_metadata(last - 1).custom_metadata or {}
+                seal = dict(end).get(_SEAL)
+            if seal is None and not self.header.get("sealed"):
+                return
             for batch in self._batches:
                 batch.validate(full=True)
                 _update(digest, batch)
-            last = self._reader.num_record_batches - 1
-            end = self._reader.get_batch_with_custom_metadata(last).custom_metadata or {}
-            sound = dict(end).get(_SEAL) == digest.hexdigest().encode()
+            sound = seal == digest.hexdigest().encode()
         except Exception:  # see above
             sound = False
         if not sound:
@@ -187,6 +191,11 @@ class ExcludeList:
         for batch in self._batches:
             for row in batch.to_pylist():
                 yield {**row, "reason": self.reasons[row["reason"]]}
+
+    @property
+    def has_paragraphs(self) -> bool:
+        """True if entries are paragraphs of documents."""
+        return bool(self.header["counts"]["paragraphs"])
 
     @property
     def has_places(self) -> bool:
@@ -239,17 +248,14 @@ class Given:
       path: a local file that holds it.
       header: the list's header.
       named: the flag's value.
+      is_text: whether it was given as a text file of ids.
     """
 
     record: ExcludeRecord
     path: str
     header: dict[str, Any]
     named: str
-
-
-def is_text(each: Given) -> bool:
-    """Returns whether a list was given as a text file of ids."""
-    return each.record.kind == IDS and "corpus" not in each.header
+    is_text: bool = False
 
 
 def given(text: str | None, scratch: str) -> list[Given]:
@@ -289,7 +295,7 @@ def given_at(path: str, scratch: str) -> Given:
         documents=counts["documents"],
         paragraphs=counts["paragraphs"],
     )
-    return Given(record, local, opened.header, path)
+    return Given(record, local, opened.header, path, is_text=not is_list)
 
 
 def ids_in(path: str) -> list[str]:

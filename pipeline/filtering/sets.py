@@ -284,7 +284,7 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
         raise UserError(f"--filter={path}: there is no such file") from error
     except IsADirectoryError as error:
         raise UserError(f"--filter={path} is a folder: name a file in it") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"--filter={path} is not TOML: {error}") from error
     tables = value.get("filter")
     if value.keys() != {"filter"} or not isinstance(tables, list) or not tables:

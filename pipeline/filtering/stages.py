@@ -168,9 +168,9 @@ def _of_function(
         returned = getattr(registry.load(module), name)(*columns)
         # A text would be taken for the reasons that its characters are.
         reasons = [returned] if isinstance(returned, str) else pa.array(returned).to_pylist()
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit, too, is the function's failure
         raise UserError(f"{module}.{name} failed: {type(error).__name__}: {error}") from error
     wrong = [each for each in reasons if each is not None and not isinstance(each, str)]
     texts = len(columns[0])

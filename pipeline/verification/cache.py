@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from pipeline.excluding.lists import copy_name
+from pipeline.excluding.lists import ExcludeList, copy_name
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
 from tasks.cache import superseded
@@ -48,7 +48,7 @@ def verify(
     files, whose documents must not be in the cache, besides the cache's own lists.
 
     Raises:
-      UserError: there is no cache in `folder`.
+      UserError: there is no cache in `folder`, or it has pairs and a list paragraphs.
       OSError: the cache cannot be read.
     """
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
@@ -65,6 +65,8 @@ def verify(
         faults = check_shared_files(folder, manifest)
     else:
         faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
+    if manifest.plan.pairs and any(ExcludeList(path).has_paragraphs for path in exclude):
+        raise UserError(f"{folder} has pairs: give exclude lists of documents, not of paragraphs")
     own, of_lists = _own_lists(folder, manifest.plan)
     faults += of_lists
     known = {each.sha256 for each in manifest.plan.exclude or ()}

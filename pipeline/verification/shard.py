@@ -163,7 +163,11 @@ class ShardChecker:
         if not self._lists:
             return
         names = lineage.column("id").to_pylist()
-        left_out = [line["id"] for line in quarantined if not line["reason"].startswith(EXCLUDED)]
+        left_out = [
+            line["id"]
+            for line in quarantined
+            if _was_cut(line["reason"]) or _may_be_cut(line["reason"])
+        ]
         listed = self._lists.listed(names, left_out)
         own = self._own.paragraphs(names, every_place=True)
         given = self._given.paragraphs(names, every_place=False)

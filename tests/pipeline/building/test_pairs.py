@@ -140,6 +140,8 @@ def test_a_list_of_paragraphs_is_refused(make, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, and the corpus has pairs"):
         make(f"--exclude={tmp_path}/out/exclude.arrow")
     assert verify(str(cache))[1] == []
+    with pytest.raises(UserError, match="has pairs: give exclude lists of documents"):
+        verify(str(cache), exclude=[f"{tmp_path}/out/exclude.arrow"])
 
 
 def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows, vocabulary):

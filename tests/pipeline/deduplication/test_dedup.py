@@ -210,6 +210,20 @@ def test_a_listed_paragraph_and_a_null_document_of_the_same_id(without_beam, tmp
     assert verify.main([f"--cache={cache}"]) == 0
 
 
+def test_later_parts_of_a_document_whose_first_part_was_cut(without_beam, tmp_path, build):
+    notice = " ".join(words(10, 1))
+    long = notice + "\n" + "\n".join(f"q{number:017}" for number in range(20))
+    corpus = write(tmp_path / "c.jsonl", [("1", notice), ("L", long), ("3", "fine")])
+    limit = f"--max_document_bytes={len(notice) + 10}"
+    search(corpus, tmp_path / "out", "--unit=paragraph", limit)
+    flags = (f"--corpus={corpus}?validation=0", limit)
+    cache = build(tmp_path / "a", *flags, f"--exclude={tmp_path}/out/exclude.arrow")
+    (tmp_path / "ids.txt").write_text("L\n")
+    assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/ids.txt"]) == 1
+    build(tmp_path / "a", *flags, f"--exclude={tmp_path}/ids.txt")
+    assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/ids.txt"]) == 0
+
+
 def test_a_takedown_after_which_nothing_is_left_out(
     without_beam, tmp_path, build, checksums, monkeypatch
 ):
