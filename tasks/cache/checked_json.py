@@ -1,4 +1,4 @@
-"""JSON values of dataclasses; checks of the form of JSON values, with one line for each mistake."""
+"""JSON values of dataclasses; where two differ; one line for each mistake in the form of a value."""
 
 import dataclasses
 import functools
@@ -36,6 +36,33 @@ def short(value: Any) -> str:
     """Returns a value as JSON of at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
+    """Returns where two JSON values differ, each as "field: ours, there: theirs"."""
+    if _has_labels(mine) and _has_labels(theirs):
+        ours, others = ({_label(each): each for each in some} for some in (mine, theirs))
+        if ours == others and mine != theirs:
+            return [f"order of {path}: {short([*ours])}, there: {short([*others])}"]
+        mine, theirs = ours, others
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return [
+            each
+            for key in sorted({*mine, *theirs})
+            for each in differences(mine.get(key), theirs.get(key), f"{path}.{key}".lstrip("."))
+        ]
+    return [] if mine == theirs else [f"{path}: {short(mine)}, there: {short(theirs)}"]
+
+
+def _has_labels(value: Any) -> bool:
+    """Returns whether a value is a list of objects that have a label each, as filters do."""
+    return isinstance(value, list) and all(isinstance(e, dict) and "label" in e for e in value)
+
+
+def _label(value: dict[str, Any]) -> str:
+    """Returns the label of a filter, with the side of pairs that it is applied to."""
+    side = value.get("settings", {}).get("side", "both")
+    return value["label"] if side == "both" else f"{value['label']} of {side}"
 
 
 def check_keys(

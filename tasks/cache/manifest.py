@@ -26,7 +26,14 @@ from typing import Any
 import numpy as np
 
 from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_from_dict
-from tasks.cache.checked_json import RESTORE, check_count, check_form, check_keys, short, wrong
+from tasks.cache.checked_json import (
+    RESTORE,
+    check_count,
+    check_form,
+    check_keys,
+    differences,
+    wrong,
+)
 from tasks.cache.checked_json import as_json as as_json
 from tasks.cache.excluded import ExcludeRecord, exclude_from_list
 from tasks.cache.filtered import FilterRecord, filters_from_list
@@ -223,10 +230,7 @@ class Plan:
 
     def difference(self, other: "Plan") -> list[str]:
         """Returns the fields that differ, each as "field: ours, there: theirs"."""
-        return [
-            f"{name}: {short(mine)}, there: {short(theirs)}"
-            for name, mine, theirs in _leaves(as_json(self), as_json(other))
-        ]
+        return differences(as_json(self), as_json(other))
 
 
 def cache_names(cache_dir: str) -> list[str]:
@@ -247,24 +251,6 @@ def _holds(folder: str) -> str:
             program = "seqio" if name.startswith("info.") else "Megatron"
             return f"is a cache of {program}: index it with pipeline.adopt --cache_dir={folder}"
     return "holds no cache: build one with pipeline.build"
-
-
-def _has_labels(value: Any) -> bool:
-    """Returns whether a value is a list of objects that have a label each, as filters do."""
-    return isinstance(value, list) and all(isinstance(e, dict) and "label" in e for e in value)
-
-
-def _leaves(mine: Any, theirs: Any, path: str = ""):
-    if _has_labels(mine) and _has_labels(theirs):
-        ours, others = ({each["label"]: each for each in some} for some in (mine, theirs))
-        if ours == others and mine != theirs:
-            yield f"order of {path}", [*ours], [*others]
-        mine, theirs = ours, others
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        for key in sorted({*mine, *theirs}):
-            yield from _leaves(mine.get(key), theirs.get(key), f"{path}.{key}" if path else key)
-    elif mine != theirs:
-        yield path, mine, theirs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Whether a cache still has the plan that a reader began with: a takedown or an extension gives it
-another one, also while it is read.
+"""Checks that a cache still has the plan that a reader began with: a takedown or an extension gives
+it another one, also while it is read.
 
 Nothing of the new plan is written before the mark of the old one is removed, so a file that was
 opened while that mark was there is of the old plan.

@@ -467,7 +467,7 @@ def test_a_copy_of_a_list_of_ids_is_the_list(build, whole, tmp_path, checksums):
 
 
 def test_lists_without_a_seal(tmp_path, monkeypatch):
-    """Those of earlier versions are read as they are."""
+    """Lists of earlier versions are read as they are."""
     header = {"kind": lists.IDS, "reasons": [lists.LISTED], "format": lists.FORMAT,
               "counts": {"documents": 0, "paragraphs": 0, "places": 0}}  # fmt: skip
     schema = lists._SCHEMA.with_metadata({lists._HEADER: json.dumps(header).encode()})

@@ -275,6 +275,13 @@ def test_a_changed_threshold_is_named(pairs):
             pairs(*(f"--filter={each}" for each in given))
 
 
+def test_a_changed_threshold_of_one_side_is_named(pairs):
+    given = "--filter=length?side={}&min_words={}".format
+    pairs(given("inputs", 1), given("targets", 1))
+    with pytest.raises(UserError, match=r"length of inputs.settings.min_words: 2, there: 1"):
+        pairs(given("inputs", 2), given("targets", 1))
+
+
 @pytest.mark.parametrize("given", ["pairs", "pii?side=inputs"])
 def test_texts_have_no_sides(build, tmp_path, given):
     with pytest.raises(UserError, match="and the corpus has texts"):
