@@ -1,4 +1,4 @@
-"""JSON values of dataclasses; where two differ; one line for each mistake in the form of a value."""
+"""JSON values of dataclasses, where two of them differ, and one line for each mistake in one."""
 
 import dataclasses
 import functools
