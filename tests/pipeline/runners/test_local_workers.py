@@ -66,8 +66,9 @@ def launch(start, tmp_path):
 
 def one_line(build) -> str:
     _, err = build.communicate(timeout=SECONDS)
-    (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
-    return line
+    lines = [line for line in err.splitlines() if not line.startswith("building ")]
+    assert len(lines) == 1, err
+    return lines[0]
 
 
 def test_a_worker_killed_before_it_connects(launch, tmp_path):
