@@ -235,16 +235,20 @@ def _quiet() -> Iterator[None]:
         threading.excepthook = lambda failed: traceback.print_exception(
             failed.exc_value, file=sys.__stderr__
         )
+        later_hook = _without_connections(usual_hook)
         try:
             yield
-        except (UserError, OSError, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            later_hook = lambda failed: None  # noqa: E731 - errors that follow from it
+            raise
+        except (UserError, OSError):
             raise
         except BaseException:
             aside.seek(0)
             shown.write(aside.read().decode(errors="replace"))
             raise
         finally:
-            sys.stderr, threading.excepthook = usual, _without_connections(usual_hook)
+            sys.stderr, threading.excepthook = usual, later_hook
             shown.flush()
             os.dup2(shown.fileno(), 2)
             logger.setLevel(level)

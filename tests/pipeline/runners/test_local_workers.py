@@ -1,5 +1,6 @@
 """Worker processes end with their build, builds with their workers, and both with Ctrl-C."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -123,11 +124,17 @@ def test_a_connection_that_breaks_after_the_job(monkeypatch, capsys):
         raise error
 
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
-    for error, shown in ((grpc.RpcError(), False), (ValueError("a bug"), True)):
+    for error, end, shown in (
+        (grpc.RpcError(), None, False),
+        (ValueError("a bug"), None, True),
+        (ValueError("a consequence"), KeyboardInterrupt, False),
+    ):
         over = threading.Event()
-        with beam_job._quiet():
+        with contextlib.suppress(KeyboardInterrupt), beam_job._quiet():
             thread = threading.Thread(target=fails, args=(over, error))
             thread.start()
+            if end:
+                raise end
         over.set()
         thread.join()
         assert ("Traceback" in capsys.readouterr().err) == shown
