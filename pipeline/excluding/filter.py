@@ -76,7 +76,7 @@ class Filter:
             reason = next((each.reason for each in entries if each.paragraph == WHOLE), None)
             if reason is None:
                 text = batch.column("text")[row].as_py()
-                if text is None:  # of another corpus than the list's; it is quarantined as faulty
+                if text is None:  # it has the id of a listed one, and is quarantined as null
                     continue
                 text = _without(text, entries)
                 self.cut += len({each.paragraph for each in entries})
@@ -133,7 +133,7 @@ class Filter:
         are in one shard. Otherwise it is a document that is called so.
         """
         there = {*names, *left_out}
-        bases = {row: base(name) for row, name in enumerate(names) if base(name) != name}
+        bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
         parts = [row for row, name in bases.items() if name in there]
         found = set(self.reasons(names))
         found |= {parts[at] for at in self.reasons([bases[row] for row in parts])}
@@ -170,7 +170,10 @@ class Filter:
         return found
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
-        """Returns whether a list has an entry of any kind for one of the ids; see `listed`."""
+        """Returns whether a list has an entry of any kind for one of the ids.
+
+        `has_parts`: whether the shard has parts of documents, which go with the document's id.
+        """
         bases = {base(name) for name in names} if has_parts else set()
         digests = id_digests([*names, *sorted(bases)])
         return any(
