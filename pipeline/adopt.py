@@ -7,19 +7,13 @@ checksums are added to the folder or, with --index_dir, written to another; no f
 copied or changed. Rerun the same command to resume.
 """
 
-from tasks.terminal.command_line import Parser, run
-from tasks.terminal.dataclass_flags import add_flags
+from pipeline.adopting.options import Options
+from tasks.terminal.command import Command
 from tasks.terminal.table import table
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    from pipeline.adopting.options import Options
-
-    parser = Parser(prog="python -m pipeline.adopt", description=__doc__.splitlines()[0])
-    add_flags(parser, Options)
-    options = Options(**vars(parser.parse_args(argv)))
-
+def run(options: Options) -> None:
+    """Indexes the cache and prints what it holds."""
     from pipeline.adopting import engine
 
     found, manifest = engine.adopt(options)
@@ -34,5 +28,7 @@ def main(argv: list[str]) -> None:
     print(f"{options.index_dir or options.cache_dir}: adopted")
 
 
+main = Command(Options, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

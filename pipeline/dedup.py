@@ -10,36 +10,33 @@ workers, the runner or interruptions: rerun the same command to resume. All furt
 own (--runner=DataflowRunner --project=... and so on).
 """
 
+import dataclasses
+
+from pipeline.deduplication.options import Options
+from pipeline.runners import beam_options
 from pipeline.runners.interruption import interruptible
-from tasks.terminal.command_line import Parser, run
+from tasks.terminal.command import Command
+from tasks.terminal.fields import field
 
 
-def command_line() -> Parser:
-    """Returns the parser of the command's own flags."""
-    from pipeline.deduplication.options import Options
-    from tasks.terminal.dataclass_flags import add_flags
+@dataclasses.dataclass(frozen=True)
+class Flags(Options):
+    """The command's own flags, and Beam's."""
 
-    parser = Parser(prog="python -m pipeline.dedup", description=__doc__.splitlines()[0])
-    add_flags(parser, Options)
-    return parser
+    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
 
 
-def main(argv: list[str]) -> None:
-    """Parses the flags and searches; raises as `pipeline.deduplication.engine.search` does."""
+def run(flags: Flags) -> None:
+    """Runs the Beam job; raises as `pipeline.deduplication.engine.search` does."""
     with interruptible():
-        from pipeline.runners import beam_options
-
-        parser = command_line()
-        parser.refuse_others = lambda given: beam_options.reject_unknown(parser, given)
-        known, rest = parser.parse_known_args(argv)
+        arguments = beam_options.arguments(flags)
 
         from pipeline.deduplication import engine
-        from pipeline.deduplication.options import Options
 
-        options = Options(**vars(known))
-        arguments = beam_options.arguments(parser, rest, options.runner, options.workers)
-        engine.search(options, arguments)
+        engine.search(flags, arguments)
 
+
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    run(main)
+    main.start()

@@ -18,11 +18,13 @@ from typing import Any
 from tasks import registry, vocabulary
 from tasks.reading import languages, sources
 from tasks.storage import files
-from tasks.terminal import command_line, progress
+from tasks.terminal import progress
+from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
-from vocab import compare_page, report
+from vocab import compare_page, measuring
 from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
 
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
@@ -47,7 +49,7 @@ def compare(
     measured = []
     with progress.shown("comparing", len(loaded) * len(corpora)) as bar:
         for corpus, resolved in corpora.items():
-            split, texts = report.sample(resolved)
+            split, texts = measuring.sample(resolved)
             for name, each in loaded.items():
                 measured.append(_measured(name, each, corpus, split, texts))
                 bar.update(len(measured))
@@ -60,7 +62,7 @@ def _measured(
     begun = time.perf_counter()
     encoded = loaded.encode(texts)
     seconds = time.perf_counter() - begun
-    found = report.of_texts(loaded, split, texts, space=" ")
+    found = measuring.of_texts(loaded, split, texts, space=" ")
     decoded = [loaded.codec.decode(ids.tolist()) for ids in encoded]
     lines = [line for line in dict.fromkeys("\n".join(texts).split("\n")) if line.strip()]
     exact_lines = sum(
@@ -125,7 +127,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
             {
                 "vocabulary": each.vocabulary,
                 "corpus": each.corpus,
-                **each.report.as_dict(),
+                **each.measuring.as_dict(),
                 "exact_documents": each.round_trip.documents,
                 "exact_lines": each.round_trip.lines,
                 "difference": each.round_trip.example,
@@ -136,31 +138,31 @@ def as_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
-        prog="python -m vocab.compare", description=__doc__.splitlines()[0]
-    )
-    add = parser.add_argument
-    add(
-        "--vocabulary",
-        required=True,
-        action="append",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    vocabulary: tuple[str, ...] = field(
+        REQUIRED,
+        f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
         metavar="PATH",
-        help=f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
+        repeated=True,
     )
-    add(
-        "--corpus",
-        required=True,
-        action="append",
+    corpus: tuple[str, ...] = field(
+        REQUIRED,
+        "corpus to measure on; may be repeated, also as NAME=SPEC, or contain {language}: "
+        f"{sources.FORMS}",
         metavar="SPEC",
-        help=f"corpus to measure on; may be repeated, also as NAME=SPEC, or have {{language}} in "
-        f"it: {sources.FORMS}",
+        repeated=True,
     )
-    add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
-    add("--task_module", metavar="MODULE", help="Python module that registers vocabularies")
-    add("--output", metavar="FILE", help="HTML page to write")
-    add("--json", metavar="FILE", help="file to write all numbers to")
-    return parser
+    languages: str | None = field(
+        None, "languages that replace {language} in --corpus", metavar="A,B"
+    )
+    task_module: str | None = field(
+        None, "Python module that registers vocabularies", metavar="MODULE"
+    )
+    output: str | None = field(None, "HTML page to write", metavar="FILE")
+    json: str | None = field(None, "file to write all numbers to", metavar="FILE")
 
 
 def _check_file(flag: str, path: str | None) -> None:
@@ -178,9 +180,8 @@ def _check_file(flag: str, path: str | None) -> None:
         raise UserError(f"--{flag}={path} holds something else: name another file")
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    flags = _parser().parse_args(argv)
+def run(flags: Flags) -> None:
+    """Prints and writes the comparison."""
     if flags.task_module:
         registry.load(flags.task_module)
     for path in flags.vocabulary:
@@ -205,5 +206,7 @@ def main(argv: list[str]) -> None:
         print(f"wrote {flags.output}")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

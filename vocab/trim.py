@@ -7,6 +7,7 @@ manifest.json and id_map.json, which has the new id of each old one, or null. tr
 model along with it.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -14,10 +15,11 @@ from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError, positive
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabularies import tokenizer_json, trimming, usage
-from vocab import folder, report
+from vocab import folder, measuring
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
 # The first is written first.
@@ -64,7 +66,7 @@ def trim(
         print(trimming.described(base, found, counts))
         left = found.vocabulary
         files.write_json(files.join(output, _ID_MAP), found.id_map)
-        files.write_json(files.join(output, _REPORT), report.measure(left, corpus).as_dict())
+        files.write_json(files.join(output, _REPORT), measuring.measure(left, corpus).as_dict())
         if not left.is_sentencepiece:
             # An EOS that is only an id has no name in the file.
             named = {
@@ -80,25 +82,32 @@ def trim(
     return left
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m vocab.trim", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--vocabulary", required=True, metavar="PATH", help=f"what to cut: {vocabulary.FORMS}")
-    add("--extra_ids", type=int, default=0, help="sentinels to add to one that has none; T5: 100")
-    add("--corpus", required=True, metavar="SPEC", help=f"text to keep: {sources.FORMS}")
-    add("--output", required=True, metavar="DIR", help="folder to write, local or remote")
-    add("--min_count", type=positive, default=1, help="least occurrences of a kept piece")
-    add("--vocab_size", type=positive, help="most pieces, without sentinels; no limit if left out")
-    add("--workers", type=positive, default=1, help="processes that count pieces")
-    flags = parser.parse_args(argv)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    vocabulary: str = field(REQUIRED, f"vocabulary to cut: {vocabulary.FORMS}", metavar="PATH")
+    extra_ids: int = field(0, "sentinels to add to a vocabulary that has none; T5: 100")
+    corpus: str = field(REQUIRED, f"text to keep: {sources.FORMS}", metavar="SPEC")
+    output: str = field(REQUIRED, "folder to write, local or remote", metavar="DIR")
+    min_count: int = field(1, "least occurrences of a kept piece", rule=at_least(1))
+    vocab_size: int | None = field(
+        None, "maximum number of pieces, without sentinels; None: no limit", rule=at_least(1)
+    )
+    workers: int = field(1, "processes that count pieces", rule=at_least(1))
+
+
+def run(flags: Flags) -> None:
+    """Trims, and prints a report."""
     base = vocabulary.load(flags.vocabulary, flags.extra_ids)
     corpus = sources.resolve(sources.parse(flags.corpus))
     for note in corpus.notes:
         print(note)
     trim(base, corpus, flags.output, flags.min_count, flags.vocab_size, flags.workers)
-    print(report.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
+    print(measuring.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
 
+
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

@@ -1,10 +1,9 @@
-"""Flag parsing and error reporting, shared by all commands.
+"""Errors and exit codes, shared by all commands.
 
 A user's mistake is reported as one line on stderr, which names the thing and what to do, and exit
 code 2. A traceback means a bug in this project.
 """
 
-import argparse
 import difflib
 import errno
 import os
@@ -13,8 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from tasks.terminal.interrupt import EXIT_INTERRUPTED
+
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 _STORAGE_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
@@ -30,9 +30,6 @@ _STORAGE_ERRORS = {
 }
 
 
-_NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
-
-
 class UserError(Exception):
     """A mistake that the user can correct; its text says what is wrong and what to do."""
 
@@ -41,94 +38,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean X?)" for the known name closest to `name`, or ""."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-class Help(argparse.HelpFormatter):
-    """Help in which each flag's text ends with its default, as in "(default: 7)".
-
-    Nothing is added for None, False and empty defaults, for required flags, and where the text
-    states the default itself.
-    """
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text, default = action.help or "", action.default
-        if default is False or any(default == empty for empty in _NO_DEFAULTS):
-            return text
-        if action.required or not action.option_strings or "(default" in text.replace("%", ""):
-            return text
-        return f"{text} (default: %(default)s)"
-
-
-class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
-    """Help that keeps the line breaks of the parser's description and epilog."""
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with one-line errors and suggestions for misspelled flags.
-
-    Attributes:
-      refuse_others: ends the command if one of the flags that this parser does not have is unknown
-        to those that they are passed on to. It is called before a missing flag is reported, which
-        may only be misspelled.
-    """
-
-    refuse_others: Callable[[list[str]], None] | None = None
-    _given: Sequence[str] = ()
-
-    def __init__(self, **kwargs):
-        kwargs.setdefault("formatter_class", Help)
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def parse_args(self, args=None, namespace=None):
-        """Parses as usual; no other flags are allowed."""
-        self.refuse_others = self.refuse_unknown
-        return super().parse_args(args, namespace)
-
-    def parse_known_args(self, args=None, namespace=None):
-        """Parses as usual."""
-        self._given = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        if "arguments are required: " in message and self.refuse_others:
-            flags = [each for each in self._given if each.startswith("--") and each != "--"]
-            known = self._option_string_actions
-            self.refuse_others([each for each in flags if each.partition("=")[0] not in known])
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            self.refuse_unknown(unknown.split())
-        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
-
-    def refuse_unknown(self, arguments: list[str]) -> None:
-        """Exits with an error that names the first of `arguments`; returns if there are none."""
-        if arguments:
-            flag = arguments[0].split("=")[0]
-            hint = nearest(flag, self._option_string_actions)
-            self.exit(EXIT_USER_ERROR, f"{self.prog}: error: unknown flag {flag}{hint}\n")
-
-
-def positive(text: str) -> int:
-    """Parses a flag's value: an integer above 0."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def at_least_0(text: str) -> int:
-    """Parses a flag's value: an integer, 0 or above."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
-def share(text: str) -> float:
-    """Parses a flag's value: a number from 0 to 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
 
 
 class _Interrupts:
@@ -154,14 +63,18 @@ class _Interrupts:
         print(self._line, file=sys.stderr)
 
 
-def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
+def run(
+    main: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    program: str | None = None,
+) -> NoReturn:
     """Runs a command's `main(argv)` and exits with its code; a user's mistake is one line."""
-    program = f"python -m {_module_name(main)}"
+    program = program or f"python -m {module_name(main)}"
     interrupts = _Interrupts(program)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)
     try:
-        sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
+        sys.exit(main([*(sys.argv[1:] if argv is None else argv)]) or 0)
     except UserError as error:
         message = " ".join(str(error).split())
     except OSError as error:
@@ -179,6 +92,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     sys.exit(EXIT_USER_ERROR)
 
 
-def _module_name(main: Callable) -> str:
+def module_name(main: Callable) -> str:
+    """Returns the module of a command, also if it is the program."""
     specification = getattr(sys.modules.get("__main__"), "__spec__", None)
     return specification.name if specification else main.__module__

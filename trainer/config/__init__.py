@@ -11,10 +11,11 @@ from trainer.config.evaluation import (
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.resuming import RESUMABLE_CHANGES, config_changes, keep_order
+from trainer.config.resuming import changes, config_changes, keep_order
 from trainer.config.run import (
     CONFIG_FILE,
     NORMALIZERS,
+    SEQIO,
     Config,
     LossConfig,
     MetricsConfig,
@@ -27,7 +28,7 @@ __all__ = [
     "BEST_METRICS",
     "CONFIG_FILE",
     "NORMALIZERS",
-    "RESUMABLE_CHANGES",
+    "SEQIO",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -42,6 +43,7 @@ __all__ = [
     "ProcessesConfig",
     "StoppingConfig",
     "VocabularyConfig",
+    "changes",
     "config_changes",
     "keep_order",
     "load_config",

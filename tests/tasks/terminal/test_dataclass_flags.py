@@ -4,9 +4,9 @@ import dataclasses
 from typing import Annotated
 
 import pytest
+from tasks.terminal.dataclass_flags import add_flags
 
 from tasks.terminal.command_line import Parser, positive
-from tasks.terminal.dataclass_flags import add_flags
 from tasks.terminal.fields import REQUIRED, field
 
 
