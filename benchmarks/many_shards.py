@@ -117,7 +117,7 @@ def link_cache(seed: pathlib.Path, folder: pathlib.Path, count: int) -> None:
 
 def config_of(folder: pathlib.Path, order: str = "global"):
     """Returns the configuration of a run on the cache in `folder`, and its origins."""
-    from trainer.pretrain import build_config
+    from trainer.config.from_flags import build_config
 
     given = {
         **{"task": TASK, "cache_dir": f"{folder}/cache", "model_dir": f"{folder}/model"},

@@ -26,10 +26,10 @@ from benchmarks.machine import machine
 from benchmarks.step import make_batch
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
+from trainer.config.from_flags import build_config
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.pretrain import build_config
 
 ARMS = (
     "transformer_vanilla,transformer_gelu,transformer_plusplus,transformer_squared_relu,"

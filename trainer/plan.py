@@ -38,7 +38,7 @@ class Flags(GinRunFlags):
         "TPU slice as GENERATION:SHAPE in chips, as v5e:4x4, v4:2x2x4 or, for two slices, "
         "2xv5e:16x16; needs the extra tpu; None: the devices of this machine",
         metavar="NAME",
-        often=True,
+        often="TPU slice, as v5e:4x4",
     )
     search: int | None = field(
         None,
@@ -46,15 +46,15 @@ class Flags(GinRunFlags):
         f"({_COMPILATIONS} if N is left out), and print the best that fit, as flags",
         rule=at_least(1),
         alone=str(_COMPILATIONS),
-        often=True,
+        often="compile N variants, and rank them",
     )
-    json: bool = field(False, "print JSON", often=True)
+    json: bool = field(False, "print JSON", often="print JSON")
     price: float | None = field(
         None,
         "price of a chip and hour, for the cost",
         rule=Rule("a price", lambda price: 0 <= price < math.inf),
         metavar="DOLLARS",
-        often=True,
+        often="dollars per chip and hour",
     )
 
 

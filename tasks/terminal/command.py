@@ -1,6 +1,7 @@
 """Commands: a frozen dataclass of flags and a function that runs with them."""
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -46,7 +47,7 @@ class Command:
         Raises:
           UserError: a flag is wrong, or whatever the command raises.
         """
-        for word, after in zip(words, [*words[1:], "--"], strict=True):
+        for word, after in itertools.pairwise([*words, "--"]):
             if word == "--":
                 break
             name, equals, topic = word.partition("=")

@@ -58,7 +58,7 @@ def field(
     read_if: ReadIf | None = None,
     unread: Mapping[str, str] = MappingProxyType({}),
     changes: Changes | None = None,
-    often: bool = False,
+    often: str = "",
     name: str = "",
     metavar: str = "",
     alone: str | None = None,
@@ -83,7 +83,7 @@ def field(
       read_if: when the field has an effect.
       unread: of a nested dataclass, fields that never have an effect here, and why.
       changes: what another value changes; that of the enclosing dataclass if None.
-      often: --help shows the flag; others of a long list are shown by --help=all.
+      often: few words for the flag in a short list; without them only --help=all shows it there.
       name: the flag's name, if it is not the field's.
       metavar: the value's name in help; by default it follows from the type.
       alone: the text that the flag stands for without a value.

@@ -150,9 +150,9 @@ def parse(kind: type, words: Sequence[str]) -> Given:
             rest.append(word)
             continue
         text = _value(name, flag, pending) if text is None else text
-        value = flag.parsed(name, text)
         if name in flag.names[1:] and text in NONE:  # a former name that is not set
             continue
+        value = flag.parsed(name, text)
         if flag.field.metadata["repeated"]:
             value = (*given.values.get(flag.path, ()), value)
         elif names.get(flag.path, name) != name:

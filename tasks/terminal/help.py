@@ -16,6 +16,8 @@ ALL = "all"
 # With more flags than this, --help shows the frequent ones.
 _MANY = 60
 _INDENT = 26
+# Width of the names in the short list.
+_BRIEF = 32
 # Longer lists of choices would not fit beside their flag; their words name them.
 _LONGEST_METAVAR = 50
 _METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"}
@@ -45,29 +47,43 @@ def page(
     defaults = kind.help_defaults() if hasattr(kind, "help_defaults") else {}
     titles = _titles(kind)
     flags = [flag for flag in flags_of(kind) if not flag.field.metadata["rest"]]
-    shown = [flag for flag in flags if flag.field.metadata["often"]]
-    brief = not topic and len(flags) > _MANY
-    lines = []
     if topic in titles:
-        shown = [flag for flag in flags if flag.group == topic]
-    elif topic in ("", ALL):
-        lines = [f"usage: {program} {_usage(flags)}", "", _filled(description)]
-    else:
+        return "\n".join(_group(topic, titles, flags, defaults))
+    if topic not in ("", ALL):
         known = [ALL, *topics, *titles]
         raise UserError(
             f"--help={topic}: no such group{nearest(topic, known)}; there are {', '.join(known)}"
         )
-    if not brief and topic not in titles:
-        shown = flags
-    for group in ("", *titles):
-        some = shown if brief and not group else [each for each in shown if each.group == group]
-        if not some or (brief and group):
-            continue
-        lines += ["", f"{group}:\n  {titles[group]}\n"] if group else [""]
-        lines += [_described(flag, brief, defaults) for flag in some]
-    if brief:
+    lines = [f"usage: {program} {_usage(flags)}", "", _filled(description), ""]
+    if not topic and len(flags) > _MANY:
+        often = [flag for flag in flags if flag.field.metadata["often"]]
+        first = next(iter(titles), "")
+        often.sort(key=lambda flag: flag.group not in ("", first))
+        lines += [_brief(flag, defaults) for flag in often]
         lines += ["", _more(len(flags), [*topics, *titles])]
-    return "\n".join(lines).lstrip("\n")
+    else:
+        for group in ("", *titles):
+            lines += _group(group, titles, flags, defaults)
+    return "\n".join(lines)
+
+
+def _group(
+    group: str, titles: Mapping[str, str], flags: Iterable[Flag], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Returns the lines of a group of flags, below its name and title if it has one."""
+    some = [_described(flag, defaults) for flag in flags if flag.group == group]
+    title = [f"{group}:", f"  {titles[group]}", ""] if group else []
+    return [*title, *some, ""] if some else []
+
+
+def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
+    """Returns a line for a flag that is used often."""
+    value = "" if _is_switch(flag) else f"={metavar(flag)}"
+    if len(value) > _INDENT // 2:
+        value = "=NAME"
+    words = f"{flag.field.metadata['often']}{_default(flag, defaults)}"
+    short = (each[2:] for each in flag.field.metadata["aliases"] if each[:2] == "--")
+    return f"  --{next(short, flag.name)}{value}".ljust(_BRIEF) + f" {words}"
 
 
 def _titles(kind: Any) -> dict[str, str]:
@@ -121,24 +137,32 @@ def _plain(declared: Any) -> type:
     return typing.get_origin(declared) or declared
 
 
-def _described(flag: Flag, brief: bool, defaults: Mapping[str, Any]) -> str:
-    """Returns the lines of a flag: its names, and beside or below them its words."""
-    if flag.field.metadata["positional"]:
-        head = spelled(flag)
-    else:
-        value = metavar(flag)
-        switch = flag.declared is bool and flag.field.default is False
-        alone = flag.field.metadata["alone"] is not None
-        shown = "" if switch else f"[={value}]" if alone else f"={value}"
-        names = [name for name in flag.names if not name.endswith(".*")][: 1 if brief else None]
-        head = ", ".join(f"--{name}{shown}" for name in names)
-    words = flag.words.partition(";")[0] if brief else flag.words
+def _is_switch(flag: Flag) -> bool:
+    return flag.declared is bool and flag.field.default is False
+
+
+def _default(flag: Flag, defaults: Mapping[str, Any]) -> str:
+    """Returns " (default: X)", or "" if the default says nothing."""
     default = defaults.get(flag.path, flag.field.default)
-    if default not in (REQUIRED, None, False, "", ()) and "(default" not in words:
-        words += f" (default: {as_flag(default)})"
+    silent = default in (REQUIRED, None, False, "", ()) or "(default" in flag.words
+    return "" if silent else f" (default: {as_flag(default)})"
+
+
+def _described(flag: Flag, defaults: Mapping[str, Any]) -> str:
+    """Returns the lines of a flag: its names, and beside or below them its words."""
+    head = spelled(flag)
+    if not flag.field.metadata["positional"]:
+        alone = flag.field.metadata["alone"] is not None
+        value = f"[={metavar(flag)}]" if alone else f"={metavar(flag)}"
+        names = [name for name in flag.names if not name.endswith(".*")]
+        head = ", ".join(f"--{name}{'' if _is_switch(flag) else value}" for name in names)
     indent = " " * _INDENT
     text = textwrap.fill(
-        words, _width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        flag.words + _default(flag, defaults),
+        _width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     )
     if len(head) < _INDENT - 3:
         return f"  {head}{text[len(head) + 2 :]}"

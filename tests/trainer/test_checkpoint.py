@@ -16,10 +16,10 @@ from trainer import description, evaluate, export_t5x
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig, fields
+from trainer.config.from_flags import build_config
 from trainer.description import Damaged, sealed
 from trainer.engine.guard import new_guard, older
 from trainer.engine.step import TrainState
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 
 STATE = TrainState(

@@ -19,11 +19,11 @@ from tasks.terminal.command_line import UserError
 from trainer import convert, fill, generate, huggingface, init_from
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config
+from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.conversion import sources, verify
 from trainer.engine.program import Program
 from trainer.model.paths import named
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.t5x import layout, read
 

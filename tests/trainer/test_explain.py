@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from tests.trainer.conftest import ROOT, built, command, ended
 from trainer import description, explain
 from trainer.config import save_config
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 from trainer.sightings import Sightings
 

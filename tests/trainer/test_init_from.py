@@ -17,11 +17,11 @@ from flax import serialization
 from tasks.terminal.command_line import UserError
 from trainer import description, init_from, loop
 from trainer.checkpoint import Checkpoints
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import path_name
 from trainer.optim.optimizer import learning_rate_schedule
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked

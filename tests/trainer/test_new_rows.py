@@ -15,9 +15,9 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabularies.rows import by_piece
 from tests import eight_devices, small_tokenizers
 from trainer import init_from, new_rows
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.paths import named
-from trainer.pretrain import build_config
 from trainer.t5x import layout
 from trainer.t5x.tensors import held
 

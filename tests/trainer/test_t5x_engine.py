@@ -19,9 +19,9 @@ from tasks.vocabulary import T5_IDS
 from trainer import export_t5x, t5x_engine
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.paths import path_name
-from trainer.pretrain import build_config
 from trainer.t5x import layout, read, write
 from trainer.t5x.tensors import held
 

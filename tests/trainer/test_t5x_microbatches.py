@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from trainer import init_from, t5x_engine
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
@@ -19,7 +20,6 @@ from trainer.model.transformer import (
     init_params,
 )
 from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
-from trainer.pretrain import build_config
 from trainer.t5x import read
 from trainer.t5x.tensors import held
 

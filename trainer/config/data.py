@@ -42,13 +42,13 @@ class LengthsConfig:
         None,
         "tokens of the inputs, EOS included; None: the task's own length",
         rule=at_least(0),
-        often=True,
+        often="tokens of the inputs",
     )
     targets: int | None = field(
         None,
         "tokens of the targets, EOS included; None: the task's own length",
         rule=at_least(0),
-        often=True,
+        often="tokens of the targets",
     )
 
     def __post_init__(self) -> None:
@@ -123,7 +123,6 @@ class DataConfig:
         "= the cache's order",
         choices=_SHUFFLES,
         changes="batches",
-        often=True,
     )
     order: int = field(
         _ORDERS[-1],
@@ -151,7 +150,7 @@ class DataConfig:
         "train while caches are being built: the first epoch reads the shards in the order of "
         "their plan and waits where it overtakes the build; the same batches on finished caches; "
         "--follow for short (docs/training.md)",
-        often=True,
+        often="train while the cache is being built",
         aliases=("--follow",),
         read_if=_CACHES,
     )

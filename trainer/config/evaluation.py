@@ -43,13 +43,13 @@ class CheckpointConfig:
         1000,
         "updates between checkpoints; 0: only at the end of the run",
         rule=at_least(0),
-        often=True,
+        often="updates between checkpoints",
     )
     keep: int | None = field(
         3,
         "number of newest checkpoints to keep, 1 or more; None: all",
         rule=at_least(1),
-        often=True,
+        often="newest checkpoints to keep",
     )
     keep_every_steps: int | None = field(
         None,
@@ -64,7 +64,7 @@ class CheckpointConfig:
         None,
         "also keep the checkpoint with the best validation value of this metric; an evaluation "
         f"that improves on all before it is followed by a checkpoint; {_WATCHED}",
-        often=True,
+        often="also keep the best checkpoint by this metric",
     )
     on_damage: str = field(
         "stop",
@@ -94,7 +94,7 @@ class EvaluationConfig:
         "updates between evaluations on the validation split, with one after the last update; 0: "
         "never",
         rule=at_least(0),
-        often=True,
+        often="updates between evaluations",
     )
     batch_size: int | None = field(
         None, "rows of an evaluation batch; None: the training batch's", rule=at_least(1)
@@ -110,7 +110,7 @@ class EvaluationConfig:
         (TASK_METRICS,),
         "metrics of generated text to compute as well, as exact_match,character_error_rate; "
         "task = those that the task defines, such as seqio's metric_fns, if any; empty: none",
-        often=True,
+        often="metrics of generated text",
     )
     supervised: str | None = field(
         None,

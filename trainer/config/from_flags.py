@@ -35,14 +35,14 @@ class RunFlags:
         "published recipe of optimizer, schedule and loss; other flags override its values: "
         f"{', '.join(OPTIMIZER_PRESETS)}",
         metavar="NAME",
-        often=True,
+        often="recipe: t5x, t5x_finetune, nanot5 or primer",
     )
     print_config: str | None = field(
         None,
         "print every field with its value and origin, then exit; words: also what it does",
         choices=("values", "words"),
         alone="values",
-        often=True,
+        often="print all fields with origins, and exit",
     )
 
     @staticmethod
@@ -70,7 +70,7 @@ class Gin:
         "gin file to read; may be repeated, and later files override earlier ones",
         metavar="FILE",
         repeated=True,
-        often=True,
+        often="gin file of T5X or Mesh T5",
     )
     gin_search_paths: tuple[str, ...] = field(
         (),

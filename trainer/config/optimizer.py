@@ -191,14 +191,14 @@ class OptimizerConfig:
       Rejected: at construction, if a value is invalid, missing, or read by nothing.
     """
 
-    name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS, often=True)
+    name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS, often="optimizer")
     learning_rate: float | None = field(
         None,
         "learning rate, the schedule's factor constant (T5X's base_learning_rate); "
         "relative to each tensor's root mean square with multiply_by_parameter_scale; None: 1.0 "
         "for adafactor, required for others",
         rule=Rule("a finite number above 0", lambda rate: 0 < rate < math.inf),
-        often=True,
+        often="learning rate",
     )
     schedule: str | None = field(
         None,
@@ -206,10 +206,13 @@ class OptimizerConfig:
         f"{', '.join(SCHEDULE_FACTORS)}; None: for adafactor 'constant * rsqrt_decay' as in T5X, "
         "which is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant "
         "* linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
-        often=True,
+        often="factors, as 'constant * linear_warmup'",
     )
     warmup_steps: int = field(
-        10_000, "updates of the warm-up; 1 or more", rule=at_least(1), often=True
+        10_000,
+        "updates of the warm-up; 1 or more",
+        rule=at_least(1),
+        often="updates of the warm-up",
     )
     warmup_start: float | None = field(
         None, "share of the rate that linear_warmup begins with, in [0, 1)", rule=BELOW_ONE
@@ -265,7 +268,7 @@ class OptimizerConfig:
         "share of a tensor subtracted per update, times rate ** weight_decay_rate_exponent; 0 or "
         "more",
         rule=at_least(0),
-        often=True,
+        often="weight decay",
     )
     weight_decay_rate_exponent: float | None = field(
         None,
@@ -413,7 +416,10 @@ class OptimizerConfig:
         optimizer = OPTIMIZERS[self.name]
         if name == "learning_rate" and optimizer.learning_rate is not None:
             return optimizer.learning_rate
-        tables = (optimizer.defaults, *(SCHEDULE_FACTORS[factor] for factor in self.factors))
+        tables = (
+            optimizer.defaults,
+            *(SCHEDULE_FACTORS.get(factor, {}) for factor in self.factors),
+        )
         return next((table[name] for table in tables if name in table), None)
 
 

@@ -27,7 +27,7 @@ class ProcessesConfig:
         "MPI or Kubernetes that started them, so that the command is the same everywhere; None: "
         "a single process",
         rule=_COORDINATOR,
-        often=True,
+        often="HOST:PORT of process 0, or auto",
     )
     count: int | None = field(None, "number of processes, with a coordinator HOST:PORT")
     index: int | None = field(

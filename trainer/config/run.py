@@ -129,7 +129,7 @@ class MetricsConfig:
         100,
         "updates that each line of training metrics sums over; 1 or more",
         rule=at_least(1),
-        often=True,
+        often="updates per line of metrics",
     )
     norms_every_steps: int = field(
         0,
@@ -139,7 +139,11 @@ class MetricsConfig:
         rule=at_least(0),
     )
     tensorboard: bool = field(True, "also write TensorBoard files")
-    wandb: str | None = field(None, "project of Weights & Biases to log to as well", often=True)
+    wandb: str | None = field(
+        None,
+        "project of Weights & Biases to log to as well",
+        often="project of Weights & Biases to log to",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -166,7 +170,10 @@ class Config:
     """
 
     preset: str = field(
-        REQUIRED, "name of the model's preset, or of the gin files", changes="nothing", often=True
+        REQUIRED,
+        "name of the model's preset, or of the gin files",
+        changes="nothing",
+        often="model (--help=presets lists them)",
     )
     model: ModelConfig = field(REQUIRED, "The model")
     task: str = field(
@@ -174,7 +181,7 @@ class Config:
         "what to train on: a task, a mixture, tasks with rates as a=0.7,b=0.3, or seqio:NAME for a "
         "task or mixture registered with seqio",
         changes="batches",
-        often=True,
+        often="task, mixture, or rates as a=0.7,b=0.3",
     )
     task_module: str | None = field(
         None, "Python module to import that has further tasks in a tuple TASKS", changes="nothing"
@@ -190,20 +197,30 @@ class Config:
         ),
     )
     cache_dir: str = field(
-        "", "folder or URL with the caches that pipeline.build wrote", changes="nothing", often=True
+        "",
+        "folder or URL with the caches that pipeline.build wrote",
+        changes="nothing",
+        often="caches that pipeline.build wrote",
     )
     model_dir: str = field(
-        "", "folder or URL that the run writes to and resumes from", changes="nothing", often=True
+        "",
+        "folder or URL that the run writes to and resumes from",
+        changes="nothing",
+        often="folder to write to and resume from",
     )
     train_steps: int = field(
         10_000,
         "updates to train for, in all; 1 or more",
         rule=at_least(1),
         changes="nothing",
-        often=True,
+        often="updates to train for",
     )
     batch_size: int = field(
-        128, "rows of the global batch; 1 or more", rule=at_least(1), changes="batches", often=True
+        128,
+        "rows of the global batch; 1 or more",
+        rule=at_least(1),
+        changes="batches",
+        often="rows of the global batch",
     )
     microbatches: int = field(
         1,
@@ -211,7 +228,7 @@ class Config:
         "1 or more",
         rule=at_least(1),
         changes="rounding",
-        often=True,
+        often="parts of a batch, computed in turn",
     )
     tokens_per_batch: int | None = field(
         None,
@@ -231,7 +248,7 @@ class Config:
         "seed of initial parameters, dropout, the order of windows and their noise",
         rule=SEED,
         changes="batches",
-        often=True,
+        often="seed of parameters, dropout, order and noise",
     )
     engine: str = field(
         "palimpsest",
@@ -242,7 +259,7 @@ class Config:
         None,
         "checkpoint, or folder of checkpoints, to start from when model_dir has none: of this "
         "trainer, of T5X, or hf:DIR of Hugging Face transformers (docs/t5x_checkpoints.md)",
-        often=True,
+        often="checkpoint, run or hf:FOLDER to start from",
     )
     init_from_state: bool = field(
         True,

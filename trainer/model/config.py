@@ -106,9 +106,14 @@ class ModelConfig:
         REQUIRED,
         "layers of the decoder (blocks of two in evolved_transformer); 0 in families without one",
     )
-    dropout_rate: float = field(0.0, "share of units dropped in training, in [0, 1)", often=True)
+    dropout_rate: float = field(
+        0.0, "share of units dropped in training, in [0, 1)", often="dropout"
+    )
     dtype: str = field(
-        "float32", "type of activations; parameters are always float32", choices=_DTYPES, often=True
+        "float32",
+        "type of activations; parameters are always float32",
+        choices=_DTYPES,
+        often="type of activations",
     )
     tied_logits: bool | None = field(
         None, "read logits off the token embedding; None: as the family does"
@@ -290,7 +295,7 @@ class ModelConfig:
         "(dots), or each layer's input (full), for a third more operations; on a CPU it saves "
         "memory only together with scan_layers",
         choices=_REMATS,
-        often=True,
+        often="activations to recompute",
         changes="rounding",
     )
     attention: str = field(

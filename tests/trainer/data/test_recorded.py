@@ -16,8 +16,8 @@ from tasks.vocabulary import EOS_ID, UNK_ID
 from trainer import description, explain
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_record, save_config
+from trainer.config.from_flags import build_config
 from trainer.data import recorded
-from trainer.pretrain import build_config
 from trainer.setup import prepare, warn_of_changes
 
 MODULE = """

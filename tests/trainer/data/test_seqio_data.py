@@ -12,8 +12,8 @@ import pytest
 import sentencepiece
 
 from tasks.terminal.command_line import UserError
+from trainer.config.from_flags import build_config
 from trainer.data.seqio_data import SeqioData
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 

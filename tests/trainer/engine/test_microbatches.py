@@ -12,12 +12,12 @@ from tasks.terminal.command_line import UserError
 from tests.compiled import compiled
 from tests.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
+from trainer.config.from_flags import build_config
 from trainer.config.idle import refuse_idle
 from trainer.engine.loss import model_loss
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
-from trainer.pretrain import build_config
 
 B, L, V = 6, 10, 64
 KEY = jax.random.key(2)

@@ -18,9 +18,9 @@ from tests.parameters import slow_unless
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.huggingface import card, load, model_config, names, parity
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
 

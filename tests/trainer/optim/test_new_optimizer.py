@@ -9,10 +9,10 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.extending import example
+from trainer.config.from_flags import build_config
 from trainer.config.optimizer import OPTIMIZERS, Optimizer
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.pretrain import build_config
 
 # The optimizer's own file: gradient descent with momentum.
 TOY = example("An optimizer")

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import t5x, tpu_step
 from benchmarks.tpu_step import Estimate, extrapolated, markdown
 from tasks.terminal.command_line import UserError
+from trainer.config.from_flags import build_config
 from trainer.planning import parts
-from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 T5X = importlib.util.find_spec("t5x")
