@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks import vocabulary
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.terminal.table import table
@@ -250,7 +250,7 @@ def _texts(corpus: str, split: str = "") -> list[str]:
         for piece in found.pieces
         for its_split, batch in sources.read(found, piece)
         if split in ("", its_split)
-        for name in pairs.texts(found.spec)
+        for name in found.spec.unit.columns
         for text in batch.column(name).to_pylist()
         if text
     ]

@@ -19,7 +19,7 @@ from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, PairLimits
 from tasks.cache.pack import Pairs
 from tasks.reading import long_documents
-from tasks.reading.pairs import SIDES
+from tasks.unit import SIDES
 from tasks.vocabulary import Vocabulary
 
 # Reasons to quarantine a pair besides the problems of reading it.

@@ -25,10 +25,11 @@ from typing import Any
 from pipeline.faults import corpora
 from pipeline.faults.process_group import ModuleGroup
 from tasks.cache.manifest import CacheManifest
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 
 CORPUS_FILES = 4  # files of the copied corpus
 _DEADLINE_SECONDS = 300
@@ -105,7 +106,7 @@ class Harness:
         self.flags = flags
         self.folder = folder
         self.corpus = folder / "corpus"
-        is_pairs = sources.parse(flags.corpus).is_pairs
+        is_pairs = sources.parse(flags.corpus).unit is Unit.PAIR
         self.sides = "inputs=inputs&targets=targets&" if is_pairs else ""
         self.task: tuple[str, ...] = (f"--task={flags.task}", flags.task)
         if is_pairs:
@@ -350,7 +351,7 @@ def _identity(path: pathlib.Path) -> tuple[int, int]:
 def _documents_of(spec: str, limit: int) -> tuple[list[corpora.Row], int]:
     """Returns documents of a corpus, up to `limit` bytes of them as JSON lines, and their bytes."""
     corpus = sources.resolve(sources.parse(spec))
-    columns = ["id", *pairs.texts(corpus.spec)]
+    columns = ["id", *corpus.spec.unit.columns]
     rows: list[corpora.Row] = []
     size = 0
     for piece in corpus.pieces:

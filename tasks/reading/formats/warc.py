@@ -27,6 +27,7 @@ from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, Source
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 
 TEXT = "text"
 _ID = "warc-record-id"
@@ -66,7 +67,7 @@ class Warc:
         spec = corpus.spec
         with opening.open_file(part.file) as handle:
             records = _documents_of(_records(handle, part.file))
-            if spec.is_pairs:
+            if spec.unit is Unit.PAIR:
                 yield from pairs.collect(_pairs(spec, records), batch_documents)
             else:
                 longest = corpus.max_document_bytes
