@@ -20,7 +20,7 @@ from trainer.config.from_flags import RunFlags, build_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-DOCUMENTS = ["README.md", "CHANGELOG.md", *PAGES]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES]
 # Scripts that run a module with the flags they are given.
 WRAPPERS = {"scripts/tpu_pod.sh start": "trainer.pretrain"}
 
@@ -52,7 +52,7 @@ def refused(module, words):
 
         cells.plan(sweep.defined(words), "/somewhere")
         return ""
-    if module.startswith("benchmarks") or module.endswith("chaos"):
+    if module.startswith("benchmarks") or module.startswith("tests"):
         known = set(re.findall(r"--[a-z_]+", help_of(module)))
         unknown = {word.split("=")[0] for word in words} - known
         return ", ".join(unknown)
@@ -103,6 +103,22 @@ def test_every_link_in_a_document_leads_to_a_file_or_heading(document):
         path = (ROOT / document).parent / name if name else ROOT / document
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    found = re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in found) == PAGES
+
+
+def test_the_api_page_has_every_public_module():
+    shown = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    for package in ("pipeline", "tasks", "trainer", "vocab"):
+        rooms = {name.split(".")[1] for name in shown if name.startswith(package)}
+        assert rooms == set(importlib.import_module(package).__all__)
+    for name in shown:
+        path = ROOT / name.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        assert "__all__ = [" in path.read_text(), name
 
 
 def test_the_documents_have_commands():
