@@ -127,7 +127,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
             {
                 "vocabulary": each.vocabulary,
                 "corpus": each.corpus,
-                **each.measuring.as_dict(),
+                **each.report.as_dict(),
                 "exact_documents": each.round_trip.documents,
                 "exact_lines": each.round_trip.lines,
                 "difference": each.round_trip.example,

@@ -236,10 +236,8 @@ def options_of(corpus, folder, **options):
     flags = [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
     ]
-    parsed = train._parser().parse_args(
-        [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5", *flags]
-    )
-    chosen, _ = train.options_of(parsed)
+    words = [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5"]
+    chosen, _ = train.options_of(made(train.Flags, parse(train.Flags, [*words, *flags])))
     loaded = train.train(chosen, sources.resolve(sources.parse(corpus)), str(folder))
     written = json.loads((folder / "manifest.json").read_text())["options"]
     assert {name: written[name] for name in options if name in written} == {

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline import build
 from pipeline.runners import beam_options
+from tasks.terminal.flags import made, parse
 
 ROOT = pathlib.Path(__file__).parents[3]
 TEXT = (ROOT / "docs/dataflow.md").read_text()
@@ -39,10 +40,8 @@ def test_flags_exist(command):
         shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert all(re.search(rf"{flag.split('=')[0]}\b", shown) for flag in flags)
         return
-    parser = build.command_line()
-    given, rest = parser.parse_known_args(flags)
-    arguments = beam_options.arguments(parser, rest, given.runner, given.workers)
-    assert arguments == [f"--runner={given.runner}", *rest]
+    given = made(build.Flags, parse(build.Flags, flags))
+    assert beam_options.arguments(given) == [f"--runner={given.runner}", *given.beam]
 
 
 def test_the_page_is_read():
