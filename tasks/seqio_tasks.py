@@ -24,9 +24,12 @@ import tensorflow as tf
 from tasks import registry, vocabulary
 from tasks.cache.pack import Documents, packer
 from tasks.objectives import Lengths, noise
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES
+
+__all__ = ["register"]
 
 # Rows whose tokens are concatenated before windows are cut, as T5's reduce_concat_tokens does with
 # documents. The last window of each group may be shorter.
@@ -134,7 +137,7 @@ class CorpusSource(seqio.DataSource):
             order = np.random.default_rng(seed).permutation(len(pieces))
             pieces = [pieces[index] for index in order]
 
-        names = ("id", *pairs.texts(sources.parse(self._spec)))
+        names = ("id", *sources.parse(self._spec).unit.columns)
 
         def documents():
             for piece in pieces:
@@ -162,8 +165,7 @@ def pack_rows(
     separator: str,
     task_module: str | None = None,
 ) -> tf.data.Dataset:
-    """Packs documents into rows like pipeline.build: {"targets", "document_starts"}, int32 [None]
-    each."""
+    """Packs documents as pipeline.build does, into {"targets", "document_starts"}, int32 [None]."""
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
     def rows():
@@ -191,14 +193,14 @@ def encode_pairs(
 
     def encoded():
         for pair in dataset.as_numpy_iterator():
-            sides = [loaded.try_encode(pair[side].decode()) for side in pairs.SIDES]
+            sides = [loaded.try_encode(pair[side].decode()) for side in SIDES]
             if all(
                 not isinstance(ids, str) and len(ids) and not loaded.reserved[ids].any()
                 for ids in sides
             ):
-                yield dict(zip(pairs.SIDES, sides, strict=True))
+                yield dict(zip(SIDES, sides, strict=True))
 
-    signature = {side: tf.TensorSpec([None], tf.int32) for side in pairs.SIDES}
+    signature = {side: tf.TensorSpec([None], tf.int32) for side in SIDES}
     return tf.data.Dataset.from_generator(encoded, output_signature=signature)
 
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from tasks import registry, vocabulary
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
@@ -269,7 +269,7 @@ def _texts(corpus: sources.Corpus, split: str) -> list[str]:
         for its_split, batch in sources.read(corpus, piece):
             if its_split != split:
                 continue
-            columns = (batch.column(name).to_pylist() for name in pairs.texts(corpus.spec))
+            columns = (batch.column(name).to_pylist() for name in corpus.spec.unit.columns)
             for text in itertools.chain.from_iterable(zip(*columns, strict=True)):
                 if text:
                     texts.append(text)

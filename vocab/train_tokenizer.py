@@ -19,7 +19,7 @@ from typing import Any
 
 from tasks import vocabulary
 from tasks.cache.manifest import as_json
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError, positive
@@ -146,7 +146,7 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
     `tokenizers` takes texts, not counts. Of a number that is not whole, the rest is the share of
     documents, by a hash of their ids, that are yielded once more.
     """
-    columns = pairs.texts(corpus.spec)
+    columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1
     for piece in corpus.pieces:
         for split, batch in sources.read(corpus, piece):

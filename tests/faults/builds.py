@@ -22,11 +22,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from tasks.cache.manifest import CacheManifest
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
+from tasks.unit import Unit
 from tests.faults import corpora
 from tests.faults.command import DEADLINE_SECONDS, Command
 from tests.faults.commands import Build
@@ -113,7 +114,7 @@ class Lab:
         self.flags = flags
         self.folder = folder
         self.corpus = folder / "corpus"
-        is_pairs = sources.parse(flags.corpus).is_pairs
+        is_pairs = sources.parse(flags.corpus).unit is Unit.PAIR
         self.sides = "inputs=inputs&targets=targets&" if is_pairs else ""
         self.name = "chaos_supervised" if is_pairs else flags.task
         task = ("--task=supervised", "--name=chaos") if is_pairs else (f"--task={flags.task}",)
@@ -423,7 +424,7 @@ def _identity(path: pathlib.Path) -> tuple[int, int]:
 def _documents(spec: str, limit: int) -> tuple[list[corpora.Row], int]:
     """Returns documents of a corpus, up to `limit` bytes of them as JSON lines, and their bytes."""
     corpus = sources.resolve(sources.parse(spec))
-    columns = ["id", *pairs.texts(corpus.spec)]
+    columns = ["id", *corpus.spec.unit.columns]
     rows: list[corpora.Row] = []
     size = 0
     for piece in corpus.pieces:
