@@ -2,9 +2,7 @@
 
     python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
 
-Several corpora are shown side by side, and each is broken down by script. Words are separated by
-white space, so a word of Han or Thai may be a whole sentence. A word belongs to the script of its
-first letter.
+Several corpora are shown side by side, and each is broken down by script (`vocab.fit`).
 """
 
 import dataclasses
@@ -13,7 +11,6 @@ from tasks import registry, vocabulary
 from tasks.reading import sources
 from tasks.terminal.command import Command
 from tasks.terminal.fields import REQUIRED, field
-from vocab.measuring import measure, table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +40,9 @@ def run(flags: Flags) -> None:
         print(note)
     specs = ", ".join(str(corpus.spec) for corpus in corpora)
     print(f"{flags.vocabulary} on {specs} (sha256 {loaded.record.sha256[:12]})")
-    reports = [measure(loaded, corpus) for corpus in corpora]
+    reports = [fit.measure(loaded, corpus) for corpus in corpora]
     names = [str(corpus.spec) if len(corpora) > 1 else "" for corpus in corpora]
-    print(table(list(zip(names, reports, strict=True))))
+    print(fit.table(list(zip(names, reports, strict=True))))
 
 
 main = Command(Flags, run)

@@ -29,7 +29,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, folder, learn, measuring, weighting, words
+from vocab import count, extend, fit, folder, learn, weighting, words
 from vocab.options import OptionFlags, Options, options_of
 from vocab.weighting import Corpora, CorporaFlags, as_corpora
 
@@ -90,14 +90,7 @@ def train(
             print(weighting.shares(sizes, factors))
         loaded = vocabulary.from_bytes(model)
         _verify(loaded, options)
-        measured = {name: measuring.measure(loaded, each) for name, each in corpora.parts.items()}
-        # Written first, it marks an unfinished folder as this command's (see `_claimed`).
-        files.write_json(files.join(output, _REPORT), measuring.as_json(measured))
-        files.write_bytes(files.join(output, VOCABULARY), model)
-        files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
-        if base:
-            ids = extend.id_map(base, loaded.size, options.extra_ids)
-            files.write_json(files.join(output, _ID_MAP), ids)
+        _write(output, loaded, options, corpora, base)
         manifest = {
             "format": _FORMAT,
             "model": as_json(loaded.record),
@@ -115,6 +108,24 @@ def train(
         count.clean(output)
     print(f"wrote the vocabulary: {output} (sha256 {loaded.record.sha256[:12]})")
     return loaded
+
+
+def _write(
+    output: str,
+    loaded: vocabulary.Vocabulary,
+    options: Options,
+    corpora: Corpora,
+    base: vocabulary.Vocabulary | None,
+) -> None:
+    """Writes every file but the manifest."""
+    measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
+    # Written first, it marks an unfinished folder as this command's (see `_claimed`).
+    files.write_json(files.join(output, _REPORT), fit.as_json(measured))
+    files.write_bytes(files.join(output, VOCABULARY), loaded.model)
+    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
+    if base:
+        ids = extend.id_map(base, loaded.size, options.extra_ids)
+        files.write_json(files.join(output, _ID_MAP), ids)
 
 
 def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Splitter:
@@ -332,12 +343,12 @@ def run(flags: Flags) -> None:
     options, base = options_of(flags)
     work = Work(beam_arguments, flags.verbose)
     loaded = train(options, corpora, output, base, work)
-    measured = measuring.from_json(files.read_json(files.join(output, _REPORT)))
+    measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
         print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
-    print(measuring.table(list(measured.items())))
+    print(fit.table(list(measured.items())))
     command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)
     command += [f"--languages={flags.languages}"] if flags.languages else []

@@ -19,7 +19,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabularies import tokenizer_json, trimming, usage
-from vocab import folder, measuring
+from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
 # The first is written first.
@@ -66,7 +66,7 @@ def trim(
         print(trimming.described(base, found, counts))
         left = found.vocabulary
         files.write_json(files.join(output, _ID_MAP), found.id_map)
-        files.write_json(files.join(output, _REPORT), measuring.measure(left, corpus).as_dict())
+        files.write_json(files.join(output, _REPORT), fit.measure(left, corpus).as_dict())
         if not left.is_sentencepiece:
             # An EOS that is only an id has no name in the file.
             named = {
@@ -104,7 +104,7 @@ def run(flags: Flags) -> None:
     for note in corpus.notes:
         print(note)
     trim(base, corpus, flags.output, flags.min_count, flags.vocab_size, flags.workers)
-    print(measuring.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
+    print(fit.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
 
 
 main = Command(Flags, run)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class ProcessGroup:
@@ -20,12 +21,17 @@ class ProcessGroup:
       **options: further arguments of subprocess.Popen.
     """
 
-    def __init__(self, command: Sequence[str], log: pathlib.Path, **options):
+    def __init__(self, command: Sequence[str], log: pathlib.Path, **options: Any):
         self._log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **options
             )
+
+    @property
+    def pid(self) -> int:
+        """Id of the process and of its group."""
+        return self._process.pid
 
     @property
     def exit_code(self) -> int | None:

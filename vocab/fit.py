@@ -1,10 +1,7 @@
-"""Measures how well a vocabulary fits one or more corpora.
+"""How well a vocabulary fits text: the counts, the sample of a corpus, and their tables.
 
-    python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
-
-Several corpora are shown side by side, and each is broken down by script. Words are separated by
-white space, so a word of Han or Thai may be a whole sentence. A word belongs to the script of its
-first letter.
+Words are separated by white space, so a word of Han or Thai may be a whole sentence. A word belongs
+to the script of its first letter.
 """
 
 import dataclasses
