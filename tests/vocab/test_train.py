@@ -21,6 +21,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
+from tasks.terminal.flags import made, parse
 from tests.in_process import run
 from vocab import fit, train, weighting
 
