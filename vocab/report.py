@@ -11,6 +11,7 @@ from tasks import registry, vocabulary
 from tasks.reading import sources
 from tasks.terminal.command import Command
 from tasks.terminal.fields import REQUIRED, field
+from vocab import fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
