@@ -202,9 +202,7 @@ def _check_packages(format: str, vocabulary: bool) -> None:
 
 
 def _only(format: str) -> ReadIf:
-    return ReadIf(
-        lambda flags: flags.format == format, lambda flags: f"with --format={flags.format}"
-    )
+    return ReadIf(lambda flags: flags.format == format, lambda flags: f"on --format={flags.format}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,7 +256,7 @@ class Flags:
         choices=_DTYPES,
         read_if=ReadIf(
             lambda flags: flags.format != "palimpsest",
-            "with --format=palimpsest, which keeps its parameters in float32",
+            "on --format=palimpsest, which keeps its parameters in float32",
         ),
     )
     vocabulary: str | None = field(
@@ -267,7 +265,7 @@ class Flags:
         metavar="FILE",
         read_if=ReadIf(
             lambda flags: flags.format != "t5x",
-            "with --format=t5x: T5X's tasks name their own",
+            "on --format=t5x: T5X's tasks name their own",
         ),
     )
     extra_ids: int | None = field(

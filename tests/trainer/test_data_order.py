@@ -63,7 +63,7 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, text):
 
 def test_the_version_is_no_setting_of_seqio_tasks():
     config, origins = config_of("--task=seqio:anything", "--data.order=1")
-    with pytest.raises(UserError, match="order has no effect: seqio orders"):
+    with pytest.raises(UserError, match="order has no effect with a seqio task"):
         refuse_idle(config, origins)
     assert config_changes(config, config_of("--task=seqio:anything")[0], 5) == []
 

@@ -5,6 +5,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import description, evaluate
+from trainer.evaluating import whole_splits
 from trainer.reporting.evaluations import evaluation_table
 
 ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
