@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs ci test test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install demo demo-gcs ci test test-processes test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,10 +64,16 @@ demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of 
 same-demo:
 	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
 
-ci: check test ## run what CI runs: checks, then tests
+ci: check test test-processes ## run what CI runs: checks, then tests
 
-test: $(VENV)/.dev ## run all tests but the slow ones, under 15 minutes on 2 cores
-	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
+# Each file's tests run in one process, the longest files first.
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
+
+test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes
+	$(PYTEST) -m 'not slow and not processes'
+
+test-processes: $(VENV)/.dev ## run the tests of whole processes: kills, faults, several hosts
+	$(PYTEST) -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15

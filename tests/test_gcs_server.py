@@ -12,6 +12,8 @@ from tests.gcs_http import PART_BYTES
 from tests.gcs_server import FAULTS, GcsServer
 from tests.gcs_store import Answer, Store
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def gcs():

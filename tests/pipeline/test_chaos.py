@@ -9,6 +9,8 @@ from pipeline import chaos
 from pipeline.faults.harness import Harness, Outcome, Trial
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.processes
+
 KILLED = ("search for duplicates killed", "takedown killed", "build with exclude lists killed")
 
 

@@ -12,6 +12,8 @@ from tasks.terminal.command_line import UserError
 from trainer import chaos
 from trainer.faults.subject import Subject, differences
 
+pytestmark = pytest.mark.processes
+
 SHORT = ("--steps=20", "--evaluation.every_steps=10")
 
 

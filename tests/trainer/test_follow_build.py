@@ -13,6 +13,8 @@ from tests.trainer.conftest import assert_one_line, command, shard_bytes_of
 from trainer.faults.followed import Pair
 from trainer.faults.subject import differences
 
+pytestmark = pytest.mark.processes
+
 TASK, STEPS, SHARDS = "rlm_span_corruption", 60, 24
 
 

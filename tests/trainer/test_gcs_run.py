@@ -13,6 +13,8 @@ from tests.trainer.conftest import ROOT, command
 from tests.trainer.engine.test_processes import losses, state
 from trainer import pretrain
 
+pytestmark = pytest.mark.processes
+
 TASK = "python_docs_span_corruption"
 STEPS = 4
 # As on a machine that does not have it; else nothing is different.

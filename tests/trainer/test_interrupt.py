@@ -13,6 +13,8 @@ from tests.child import beginning
 from tests.trainer.test_commands import ROOT, command
 from trainer.engine import hardware
 
+pytestmark = pytest.mark.processes
+
 
 def pretrain(cache, model_dir, *flags):
     return command(

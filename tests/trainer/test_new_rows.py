@@ -145,6 +145,7 @@ def second_moments(row, column, shape):
     return np.expand_dims(row / row.mean(), over_row) * np.expand_dims(column, over_column)
 
 
+@pytest.mark.processes
 def test_every_part_of_every_device_has_the_same_bits(folder):
     _, state = started(folder)
     found = eight_devices.run(

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks import bucket_requests
 
+pytestmark = pytest.mark.processes
+
 SHARDS = 50
 
 

@@ -236,6 +236,7 @@ def test_private_corpus_without_token(refused):
     assert "dumitrescustefan/rlm" in line
 
 
+@pytest.mark.processes
 def test_interrupted(start, tmp_path):
     process = start(tmp_path)
     while not list(tmp_path.glob("*/.partial-*.tfrecord-*")):

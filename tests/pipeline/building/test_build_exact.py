@@ -18,6 +18,8 @@ from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.parameters import slow_unless
 
+pytestmark = pytest.mark.processes
+
 TASK = "python_docs_span_corruption"
 DEADLINE_SECONDS = 120
 

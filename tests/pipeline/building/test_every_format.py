@@ -11,6 +11,8 @@ from tasks.reading import sources
 from tests import every_format
 from tests.gcs_server import GcsServer
 
+pytestmark = pytest.mark.processes
+
 FORMATS = ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
 
 

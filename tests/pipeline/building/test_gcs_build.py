@@ -10,6 +10,8 @@ from tasks.cache.manifest import PLAN_MARK
 from tasks.storage import files
 from tests.gcs_server import FAULTS, GcsServer
 
+pytestmark = pytest.mark.processes
+
 TASK = "python_docs_span_corruption"
 # Keys of the plan's corpus record that name files, or come from the store.
 OF_PLACES = {"plan.json", "manifest.json"}

@@ -327,6 +327,7 @@ def test_other_folders_are_left_alone(without_beam, tmp_path):
         search(write(tmp_path.parent / "c.jsonl", planted(3)[0]), tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("moments", "alone"),
     [

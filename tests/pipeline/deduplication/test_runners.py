@@ -16,6 +16,8 @@ from tests import dataflow_worker
 from tests.dataflow_server import DataflowServer
 from tests.gcs_server import GcsServer
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 # Several pieces, so that workers share them.
 PIECES = "--shard_bytes=100000"

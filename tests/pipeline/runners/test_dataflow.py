@@ -35,6 +35,8 @@ from tests import dataflow_worker
 from tests.dataflow_server import DataflowServer
 from tests.gcs_server import GcsServer
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 VERSION = metadata.version("palimpsest")
 TASK = "python_docs_span_corruption"

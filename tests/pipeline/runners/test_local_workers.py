@@ -13,6 +13,8 @@ import pytest
 from pipeline.runners import beam_job
 from tests.parameters import slow_unless
 
+pytestmark = pytest.mark.processes
+
 SECONDS = 30  # a bound for a loaded machine; Beam's own limits are minutes, or none
 
 

@@ -14,6 +14,8 @@ from pipeline.runners import portable
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.processes
+
 TASK = "python_docs_span_corruption"
 
 

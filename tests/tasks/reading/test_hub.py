@@ -11,6 +11,8 @@ from tasks.reading import stdlib_docs
 from tests.hub_server import HubServer
 from tests.parameters import slow_unless
 
+pytestmark = pytest.mark.processes
+
 COMMIT = "c0ffee" * 6 + "abcd"
 TOKEN = "hf_secret_of_mine"
 

@@ -20,6 +20,8 @@ from trainer.engine.processes import EXIT_LOST
 from trainer.loop import EXIT_PREEMPTED
 from trainer.pretrain import build_config
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 STEPS, EVERY = 12, 5
 TIMEOUT = 5

@@ -136,6 +136,7 @@ MESHES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mesh", slow_unless({"both"}, MESHES))
 def test_on_a_mesh_lora_learns_the_same(mesh):
     found = eight_devices.run("tests/trainer/engine/test_tuning.py", *MESHES[mesh])

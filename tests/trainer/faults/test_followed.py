@@ -15,6 +15,8 @@ from trainer.faults.build import cache_differences
 from trainer.faults.command import Command
 from trainer.faults.subject import Subject
 
+pytestmark = pytest.mark.processes
+
 TASK = "rlm_span_corruption"
 
 

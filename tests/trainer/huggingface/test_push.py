@@ -22,7 +22,10 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 
 # huggingface_hub's own use of httpx.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
+]
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("checkpoint_1000", "checkpoint_2000")
 
