@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs ci test test-processes test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install demo demo-gcs docs ci test test-processes test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,7 +64,19 @@ demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of 
 same-demo:
 	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
 
+<<<<<<< HEAD
 ci: check test test-processes ## run what CI runs: checks, then tests
+=======
+$(VENV)/.docs: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the documentation site into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+ci: check docs test test-processes ## run what CI runs: checks, then tests
+>>>>>>> main
 
 # Each file's tests run in one process, the longest files first.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15

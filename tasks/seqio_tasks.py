@@ -29,6 +29,8 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES
 
+__all__ = ["register"]
+
 # Rows whose tokens are concatenated before windows are cut, as T5's reduce_concat_tokens does with
 # documents. The last window of each group may be shorter.
 _ROWS_PER_GROUP = 128
@@ -163,8 +165,7 @@ def pack_rows(
     separator: str,
     task_module: str | None = None,
 ) -> tf.data.Dataset:
-    """Packs documents into rows like pipeline.build: {"targets", "document_starts"}, int32 [None]
-    each."""
+    """Packs documents as pipeline.build does, into {"targets", "document_starts"}, int32 [None]."""
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
     def rows():
