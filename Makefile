@@ -57,16 +57,13 @@ demo-at:
 	$(BIN)/python -m trainer.fill $(GAPS) --model_dir=$(AT)/model --max_new_tokens=29
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
-	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \
+	$(BIN)/python -m tests.support.servers.gcs --faults=0.05 --seed=1 -- \
 	    $(MAKE) --no-print-directory demo-at same-demo AT=gs://bucket/demo
 
 .PHONY: same-demo
 same-demo:
-	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
+	$(BIN)/python -m tests.support.same_demo $(DEMO) $(AT)
 
-<<<<<<< HEAD
-ci: check test test-processes ## run what CI runs: checks, then tests
-=======
 $(VENV)/.docs: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable '.[docs]'
@@ -76,7 +73,6 @@ docs: $(VENV)/.docs ## build the documentation site into site/; a broken link fa
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 ci: check docs test test-processes ## run what CI runs: checks, then tests
->>>>>>> main
 
 # Each file's tests run in one process, the longest files first.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
@@ -111,9 +107,9 @@ pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after ma
 	    --optimizer.steps_per_cycle=600 --metrics.every_steps=10 --evaluation.every_steps=100 \
 	    --checkpoint.every_steps=300 || exit; done
 	$(BIN)/python -m trainer.report $(RATES:%=$(DEMO)/rates/%) --output=$(DEMO)/rates/report.html
-	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report.png \
+	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report.png \
 	    --width=1120 --height=480 --scroll_to='#curves'
-	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report_phone.png \
+	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report_phone.png \
 	    --width=390 --height=800 --scroll_to='#curves' --dark
 
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others

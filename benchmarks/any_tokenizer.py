@@ -26,7 +26,7 @@ from tasks.reading import sources
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.terminal.table import table
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 
 _ROW_TOKENS = 128
 

@@ -1,4 +1,4 @@
-"""Counts the requests of builds in a bucket, on the local server of tests/gcs_server.py.
+"""Counts the requests of builds in a bucket, on the local server of tests/support/servers/gcs.py.
 
     python -m benchmarks.bucket_requests --vocabulary=DIR [--shards=10000] [--latency=0.0]
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.machine import machine
 from tasks.terminal.command_line import Parser, positive, run
 from tasks.terminal.table import table
-from tests.gcs_server import GcsServer, Request
+from tests.support.servers.gcs import GcsServer, Request
 
 KINDS = ("list", "look up", "read", "write", "delete")
 _FOLDER = "gs://bucket/cache/python_docs_span_corruption"

@@ -2,8 +2,8 @@
 
     python -m benchmarks.remote_input [--step_seconds=0.25] [--steps=60] [--bandwidths=…]
 
-A local server, tests/gcs_server.py, limits the bandwidth of all connections together and delays
-each answer by a latency. A separate process reads batches of 128 x (512 -> 114) with the trainer's
+A local server, tests/support/servers/gcs.py, limits the bandwidth of all connections together
+and delays each answer by a latency. A separate process reads batches of 128 x (512 -> 114) with the trainer's
 input pipeline and no local copies yet. After each batch it sleeps for --step_seconds, and in the
 end reports the share of its time spent waiting for batches. Bandwidths are multiples of the rate at
 which the run reads: batch_size * 568 tokens per step, about two bytes each. Results depend only on
@@ -31,8 +31,8 @@ from benchmarks.machine import machine
 from tasks.terminal import progress
 from tasks.terminal.command_line import Parser, positive
 from tasks.terminal.table import table
-from tests.gcs_server import GcsServer
-from tests.gcs_store import Store
+from tests.support.servers.gcs import GcsServer
+from tests.support.servers.gcs_store import Store
 
 _CACHE = "gs://bucket/cache"
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests import in_process
+from tests.support import in_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 SWEEP = '''

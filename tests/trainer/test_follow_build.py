@@ -8,7 +8,7 @@ import signal
 import pytest
 from pyarrow import parquet
 
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
 from tests.trainer.conftest import assert_one_line, command, shard_bytes_of
 from trainer.faults.followed import Pair
 from trainer.faults.subject import differences

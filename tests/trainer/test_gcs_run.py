@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
 from tests.trainer.conftest import ROOT, command
 from tests.trainer.engine.test_processes import losses, state
 from trainer import pretrain

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from tests.child import beginning
+from tests.support.child import beginning
 from tests.trainer.test_commands import ROOT, command
 from trainer.engine import hardware
 

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from tests.trainer.conftest import command
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,7 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.rows import by_piece
-from tests import eight_devices, small_tokenizers
+from tests.support import eight_devices, small_tokenizers
 from trainer import init_from, new_rows
 from trainer.engine.program import Program
 from trainer.model.paths import named

@@ -17,8 +17,8 @@ import pytest
 
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
-from tests import in_process
-from tests.parameters import slow_unless
+from tests.support import in_process
+from tests.support.parameters import slow_unless
 
 TASK = "python_docs_span_corruption"
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 
 pytestmark = pytest.mark.processes
 

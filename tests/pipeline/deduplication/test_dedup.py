@@ -16,8 +16,8 @@ from pipeline import dedup
 from pipeline.deduplication import engine
 from pipeline.excluding.lists import CONTAMINATED, EXACT, NEAR, ExcludeList
 from tasks.terminal.command_line import UserError
-from tests.gcs_server import GcsServer
 from tests.pipeline.deduplication.texts import entries, search, sha256, words, write
+from tests.support.servers.gcs import GcsServer
 
 ROOT = pathlib.Path(__file__).parents[3]
 

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline import dedup
 from pipeline.faults.pools import Cluster
-from tests import dataflow_worker
-from tests.dataflow_server import DataflowServer
-from tests.gcs_server import GcsServer
+from tests.support.servers import dataflow_worker
+from tests.support.servers.dataflow import DataflowServer
+from tests.support.servers.gcs import GcsServer
 
 pytestmark = pytest.mark.processes
 

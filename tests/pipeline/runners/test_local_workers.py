@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from pipeline.runners import beam_job
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 
 pytestmark = pytest.mark.processes
 

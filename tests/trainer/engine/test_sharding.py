@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
-from tests import eight_devices
+from tests.support import eight_devices
 from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
-from tests.hub_upload_server import TOKEN, HubUploadServer
+from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import convert
 from trainer.config.presets import model_preset
 from trainer.conversion.sources import tree_of
