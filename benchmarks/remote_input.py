@@ -3,12 +3,12 @@
     python -m benchmarks.remote_input [--step_seconds=0.25] [--steps=60] [--bandwidths=…]
 
 A local server, tests/support/servers/gcs.py, limits the bandwidth of all connections together
-and delays each answer by a latency. A separate process reads batches of 128 x (512 -> 114) with the trainer's
-input pipeline and no local copies yet. After each batch it sleeps for --step_seconds, and in the
-end reports the share of its time spent waiting for batches. Bandwidths are multiples of the rate at
-which the run reads: batch_size * 568 tokens per step, about two bytes each. Results depend only on
-that ratio, the latency, and the time to read a shard, so small shards at a low bandwidth represent
-large shards at a high one.
+and delays each answer by a latency. A separate process reads batches of 128 x (512 -> 114) with
+the trainer's input pipeline and no local copies yet. After each batch it sleeps for --step_seconds,
+and in the end reports the share of its time spent waiting for batches. Bandwidths are multiples
+of the rate at which the run reads: batch_size * 568 tokens per step, about two bytes each.
+Results depend only on that ratio, the latency, and the time to read a shard, so small shards
+at a low bandwidth represent large shards at a high one.
 
   start    seconds from opening the cache to the first batch
   waiting  share of the time after the first batch spent waiting
