@@ -118,19 +118,19 @@ fuzz: $(VENV)/.dev ## search for examples that break a property, each time among
 chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 144 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \
+	$(BIN)/python -m tests.faults builds --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \
 	    --workers=1-4 --seed=7
 
 chaos-train: $(VENV)/.demo ## break training runs 20 times and compare their results (after make demo)
 	@rm -rf $(DEMO)/chaos
-	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
+	$(BIN)/python -m tests.faults runs --output=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
 	    --kills=10 --damages=9 --steps=200 --seed=7
 
 chaos-follow: $(VENV)/.demo ## break builds and the runs that follow them 15 times, and compare their results
 	@rm -rf $(DEMO)/chaos_follow
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos_follow --follow \
+	$(BIN)/python -m tests.faults followed --output=$(DEMO)/chaos_follow \
 	    --vocabulary=$(DEMO)/vocabulary --kills=15 --steps=200 --seed=7
 
 benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes
