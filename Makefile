@@ -70,7 +70,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 	@touch $@
 
 docs: $(VENV)/.docs ## build the documentation site into site/; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 ci: check docs test test-processes ## run what CI runs: checks, then tests
 
