@@ -12,6 +12,8 @@ from pipeline import build
 from pipeline.runners import beam_options
 from tasks.terminal.flags import made, parse
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 TEXT = (ROOT / "docs/dataflow.md").read_text()
 VARIABLES = {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.child import beginning
+from tests.support.child import beginning
 
 INTERRUPTED = """
 import os

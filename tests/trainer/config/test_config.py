@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -417,6 +419,22 @@ def test_a_recipe_from_python_has_its_loss():
 def test_a_task_module_that_cannot_be_imported_is_one_line(flag):
     with pytest.raises(UserError, match="--task_module"):
         build(flag)
+
+
+@pytest.mark.parametrize(
+    ("flags", "annexes"),
+    [(["--preset=t5_1_1_tiny"], set()), (["--gin_file=t5x/configs/runs/pretrain.gin"], {"gin"})],
+)
+def test_a_run_visits_only_the_formats_that_it_names(flags, annexes):
+    code = (
+        "import sys; from trainer.pretrain import main; from tasks.terminal import command_line\n"
+        f"try: main([*{flags!r}, '--print_config'])\n"
+        "except command_line.UserError: pass\n"
+        "print(*{name.split('.')[1] for name in sys.modules if name[:8] == 'trainer.'})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = set(run.stdout.splitlines()[-1].split())
+    assert loaded & {"gin", "huggingface", "t5x", "engine", "conversion"} == annexes
 
 
 @pytest.mark.parametrize("flag", ["--print_config", "--help"])

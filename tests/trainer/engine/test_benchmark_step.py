@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.step import t5x_sizes
 from tasks.terminal.command_line import UserError
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 
