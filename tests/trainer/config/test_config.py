@@ -341,7 +341,6 @@ def test_a_stored_value_that_is_rejected_is_named_by_file_and_path(tmp_path):
         ("--data.example_inputs=7", [], "without --data.pack_examples=true"),
         ("--data.pack=false", ["--task=ul2"], "on --task=ul2"),
         ("--mixing.maximum=3", ["--task=seqio:a"], "on --task=seqio:a"),
-        ("--objective=a=3", ["--task=seqio:a"], "on --task=seqio:a"),
         ("--evaluation.decoding.prefix=true", [], "on prompts"),
         ("--data.local_dir=x", ["--cache_dir=/caches"], "local --cache_dir"),
         ("--data.local_bytes=7", ["--cache_dir=/caches"], "local --cache_dir"),
