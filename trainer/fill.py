@@ -13,7 +13,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.vocabulary import sentinel_piece
-from trainer.decoding.config import Decoding, TrainedFlags
+from trainer.config.decoding import Decoding, TrainedFlags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ import dataclasses
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import field
+from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
-from trainer.decoding.config import Decoding, TrainedFlags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def run(flags: Flags) -> int:
 
     from trainer.planning import page, search
     from trainer.planning.compiled import Plan, TooLarge, compile_plan
-    from trainer.planning.subject import subject
+    from trainer.planning.planned_run import subject
 
     planned = subject(config, origins, len(target.devices))
     if flags.search:

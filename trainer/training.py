@@ -30,9 +30,9 @@ def start(config: Config, origins: dict[str, str], print_config: str | None = No
         run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
-            from trainer import t5x_engine
+            from trainer.t5x import engine
 
-            return t5x_engine.train(run, origins)
+            return engine.train(run, origins)
 
         from trainer.loop import train
 

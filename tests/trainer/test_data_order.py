@@ -8,7 +8,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from trainer.config import config_changes, keep_order, load_config, save_config
 from trainer.config.from_flags import build_config
-from trainer.config.idle import refuse_idle
+from trainer.config.unused_fields import refuse_unread
 from trainer.setup import prepare
 
 TASK = "python_docs_span_corruption"
@@ -64,7 +64,7 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, text):
 def test_the_version_is_no_setting_of_seqio_tasks():
     config, origins = config_of("--task=seqio:anything", "--data.order=1")
     with pytest.raises(UserError, match="order has no effect with a seqio task"):
-        refuse_idle(config, origins)
+        refuse_unread(config, origins)
     assert config_changes(config, config_of("--task=seqio:anything")[0], 5) == []
 
 

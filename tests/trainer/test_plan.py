@@ -15,7 +15,7 @@ from trainer.config.from_flags import build_config
 from trainer.planning import page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
-from trainer.planning.subject import subject
+from trainer.planning.planned_run import subject
 
 LENGTHS = ("--lengths.inputs=32", "--lengths.targets=16")
 TINY = ("--preset=t5_1_1_tiny", *LENGTHS, "--batch_size=8")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tasks.terminal.fields import Changes
 from trainer.config import changes
-from trainer.config.idle import unread_fields
+from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
 # Effects of a field: other results, the same but for rounding, the same bits.

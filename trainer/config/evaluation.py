@@ -16,8 +16,8 @@ from tasks.terminal.fields import (
     one_of,
     require,
 )
+from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
-from trainer.decoding.config import Decoding
 
 _ON_DAMAGE = ("stop", "fall_back")
 # Metrics that every evaluation has, or that of every language model, and that rank checkpoints.

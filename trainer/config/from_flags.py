@@ -11,12 +11,12 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.flags import Given, flags_of, parse, refuse_unknown
-from trainer.config import adopting, fields, help
-from trainer.config.idle import refuse_idle
+from trainer.config import fields, from_transformers, help
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.config.resuming import keep_order
 from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 
 # The reader of gin files, imported only for them.
@@ -150,8 +150,8 @@ def build_config(
     if settings and settings.model:
         model, origin = settings.model, f"the run {preset}"
     else:
-        from_folder = adopting.is_folder(preset)
-        model = adopting.folder_model(overrides) if from_folder else model_preset(preset)
+        from_folder = from_transformers.is_folder(preset)
+        model = from_transformers.folder_model(overrides) if from_folder else model_preset(preset)
         origin = f"preset {preset}"
     config = Config(preset=preset, model=model)
     origins = {path: origin for path, _ in fields.leaves(config) if path.startswith("model.")}
@@ -221,12 +221,12 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     elif gin.gin_param:
         raise UserError(f"--gin.{gin.gin_param[0]} needs a --gin_file")
     else:
-        preset = preset or adopting.named_folder(flags.run)
+        preset = preset or from_transformers.named_folder(flags.run)
         if not preset:
             raise UserError("--preset or --gin_file is missing")
         config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)
-        config = adopting.adopt_model(config, origins)
-    refuse_idle(config, origins)
+        config = from_transformers.adopt_model(config, origins)
+    refuse_unread(config, origins)
     return keep_order(config, origins), origins
 
 

@@ -9,8 +9,8 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Changes
 from trainer.config import fields
-from trainer.config.idle import unread_fields
 from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.unused_fields import unread_fields
 
 # What fields may change that a resumed run sets otherwise: parameters of earlier steps stay as they
 # are. `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already

@@ -15,7 +15,7 @@ from tasks import registry
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.decoding.config import Decoding, TrainedFlags
+from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.decoding.generator import Generator
 from trainer.engine import processes
 

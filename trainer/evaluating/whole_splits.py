@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import description
-from trainer.checkpoint import Checkpoints, chosen_steps
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import Config, MixingConfig, fields, load_config
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
@@ -92,7 +92,7 @@ def evaluate(flags: Flags) -> None:
 def _check_vocabulary(run: Run, checkpoint: str) -> None:
     """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
     trained, now = (
-        description.read(checkpoint).get("vocabulary_sha256"),
+        metadata.read(checkpoint).get("vocabulary_sha256"),
         vocabulary_sha256(run.data),
     )
     if trained and now and trained != now:

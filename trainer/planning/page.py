@@ -11,8 +11,8 @@ from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
 from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan, TooLarge
+from trainer.planning.planned_run import Subject
 from trainer.planning.search import Attempt, flags
-from trainer.planning.subject import Subject
 from trainer.planning.timing import Timing
 
 _GB = 1e9

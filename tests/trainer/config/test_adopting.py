@@ -7,7 +7,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
 from trainer import huggingface
-from trainer.config import adopting
+from trainer.config import from_transformers
 from trainer.config.from_flags import RunFlags, configured, given
 from trainer.huggingface import configs
 from trainer.setup import prepare
@@ -83,4 +83,4 @@ def test_the_flag_is_found():
         (["--init-from=hf:a", "--seed=1"], "hf:a"),
         (["--init_from=a"], None),
     ):
-        assert adopting.named_folder(given(words)) == folder
+        assert from_transformers.named_folder(given(words)) == folder

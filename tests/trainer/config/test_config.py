@@ -19,7 +19,6 @@ from trainer.config import (
     save_config,
 )
 from trainer.config.from_flags import build_config
-from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import (
     OPTIMIZER_PRESETS,
     SCHEDULE_FACTORS,
@@ -27,6 +26,7 @@ from trainer.config.optimizer import (
     recipe,
 )
 from trainer.config.presets import MODEL_PRESETS
+from trainer.config.unused_fields import refuse_unread
 from trainer.pretrain import main
 from trainer.setup import batch_of_tokens, prepare
 
@@ -357,16 +357,16 @@ def test_a_stored_value_that_is_rejected_is_named_by_file_and_path(tmp_path):
 def test_a_flag_without_effect_is_refused(flag, others, why):
     config, origins = build(flag, *others)
     with pytest.raises(UserError) as error:
-        refuse_idle(config, origins)
+        refuse_unread(config, origins)
     name = flag.partition("=")[0]
     assert str(error.value).startswith(f"{name} has no effect ")
     assert why in str(error.value)
     # A value that nobody typed, as of a stored configuration or a gin file, is left alone.
-    refuse_idle(config, {})
+    refuse_unread(config, {})
     path = name.removeprefix("--")
     default = dict(fields.leaves(build()[0]))[path]
     if default is not None:
-        refuse_idle(*build(f"{name}={default}", *others))
+        refuse_unread(*build(f"{name}={default}", *others))
 
 
 @pytest.mark.parametrize(
@@ -397,12 +397,12 @@ def test_only_a_field_with_an_effect_must_stay_on_resume(flag, others):
     ],
 )
 def test_a_flag_with_an_effect_is_accepted(flags):
-    refuse_idle(*build(*flags))
+    refuse_unread(*build(*flags))
 
 
 @pytest.mark.parametrize("name", MODEL_PRESETS)
 def test_presets_set_nothing_idle(name):
-    refuse_idle(*build_config(name, []))
+    refuse_unread(*build_config(name, []))
 
 
 def test_a_recipe_from_python_has_its_loss():

@@ -18,7 +18,7 @@ from tests.support import published as published_caches
 from tests.support.published import Published
 from trainer.config.fields import override
 from trainer.config.from_flags import build_config
-from trainer.config.idle import refuse_idle
+from trainer.config.unused_fields import refuse_unread
 from trainer.data.order import GlobalOrder
 from trainer.setup import prepare
 
@@ -410,7 +410,7 @@ def test_follow_stands_alone_on_the_command_line():
         assert build_config("t5_1_1_tiny", words)[0].data.follow == follows
     config, origins = build_config("t5_1_1_tiny", ["--data.follow_shards=9"])
     with pytest.raises(UserError, match=r"follow_shards has no effect without --data"):
-        refuse_idle(config, origins)
+        refuse_unread(config, origins)
 
 
 def test_the_start_says_how_the_build_is_followed(published, whole_cache):

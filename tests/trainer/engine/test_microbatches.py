@@ -13,7 +13,7 @@ from tests.support.compiled import compiled
 from tests.support.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
 from trainer.config.from_flags import build_config
-from trainer.config.idle import refuse_idle
+from trainer.config.unused_fields import refuse_unread
 from trainer.engine.loss import model_loss
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
@@ -163,7 +163,7 @@ def test_the_law_of_microbatches_is_part_of_the_run():
     assert "microbatches was 2, is 3, and each part of the batch is normalized" in change
     alone, origins = build_config("lm_tiny", ["--loss.normalize_over=microbatch"])
     with pytest.raises(UserError, match="normalize_over has no effect: it goes with --microbatch"):
-        refuse_idle(alone, origins)
+        refuse_unread(alone, origins)
 
 
 # These come last, since the tests after them in this module would compile as slowly.

@@ -32,7 +32,7 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
                 yield inner, read_if.reason(subject)
 
 
-def refuse_idle(config: Config, origins: Mapping[str, str]) -> None:
+def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
     """Refuses fields that were set on the command line, differ from the default, and are not read.
 
     Raises:
