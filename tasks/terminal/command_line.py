@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from tasks.terminal.interrupt import EXIT_INTERRUPTED
+from tasks.terminal.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 
 EXIT_USER_ERROR = 2
 

@@ -40,7 +40,7 @@ class Flag(NamedTuple):
     path: str
     name: str
     declared: Any
-    field: dataclasses.Field
+    field: dataclasses.Field[Any]
     group: str
     required: bool
 
@@ -98,7 +98,7 @@ class Given(NamedTuple):
 
 
 @functools.cache
-def flags_of(kind: type) -> tuple[Flag, ...]:
+def flags_of(kind: Any) -> tuple[Flag, ...]:
     """Returns the flags of a dataclass, in the order of its fields."""
     return tuple(_walk(kind, "", "", "", False))
 
@@ -122,7 +122,7 @@ def _walk(kind: Any, path: str, prefix: str, group: str, partial: bool) -> Itera
         )
 
 
-def _has_default(field: dataclasses.Field) -> bool:
+def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not REQUIRED or field.default_factory is not REQUIRED
 
 
@@ -145,11 +145,11 @@ def parse(kind: type, words: Sequence[str]) -> Given:
             if word == "--":
                 break
             continue
-        name, flag, text = _named(word, known)
+        name, flag, typed = _named(word, known)
         if flag is None:
             rest.append(word)
             continue
-        text = _value(name, flag, pending) if text is None else text
+        text = _value(name, flag, pending) if typed is None else typed
         if name in flag.names[1:] and text in NONE:  # a former name that is not set
             continue
         value = flag.parsed(name, text)

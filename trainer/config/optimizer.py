@@ -371,7 +371,7 @@ class OptimizerConfig:
 
     def unread(self) -> dict[str, str]:
         """Returns field -> why, for fields that the optimizer or the schedule does not read."""
-        found = {}
+        found: dict[str, str] = {}
         for fields, reads, reader in (
             (
                 _fields_in(each.defaults for each in OPTIMIZERS.values()),

@@ -336,7 +336,9 @@ class Config:
         for name in ("path", "id_map"):
             value = getattr(self.init_from_vocabulary, name)
             if value is not None and self.init_from is None:
-                raise Unread(f"Config.init_from_vocabulary.{name}", value, None, _INIT_FROM.why)
+                raise Unread(
+                    f"Config.init_from_vocabulary.{name}", value, None, "without --init_from"
+                )
         check_pattern("Config.trainable", self.trainable)
         watched = self.checkpoint, self.stopping, self.plateau
         check_watched(*watched, self.evaluation, self.task, self.task_module)
