@@ -372,6 +372,8 @@ class OptimizerConfig:
     def unread(self) -> dict[str, str]:
         """Returns field -> why, for fields that the optimizer or the schedule does not read."""
         found: dict[str, str] = {}
+        if not set(self.factors) <= SCHEDULE_FACTORS.keys():
+            return found  # refused by itself
         for fields, reads, reader in (
             (
                 _fields_in(each.defaults for each in OPTIMIZERS.values()),
@@ -380,7 +382,7 @@ class OptimizerConfig:
             ),
             (
                 _fields_in(SCHEDULE_FACTORS.values()),
-                set(_fields_in(SCHEDULE_FACTORS.get(name, {}) for name in self.factors)),
+                set(_fields_in(SCHEDULE_FACTORS[name] for name in self.factors)),
                 f"schedule {' * '.join(self.factors)!r}",
             ),
         ):
