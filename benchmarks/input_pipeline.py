@@ -160,7 +160,7 @@ def make_pairs(folder: pathlib.Path) -> None:
         for mean, most in ((60, 511), (15, 127)):
             lengths = np.clip(generator.exponential(mean, _PAIRS), 1, most).astype(np.int64)
             sides += [generator.integers(3, _PIECES, lengths.sum(), np.int32), lengths]
-        writer.add_pairs(Pairs(pa.array(map(str, range(_PAIRS))), *sides), 0)
+        writer.add(Pairs(pa.array(map(str, range(_PAIRS))), *sides), 0)
     receipt = files.read_json(str(folder / shard_file("train", "receipt", 0, 1)))
     manifest = CacheManifest(plan, {"train": (shard_from_dict(receipt),)}, {})
     files.write_json(str(folder / MANIFEST), as_json(manifest))

@@ -5,9 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeline.building import exclusion, graph, lifecycle, summary
+from pipeline.building import graph, lifecycle, summary
+from pipeline.building.documents import is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
+from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import Given, given
 from pipeline.filtering import sets
 from pipeline.runners import dataflow, portable, secret
@@ -69,7 +71,7 @@ def _build(
         job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
         lifecycle.begin(folder, plan, loaded, options.extend, lists)
-        for note in exclusion.notes(plan, lists):
+        for note in cache_lists.notes(plan, lists):
             print(note)
         for counts in _earlier_shards(plan, assignments):
             lifecycle.renumber(folder, plan, counts)
@@ -77,7 +79,7 @@ def _build(
         done, shards = _work(job, assignments, options, beam_arguments)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
-        for line in exclusion.unfound(folder, plan, shards, lists):
+        for line in cache_lists.unfound(folder, plan, shards, lists):
             print(line)
         if not lifecycle.complete(folder, plan, shards) and not done:
             state = "complete" if files.is_remote(folder) else "complete and valid"
@@ -158,7 +160,7 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
         pairs=limits,
-        exclude=exclusion.records(
+        exclude=cache_lists.records(
             existing, lists, options.max_document_bytes, folder, of_pairs=limits is not None
         ),
         filters=filters,
@@ -324,9 +326,7 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     if share > limit:
         reasons = summary.dropped(shards)
         top = ", ".join(
-            f"{count:,} {reason}"
-            for reason, count in reasons.most_common()
-            if graph.is_fault(reason)
+            f"{count:,} {reason}" for reason, count in reasons.most_common() if is_fault(reason)
         )
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
@@ -360,13 +360,13 @@ def _print_estimate(
     existing = lifecycle.check(job.folder, job.plan, options.extend)
     found = lifecycle.survey(job.folder, existing, check=False) if existing else {}
     if existing and excludes_more(existing, job.plan):
-        redo = exclusion.affected(job.folder, existing, job.plan, lists)
+        redo = cache_lists.affected(job.folder, existing, job.plan, lists)
         found |= dict.fromkeys(redo)
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
     is_local = beam_arguments[0] == "--runner=FnApiRunner"
     local_arguments = beam_arguments if is_local else ["--runner=FnApiRunner"]
-    copies = exclusion.copies(job.folder, job.plan, lists)
+    copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
 
     splits = list(job.plan.shards)

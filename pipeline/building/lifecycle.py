@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from pipeline.building import exclusion
+from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import COPY, Given
 from tasks.cache import superseded
 from tasks.cache.manifest import (
@@ -48,6 +48,7 @@ from tasks.cache.receipts import finished, read_receipt
 from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabulary import Vocabulary
 
@@ -182,11 +183,11 @@ def begin(
       UserError: the folder holds a different cache, or other files; nothing is changed.
     """
     existing = check(folder, plan, extend)
-    exclusion.copy(folder, plan, lists)
+    cache_lists.copy(folder, plan, lists)
     if existing and plan.difference(existing):
         redo = []
         if excludes_more(existing, plan):
-            redo = list(exclusion.affected(folder, existing, plan, lists))
+            redo = list(cache_lists.affected(folder, existing, plan, lists))
             superseded.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
         _remove_quarantines(folder, plan)
@@ -202,7 +203,7 @@ def begin(
         files.write_bytes(files.join(folder, PLAN), text)
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
-    exclusion.remove_others(folder, plan)
+    cache_lists.remove_others(folder, plan)
 
 
 def _remove_quarantines(folder: str, plan: Plan) -> None:
@@ -390,7 +391,7 @@ def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
     return {
         **{
             f"info.{split}.json": files.json_bytes(
-                _seqio_info(len(splits[split]), manifest.plan.pairs is not None)
+                _seqio_info(len(splits[split]), manifest.plan.unit)
             )
             for split in splits
         },
@@ -430,13 +431,13 @@ def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
     return kept if as_json(existing) == as_json(kept) else manifest
 
 
-def _seqio_info(shards: int, is_pairs: bool) -> dict[str, object]:
+def _seqio_info(shards: int, unit: Unit) -> dict[str, object]:
     """Returns the content of info.SPLIT.json.
 
     Source: seqio `beam_utils.py`, GetInfo.
     """
     feature = {"dtype": "int32", "shape": [None]}
-    other = "inputs" if is_pairs else "document_starts"
+    other = "inputs" if unit is Unit.PAIR else "document_starts"
     return {
         "features": {other: feature, "targets": feature},
         "num_shards": shards,

@@ -40,6 +40,7 @@ from tasks.cache.filtered import FilterRecord, filters_from_list
 from tasks.cache.plan_parts import check_corpus, vocabulary_from_dict
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabulary import VocabularyRecord
 
 FORMAT = 1
@@ -197,6 +198,11 @@ class Plan:
     adopted: Adoption | None = None
     exclude: tuple[ExcludeRecord, ...] | None = None
     filters: tuple[FilterRecord, ...] | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """What one document of the cache is."""
+        return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
 
     @property
     def remedy(self) -> Remedy:

@@ -168,7 +168,7 @@ def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows,
 
 def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkeypatch):
     whole = checksums(make())
-    add, calls = write.ShardWriter.add_pairs, []
+    add, calls = write.ShardWriter.add, []
 
     def killed(self, *arguments, **counts):
         calls.append(1)
@@ -176,7 +176,7 @@ def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkey
             raise KeyboardInterrupt
         return add(self, *arguments, **counts)
 
-    monkeypatch.setattr(write.ShardWriter, "add_pairs", killed)
+    monkeypatch.setattr(write.ShardWriter, "add", killed)
     with pytest.raises(KeyboardInterrupt):
         make(cache_dir=tmp_path / "other")
     assert checksums(make(cache_dir=tmp_path / "other")) == whole
