@@ -163,8 +163,7 @@ def pack_rows(
     separator: str,
     task_module: str | None = None,
 ) -> tf.data.Dataset:
-    """Packs documents into rows like pipeline.build: {"targets", "document_starts"}, int32 [None]
-    each."""
+    """Packs documents as pipeline.build does, into {"targets", "document_starts"}, int32 [None]."""
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
     def rows():

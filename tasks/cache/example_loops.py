@@ -15,8 +15,10 @@ MISSING, NOT_IDS, MALFORMED = -1, -2, -3
 
 @compiled(nogil=True)
 def _varint(raw, place, end, most):
-    """Returns (value, place after it) of the varint at `place`; the place is -1 if it is not within
-    `end`, or longer than `most` bytes."""
+    """Returns (value, position after it) of the varint at `place`.
+
+    The position is -1 if the varint reaches beyond `end` or is longer than `most` bytes.
+    """
     value = np.int64(0)
     for number in range(most):
         if place >= end:
@@ -31,8 +33,10 @@ def _varint(raw, place, end, most):
 
 @compiled(nogil=True)
 def _field(raw, place, end):
-    """Returns (number, begin, end) of the payload of the field of bytes at `place`; the end is -1
-    if there is none, or if it is not within `end`."""
+    """Returns (number, begin, end) of the length-delimited field at `place`.
+
+    Its end is -1 if there is no such field or it reaches beyond `end`.
+    """
     key, place = _varint(raw, place, end, 5)
     if place < 0:
         return 0, 0, -1
@@ -96,8 +100,10 @@ def _list_of(raw, place, end, name):
 
 @compiled(nogil=True)
 def lists_of(raw, begins_R, ends_R, name):
-    """Returns where the ids of the feature `name` begin and end in each Example, and their number,
-    int64 [R] each; the beginning is MISSING, NOT_IDS or MALFORMED if there are none."""
+    """Returns (begin, end, number) of the ids of feature `name` in each Example, int64 [R] each.
+
+    The beginning is MISSING, NOT_IDS or MALFORMED if there are none.
+    """
     out_begins_R = np.empty(len(begins_R), np.int64)
     out_ends_R = np.zeros(len(begins_R), np.int64)
     counts_R = np.zeros(len(begins_R), np.int64)
@@ -132,8 +138,10 @@ def ending_in(raw, begins_R, ends_R, token):
 
 @compiled(nogil=True)
 def extremes(raw, begins_R, ends_R):
-    """Returns (the lowest id, the highest, the first row with each, how many ids are 0) of lists of
-    varints; of no ids, 0 and -1 are lowest and highest."""
+    """Returns (lowest id, highest id, first row with each, number of zeros) of lists of varints.
+
+    Without ids, the lowest is 0 and the highest -1.
+    """
     lowest, highest, zeros = np.int64(0), np.int64(-1), 0
     low_row = high_row = 0
     for row in range(len(begins_R)):
@@ -155,8 +163,10 @@ def extremes(raw, begins_R, ends_R):
 
 @compiled(nogil=True)
 def rows_at(begins_R, places_P):
-    """Returns int64 [P], the row in which each place of a stream of tokens lies: the last row that
-    begins there or before. `begins_R` may be mapped from a file: few of its pages are read."""
+    """Returns the row that contains each position of a token stream, int64 [P].
+
+    `begins_R` may be memory-mapped; few of its pages are read.
+    """
     rows_P = np.empty(len(places_P), np.int64)
     for part in range(len(places_P)):
         low, high = 0, len(begins_R)

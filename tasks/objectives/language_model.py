@@ -55,8 +55,10 @@ class AutoregressiveLM(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderPrefixLM(Objective):
-    """Prefix LM for a decoder-only model: attention is bidirectional in a prefix of uniform length,
-    and the loss is on the rest of the window. No EOS is added.
+    """Prefix LM for a decoder-only model.
+
+    Attention is bidirectional in a prefix of uniform length, and the loss is on the rest of the
+    window. No EOS is added.
 
     Feature "prefix" is 1 on the prefix and on the next position, whose input is the prefix's last
     token.

@@ -22,8 +22,7 @@ ORDER, NEXT = "order", "next"
 
 
 class _Sample(NamedTuple):
-    """The tokens of A and B in the order of the text, the beginnings of words among them, the
-    number of tokens, and that of A's."""
+    """Tokens of A and B in the order of the text, word starts, their number, and A's number."""
 
     tokens_WN: np.ndarray
     starts_WN: np.ndarray
@@ -226,8 +225,10 @@ class MaskedLM(Objective):
         return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
     def _split(self, starts_WN, lengths_W, keys_W) -> np.ndarray:
-        """Returns the beginning of a word other than the first, drawn uniformly, int64 [W]; the end
-        of a window that is one word."""
+        """Returns the start of a uniformly drawn word other than the first, int64 [W].
+
+        For a window of one word, returns its end.
+        """
         counts_W = np.count_nonzero(starts_WN, axis=1)
         rank_W = noise.integers(keys_W, np.minimum(1, counts_W - 1), counts_W - 1)
         place_W = np.argmax(np.cumsum(starts_WN, axis=1) > rank_W[:, None], axis=1)

@@ -167,8 +167,7 @@ def _without_mode(lengths: Lengths) -> Lengths:
 def _parts(
     tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens, lengths) of a part of each window: at most `width` consecutive tokens, from
-    a uniform position."""
+    """Returns (tokens, lengths) of at most `width` tokens of each window from a random position."""
     parts_W = np.minimum(lengths_W, width)
     first_W = noise.integers(keys_W, 0, lengths_W - parts_W)
     columns_WN = np.minimum(first_W[:, None] + np.arange(width), tokens_WN.shape[1] - 1)

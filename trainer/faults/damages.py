@@ -1,5 +1,6 @@
-"""Faults of runs on a finished cache that are no kills: damaged checkpoints, a second run in the
-directory of one that is going on, and a task that is edited under a run.
+"""Faults of runs on a finished cache other than kills.
+
+They are damaged checkpoints, a second run in the same directory, and a task that is edited.
 """
 
 import argparse

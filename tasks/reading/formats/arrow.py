@@ -137,8 +137,7 @@ def _is_file(handle: IO[bytes]) -> bool:
 
 
 def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields the messages of a file in the order of their places, those of streams all, those of
-    IPC files without the schema's.
+    """Yields the messages of a file by offset: all of a stream, all but the schema of an IPC file.
 
     Raises:
       UserError: it is Parquet, or Feather in version 1.

@@ -112,7 +112,6 @@ def test_a_lost_connection_is_one_line_and_a_rerun_completes(server, tmp_path, m
 
 def test_the_command_uploads_a_folder_of_checkpoints(tmp_path):
     """A process of its own, since huggingface_hub reads its environment when it is imported."""
-
     model = dataclasses.replace(model_preset("t5_1_1_tiny"), vocab_size=128)
     facts = parameter_facts(model_spec(model)).items()
     ones = tree_of({name: np.ones(each.shape, "f4") for name, each in facts})
