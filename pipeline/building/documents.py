@@ -241,8 +241,7 @@ def _parts(text: str, limits: Limits) -> list[str]:
 
 
 def _without_empty(lengths: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Removes stretches without tokens, whose characters normalisation deletes; a side that has
-    nothing else keeps its first."""
+    """Removes stretches without tokens; a side that has nothing else keeps its first."""
     kept = lengths > 0
     kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
     return lengths[kept], _sums(kept, parts)
@@ -255,7 +254,7 @@ def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
-    """Returns the ids of the `split` pairs that each becomes: ID, ID#part2, …"""
+    """Returns the ids of the `split` pairs that each becomes: ID, and so on."""
     if (split == 1).all():
         return ids
     names = [

@@ -138,7 +138,7 @@ def _planned(
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
-    filters = sets.resolve(options.filter, options.task_module, of_pairs=limits is not None)
+    filters = sets.resolve(options.filter, options.task_module, spec.unit)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
@@ -160,9 +160,7 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
         pairs=limits,
-        exclude=cache_lists.records(
-            existing, lists, options.max_document_bytes, folder, of_pairs=limits is not None
-        ),
+        exclude=cache_lists.records(existing, lists, options.max_document_bytes, folder, spec.unit),
         filters=filters,
     )
     job = graph.Job(
@@ -179,31 +177,36 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
       UserError: the corpus has pairs and the task reads texts, or the other way round; or an option
         has no effect.
     """
-    of_pairs = {name: getattr(options, name) for name in ("max_inputs", "max_targets", "too_long")}
-    if not task.objective.reads_pairs:
-        if spec.unit is Unit.PAIR:
-            raise UserError(
-                f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
-                "build a task NAME_supervised, or give ?column="
-            )
-        for name, value in of_pairs.items():
-            if value is not None:
-                raise UserError(f"--{name} is for pairs, and {task.name} reads texts: leave it out")
-        return None
-    if spec.unit is Unit.TEXT:
+    reads = task.objective.unit
+    if reads is not spec.unit and reads is Unit.TEXT:
+        raise UserError(
+            f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
+            "build a task NAME_supervised, or give ?column="
+        )
+    if reads is not spec.unit:
         raise UserError(
             f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
-    of_texts = {"row_tokens": None, "packing": "concat", "separator": None}
-    for name, default in of_texts.items():
-        if getattr(options, name) != default:
-            raise UserError(f"--{name} is for texts, and {task.name} reads pairs: leave it out")
+    for name, default, unit in (
+        ("max_inputs", None, Unit.PAIR),
+        ("max_targets", None, Unit.PAIR),
+        ("too_long", None, Unit.PAIR),
+        ("row_tokens", None, Unit.TEXT),
+        ("packing", "concat", Unit.TEXT),
+        ("separator", None, Unit.TEXT),
+    ):
+        if unit is not reads and getattr(options, name) != default:
+            raise UserError(
+                f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave it out"
+            )
+    if reads is Unit.TEXT:
+        return None
     for name in ("max_inputs", "max_targets"):
-        if of_pairs[name] == 1:
+        if getattr(options, name) == 1:
             raise UserError(f"--{name}=1 is the EOS alone: give 2 or more")
     return PairLimits(
-        of_pairs["max_inputs"] or 0, of_pairs["max_targets"] or 0, options.too_long or TOO_LONG[0]
+        options.max_inputs or 0, options.max_targets or 0, options.too_long or TOO_LONG[0]
     )
 
 

@@ -11,6 +11,7 @@ from tasks.objectives import noise
 from tasks.objectives.objective import Objective, with_eos
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import check, field
+from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER
 
 REFUSE, CUT = "refuse", "cut"
@@ -34,11 +35,18 @@ class Supervised(Objective):
     )
     inputs_eos: bool = field(True, "end the inputs with an EOS")
     features = ("inputs", "targets")
-    reads_pairs = True
+    unit = Unit.PAIR
     appends_eos = True
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def cuts_sides(self) -> bool:
+        return self.too_long == CUT
+
+    def cutting_sides(self):
+        return dataclasses.replace(self, too_long=CUT)
 
     def sides(self, lengths):
         most = lengths.inputs - self.inputs_eos, lengths.targets - 1
