@@ -60,7 +60,6 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
         MANIFEST,
         CacheManifest,
         Plan,
-        as_json,
         shard_file,
         shard_from_dict,
     )  # fmt: skip
@@ -92,7 +91,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
             entries[name] = first.files[shard_file("train", kind, 0, count)]
         shards.append(dataclasses.replace(first, files=entries))
     manifest = CacheManifest(plan, {"train": tuple(shards)}, {})
-    files.write_json(str(folder / MANIFEST), as_json(manifest))
+    files.write_bytes(str(folder / MANIFEST), manifest.content())
 
 
 def source(folder: str, local_dir: str | None = None):
@@ -141,7 +140,6 @@ def make_pairs(folder: pathlib.Path) -> None:
         CacheManifest,
         PairLimits,
         Plan,
-        as_json,
         shard_file,
         shard_from_dict,
     )
@@ -163,7 +161,7 @@ def make_pairs(folder: pathlib.Path) -> None:
         writer.add(Pairs(pa.array(map(str, range(_PAIRS))), *sides), 0)
     receipt = files.read_json(str(folder / shard_file("train", "receipt", 0, 1)))
     manifest = CacheManifest(plan, {"train": (shard_from_dict(receipt),)}, {})
-    files.write_json(str(folder / MANIFEST), as_json(manifest))
+    files.write_bytes(str(folder / MANIFEST), manifest.content())
 
 
 def packed(folder: str, objective: str, batch_size: int, packs: bool):

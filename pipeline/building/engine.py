@@ -18,7 +18,7 @@ from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
 from tasks.cache.plan_check import excludes_more
 from tasks.reading import sources
-from tasks.storage import files
+from tasks.storage import files, lock
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.table import table
@@ -67,7 +67,7 @@ def _build(
         dataflow.check(beam_arguments, spec, options.cache_dir)
     elif portable.is_runner(options.runner):
         portable.check(beam_arguments)
-    with lifecycle.claim(folder):
+    with lock.claimed(folder, "build", "--cache_dir"):
         job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
         lifecycle.begin(folder, plan, loaded, options.extend, lists)

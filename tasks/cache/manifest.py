@@ -311,18 +311,14 @@ class CacheManifest:
             raise UserError(f"{path}: {error}") from error
         for problem in manifest.contradictions() if check else ():
             raise UserError(f"{path}: {problem}; {RESTORE}")
-        if check and seal is not None and seal != _sha256(value):
+        if check and seal != _sha256(value):
             raise UserError(f"{path} is not what was written: {RESTORE}")
         return manifest
 
-    def content(self, sealed: bool = True) -> bytes:
-        """Returns the content of manifest.json.
-
-        `sealed`: whether it has a SHA-256 of everything else in it, as all have that this version
-        writes.
-        """
+    def content(self) -> bytes:
+        """Returns the content of manifest.json, with a SHA-256 of everything else in it."""
         value = as_json(self)
-        return files.json_bytes({**value, _SEAL: _sha256(value)} if sealed else value)
+        return files.json_bytes({**value, _SEAL: _sha256(value)})
 
     def contradictions(self) -> Iterator[str]:
         """Yields what cannot be true of a cache: shards against plan, and counts of shards."""

@@ -156,7 +156,7 @@ def seal(folder, split="train", index=0, **counts):
     manifest.splits[split] = tuple(shards)
     receipt = shard_file(split, "receipt", index, len(shards))
     files.write_json(str(folder / receipt), as_json(shards[index]))
-    files.write_json(str(folder / "manifest.json"), as_json(manifest))
+    files.write_bytes(str(folder / "manifest.json"), manifest.content())
 
 
 def read_rows(path):

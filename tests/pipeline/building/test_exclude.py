@@ -466,12 +466,11 @@ def test_a_copy_of_a_list_of_ids_is_the_list(build, whole, tmp_path, checksums):
     assert checksums(cache) == checksums(other)
 
 
-def test_lists_without_a_seal(tmp_path, monkeypatch):
-    """Lists of earlier versions are read as they are."""
+def test_lists_of_earlier_versions_are_refused(tmp_path):
     header = {"kind": lists.IDS, "reasons": [lists.LISTED], "format": lists.FORMAT,
               "counts": {"documents": 0, "paragraphs": 0, "places": 0}}  # fmt: skip
     schema = lists._SCHEMA.with_metadata({lists._HEADER: json.dumps(header).encode()})
     with pa.OSFile(str(tmp_path / "l.arrow"), "wb") as file, pa.ipc.new_file(file, schema):
         pass
-    (given,) = lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
-    assert given.header == header
+    with pytest.raises(UserError, match=r"is from a version before 0\.2\.0"):
+        lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
