@@ -9,7 +9,7 @@ import pytest
 from tasks.metrics import metric
 from tasks.metrics.metric import METRICS, Metric
 from tasks.terminal.command_line import UserError
-from tests import extending
+from tests.support import extending
 
 TARGETS = ["the cat sat on the mat", "a dog barks"]
 PREDICTIONS = ["the cat sat on a mat", "dog barks"]
