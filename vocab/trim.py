@@ -18,7 +18,8 @@ from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
-from tasks.vocabularies import tokenizer_json, trimming, usage
+from tasks.vocabularies import tokenizer_json
+from tasks.vocabulary_changes import trimming, usage
 from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, SEPARATORS, TEXT_PACKINGS, TOO_LONG
+from tasks.cache.manifest import SEPARATORS, TEXT_PACKINGS, TOO_LONG
+from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
 from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
 from tasks.vocabulary import FORMS

@@ -3,7 +3,7 @@
 import dataclasses
 
 from pipeline.deduplication.plan import DOCUMENT, DUPLICATES, NEAR, PARAGRAPH, UNITS, Rules
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
+from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
 
 
