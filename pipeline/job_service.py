@@ -24,13 +24,16 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
 
 
+LOCALHOST = "localhost"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
     """Flags of the command."""
 
     port: int = field(8099, "port to listen on", rule=at_least(1))
     host: str = field(
-        "localhost",
+        LOCALHOST,
         "name or address of this machine to listen on and to give to builds and workers; anyone "
         "who reaches it can run code here (default: localhost, builds on this machine only)",
     )
