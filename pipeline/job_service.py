@@ -23,7 +23,6 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
 
-
 LOCALHOST = "localhost"
 
 
