@@ -1,10 +1,10 @@
-"""Indexes a cache of seqio or a data set of Megatron, so that the trainer reads it where it is.
+"""Indexes a seqio cache or a Megatron data set in place.
 
     python -m pipeline.adopt --cache_dir=CACHES/TASK --vocabulary=DIR [--extra_ids=100]
 
-Every record is read once and checked. A row index of each file, 20 bytes a row, and a manifest with
-checksums are added to the folder or, with --index_dir, written to another; no file of the cache is
-copied or changed. Rerun the same command to resume.
+Every record is read once and checked. A row index of each file, 20 bytes per row, and a manifest
+with checksums are added to the folder or, with --index_dir, written to another one; no file of the
+cache is copied or changed. Rerun the same command to resume.
 """
 
 from pipeline.adopting.options import Options

@@ -1,11 +1,11 @@
-"""Builds a task's cache from its corpus. Rerun the same command to resume.
+"""Builds a task's cache from its corpus.
 
     python -m pipeline.build --task=python_docs_span_corruption --vocabulary=DIR --cache_dir=DIR
 
-The cache is written to CACHE_DIR/TASK, where stock seqio looks for it. Its bytes depend only on the
-corpus, the vocabulary and the packing, not on the workers, the runner or interruptions. All further
-flags are Beam's own (--runner=DataflowRunner --project=... and so on). Of several languages, each
-gets a cache of its own, and all of them are one task of the trainer.
+Rerun the same command to resume. The cache is written to CACHE_DIR/TASK, where stock seqio looks
+for it. Its bytes depend only on the corpus, the vocabulary and the packing, not on the workers, the
+runner or interruptions. All further flags are passed to Beam (--runner=DataflowRunner --project=...
+and so on). Each of several languages gets its own cache; together they are one task of the trainer.
 """
 
 import dataclasses

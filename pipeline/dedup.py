@@ -1,13 +1,14 @@
-"""Finds duplicates and contamination in a corpus; writes an exclude list for pipeline.build.
+"""Finds duplicates and contamination in a corpus.
 
     python -m pipeline.dedup --corpus='parquet:data/*.parquet' --output=duplicates --workers=8
     python -m pipeline.build … --exclude=duplicates/exclude.arrow
 
-Exact duplicates are equal but for case and white space. Near duplicates share a band of MinHash
-values of word shingles. With --against, units that share n-grams with evaluation sets are listed as
-well. The list depends only on the corpus and the flags that describe duplicates, not on the
-workers, the runner or interruptions: rerun the same command to resume. All further flags are Beam's
-own (--runner=DataflowRunner --project=... and so on).
+Writes an exclude list for pipeline.build. Exact duplicates are equal except for case and white
+space. Near duplicates share a band of MinHash values of word shingles. With --against, units that
+share n-grams with evaluation sets are listed as well. The list depends only on the corpus and the
+flags that describe duplicates, not on the workers, the runner or interruptions: rerun the same
+command to resume. All further flags are passed to Beam (--runner=DataflowRunner --project=... and
+so on).
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Shows windows of a cache, and the examples that an objective makes of them.
+"""Shows windows of a cache and the examples made of them.
 
-python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18] [--output=FILE]
+python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18]
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Runs builds on pools of workers: Beam's job service for several machines.
+"""Runs builds on worker pools of several machines.
 
     python -m pipeline.worker_pool --port=50001      # on every machine
     python -m pipeline.job_service --port=8099 --host=HOST   # on one machine
@@ -7,7 +7,7 @@
 
 Workers are spread over the pools. If a worker is lost, the job ends with an error; finished shards
 are kept, and the same command resumes. (Beam's own service supports one pool, hangs when a worker
-is lost and leaves orphaned workers running.)
+is lost, and leaves orphaned workers running.)
 
 Builds are accepted from this machine only. --host=ADDRESS, this machine's own name or address in a
 network, accepts them from that network. There is no authentication and no encryption: anyone who

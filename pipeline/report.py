@@ -1,9 +1,11 @@
-"""Describes a cache on one HTML page: `python -m pipeline.report --cache=DIR`.
+"""Describes a cache on one HTML page.
 
-The numbers of documents, tokens, rows and omitted documents are those of the whole cache. Whatever
+    python -m pipeline.report --cache=DIR [--output=FILE.html]
+
+The numbers of documents, tokens, rows and omitted documents cover the whole cache. Whatever
 requires reading rows (lengths, pieces, duplicates, examples) comes from at most --sample_shards
-shards of each split, as the page says. Memory grows with the sample alone, by 16 bytes per
-document. The page needs no network; without JavaScript it lacks only its chart.
+shards of each split, as the page says. Memory grows only with the sample, by 16 bytes per document.
+The page needs no network; without JavaScript it lacks only its chart.
 """
 
 import dataclasses

@@ -1,9 +1,11 @@
-"""Checks every byte of a finished cache: `python -m pipeline.verify --cache=DIR`.
+"""Checks every byte of a finished cache.
+
+    python -m pipeline.verify --cache=DIR
 
 It checks files against their checksums, records against their CRCs, and files against each other:
-records, row index, lineage, counts, manifest, vocabulary, and what stock seqio reads. Neither the
-corpus nor a token for it is needed. Each worker holds one shard's index and lineage and a megabyte
-of its records at a time. Remote files are read once and not stored.
+records, row index, lineage, counts, manifest, vocabulary, and what stock seqio reads. It needs
+neither the corpus nor a token for it. Each worker holds the index and lineage of one shard and a
+megabyte of its records at a time. Remote files are read once and not stored.
 """
 
 import dataclasses

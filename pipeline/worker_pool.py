@@ -1,8 +1,8 @@
-"""Starts workers on this machine for builds given to pipeline.job_service.
+"""Starts workers on this machine for pipeline.job_service.
 
     python -m pipeline.worker_pool --port=50001
 
-A worker is a process of the same Python, packages and environment variables (HF_TOKEN,
+A worker is a process with the same Python, packages and environment variables (HF_TOKEN,
 credentials). There is no authentication: anyone who can reach the port can start workers, so bind
 it to trusted networks only.
 """

@@ -1,11 +1,11 @@
-"""Says where two runs first differ: configuration, data, step, tensor.
+"""Finds where two runs first differ.
 
     python -m trainer.compare RUN_A RUN_B [--json] [--verify=none|newest|all]
 
-Configurations and records come first, then batches, made again from the caches where anything that
-they are made of differs, then metrics and checkpoints, bit for bit. Exit code 0: the runs are the
-same, 1: they differ, 2: they cannot be compared. Fields that have no effect on results, and
-software, are shown and do not count.
+Configurations and records are compared first, then batches, which are made again from the caches if
+anything behind them differs, then metrics and checkpoints, bit for bit. Exit code 0: the runs are
+the same, 1: they differ, 2: they cannot be compared. Fields that have no effect on results, and
+software, are shown but do not count.
 """
 
 from __future__ import annotations

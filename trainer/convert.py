@@ -1,9 +1,10 @@
-"""Converts checkpoints between T5X, Hugging Face transformers, Mesh TensorFlow and this trainer.
+"""Converts checkpoints between T5X, transformers and others.
 
     python -m trainer.convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
 
+Formats are those of T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer.
 PATH is one checkpoint or a folder of them. Each is written under a temporary name, read back, and
-compared bit for bit; where transformers can load one side, its logits are compared with ours. Only
+compared bit for bit; if transformers can load one side, its logits are compared with ours. Only
 then does it get its name, so the same command continues after a kill.
 """
 

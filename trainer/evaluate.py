@@ -1,7 +1,7 @@
 """Evaluates checkpoints of a run on a whole split.
 
-python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--task=TASK]
-    [--split=SPLIT] [--metrics=NAME,NAME] [--plot=FILE.png]
+    python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--task=TASK] \\
+        [--split=SPLIT] [--metrics=NAME,NAME] [--plot=FILE.png]
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Shows the documents and text behind one batch of a run, and the examples made from them.
+"""Shows the documents and examples behind a batch of a run.
 
-python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
-python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID      which steps saw a document
+    python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
+    python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID    which steps saw a document
 
-Reads the run's config.json and its caches; needs neither a checkpoint nor an accelerator.
+It reads the run's config.json and its caches, and needs neither a checkpoint nor an accelerator.
 """
 
 import dataclasses

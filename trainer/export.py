@@ -1,9 +1,9 @@
-"""Exports a checkpoint to Hugging Face transformers, and compares its logits there.
+"""Exports a checkpoint to Hugging Face transformers.
 
-python -m trainer.export --model_dir=DIR --output=FOLDER [--step=N] [--custom_code]
+    python -m trainer.export --model_dir=DIR --output=FOLDER [--step=N] [--custom_code]
 
-Writes a temporary folder. Transformers loads it and computes logits of rows of the validation
-split; only if they equal the trainer's is the folder renamed to FOLDER.
+The folder gets its name only after transformers has loaded it and computed the trainer's logits for
+rows of the validation split.
 """
 
 from __future__ import annotations

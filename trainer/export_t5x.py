@@ -1,9 +1,9 @@
 """Writes a checkpoint that T5X can restore.
 
-Writes OUTPUT/checkpoint_STEP in T5X's format: parameters, Adafactor's state and the step. T5X can
-restore it, or resume from it if OUTPUT is its MODEL_DIR.
-
     python -m trainer.export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_layers]
+
+OUTPUT/checkpoint_STEP has parameters, Adafactor's state and the step in T5X's format. T5X can
+restore it, or resume from it if OUTPUT is its MODEL_DIR.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Fills the gaps of a text, marked <extra_id_0>, <extra_id_1>, …, by a checkpoint of a run.
+"""Fills the gaps of a text with a checkpoint of a run.
 
-python -m trainer.fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
+    python -m trainer.fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
 
-Prints the text with what the model puts into each gap in brackets. A UL2 model also reads the mode
-with which its inputs begin.
+Prints the text with the model's words for each gap in brackets. A UL2 model also reads the mode at
+the beginning of its inputs.
 """
 
 import dataclasses

@@ -1,11 +1,13 @@
-"""Plans a run: compiles its programs ahead of time for a TPU slice and prints what they need.
+"""Compiles a run ahead of time and prints what it needs.
 
     python -m trainer.plan --topology=v5e:4x4 --preset=t5_1_1_base --lengths.inputs=512 \\
         --lengths.targets=114 --batch_size=256 --model.dtype=bfloat16
     python -m trainer.plan --topology=v5p:4x4x4 … --search
 
-Nothing is run, and no TPU, cache or task is needed. Without --topology the plan is for the devices
-of this machine.
+It prints whether the programs fit the memory, how long a step takes by the compiler's estimate, and
+what the run costs. Nothing is run, and no TPU, cache or task is needed; without --task, give
+--lengths. Without --topology the plan is for the devices of this machine. All flags of
+trainer.pretrain may be copied from here to there.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Reports on runs: an HTML page of curves, configuration and examples, and a table of results.
+"""Reports on runs: a page of curves and a table of results.
 
     python -m trainer.report RUN [RUN …] [--output=FILE.html] [--rows=N] [--samples=N]
 
-RUN is a model directory, local or remote. The page is one file that loads nothing. It is made from
-what the runs recorded; --rows and --samples compute with the newest checkpoint of each run.
+RUN is a model directory, local or remote. The page is one file that loads nothing else. It is made
+from what the runs recorded; --rows and --samples compute with the newest checkpoint of each run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Cuts a model and its vocabulary to the pieces that a corpus needs, as mT5 to one language.
+"""Cuts a model and its vocabulary to what a corpus needs.
 
     python -m trainer.trim --from=mt5-small --corpus='parquet:ro/*.parquet' --to=mt5-small-ro
 
-Rows of kept pieces stay, in the embedding and in the logits, and so do all other parameters: logits
-of kept pieces are those of the source. What is written is checked as by trainer.convert.
+Rows of kept pieces stay, in the embedding and in the logits, as do all other parameters, so the
+logits of kept pieces are the source's. The result is checked as by trainer.convert.
 """
 
 from __future__ import annotations

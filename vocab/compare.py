@@ -3,9 +3,9 @@
     python -m vocab.compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
         --corpus='json:data/{language}/*.jsonl' --output=page.html
 
-Each corpus is sampled once. Reported are tokens and bytes a token, by corpus and by the script of
-words, unknown and byte-fallback tokens, which texts come back exactly, and the speed of the library
-on one thread. A word is encoded with the space before it, whose byte it counts.
+Each corpus is sampled once. The report has tokens and bytes per token, by corpus and by script,
+unknown and byte-fallback tokens, the texts that are decoded exactly, and the speed of the library
+on one thread. A word is encoded with the space before it, which counts as one of its bytes.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary on the words of a whole corpus.
+"""Trains a SentencePiece vocabulary on a whole corpus.
 
     python -m vocab.train --corpus=python_docs --vocab_size=32000 --output=DIR
 

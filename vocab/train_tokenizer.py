@@ -1,11 +1,10 @@
-"""Trains a byte-level BPE or WordPiece vocabulary as a tokenizer.json.
+"""Trains a byte-level BPE or WordPiece tokenizer.json.
 
-python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=FOLDER
+    python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=DIR
 
-The folder is one of transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. Words are
-counted in memory, by one process; `python -m vocab.train` makes SentencePiece models of any corpus.
-Byte-level BPE has the same bytes every time. Of WordPieces that are as frequent as each other,
-`tokenizers` takes others in another run.
+transformers loads the folder by `AutoTokenizer.from_pretrained(DIR)`. One process counts the words
+in memory; vocab.train makes SentencePiece models of corpora of any size. Byte-level BPE gives the
+same bytes every time. Among equally frequent WordPieces, `tokenizers` may choose others each time.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
     python -m vocab.trim --vocabulary=mt5-small --corpus='parquet:ro/*.parquet' --output=DIR
 
 Writes the smaller vocabulary, of the same kind and with the same special ids, report.json,
-manifest.json and id_map.json, which has the new id of each old one, or null. trainer.trim cuts a
-model along with it.
+manifest.json and id_map.json, which maps each old id to its new id or null. trainer.trim cuts a
+model along with its vocabulary.
 """
 
 import dataclasses
