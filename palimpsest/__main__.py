@@ -29,7 +29,7 @@ def page(start: str = "") -> str:
         found = {name: module for name, module in commands.items() if name.startswith(start)}
         if found:
             lines += ["", f"{group}:"]
-            lines += [f"  {name:<22} {summary(module)}" for name, module in found.items()]
+            lines += [f"  {name:<21} {summary(module)}" for name, module in found.items()]
     lines += ["", f"{_PROGRAM} COMMAND --help shows the flags of a command."]
     lines += [f"{_PROGRAM} completion bash, zsh or fish prints a script that completes them."]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Starts workers on this machine for pipeline.job_service.
+"""Starts workers here for pipeline.job_service.
 
     python -m pipeline.worker_pool --port=50001
 

@@ -1,4 +1,4 @@
-"""Writes the rows of a data set as pairs for pipeline.build.
+"""Writes the rows of a data set as pairs of texts.
 
 python -m tasks.write_pairs --task=glue_cola --input=train.parquet --output=train.jsonl
 """

@@ -1,4 +1,4 @@
-"""Converts checkpoints between T5X, transformers and others.
+"""Converts checkpoints between T5X, transformers and ours.
 
     python -m trainer.convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
 

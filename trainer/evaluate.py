@@ -2,6 +2,8 @@
 
     python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--task=TASK] \\
         [--split=SPLIT] [--metrics=NAME,NAME] [--plot=FILE.png]
+
+The metrics are added to MODEL_DIR/evaluation.json unless --output names a file.
 """
 
 import os

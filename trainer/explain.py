@@ -1,4 +1,4 @@
-"""Shows the documents and examples behind a batch of a run.
+"""Shows the documents behind a batch of a run.
 
     python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
     python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID    which steps saw a document

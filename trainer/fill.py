@@ -1,4 +1,4 @@
-"""Fills the gaps of a text with a checkpoint of a run.
+"""Fills the gaps of a text.
 
     python -m trainer.fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
 

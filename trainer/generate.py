@@ -1,4 +1,4 @@
-"""Generates text after prompts with a checkpoint of a run.
+"""Generates text after prompts.
 
     python -m trainer.generate --model_dir=DIR --prompt=TEXT
     python -m trainer.generate --model_dir=DIR --input=FILE --output=FILE.jsonl

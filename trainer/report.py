@@ -1,4 +1,4 @@
-"""Reports on runs: a page of curves and a table of results.
+"""Reports on runs: curves and a table of results.
 
     python -m trainer.report RUN [RUN …] [--output=FILE.html] [--rows=N] [--samples=N]
 

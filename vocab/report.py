@@ -1,4 +1,4 @@
-"""Measures how well a vocabulary fits one or more corpora.
+"""Measures how well a vocabulary fits a corpus.
 
     python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
 
