@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from pipeline.building.graph import Assignment, is_fault
+from pipeline.building.documents import is_fault
+from pipeline.building.graph import Assignment
 from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal import progress
-from tasks.terminal.watch import polling
+from tasks.terminal.polling import polling
 
 # Bytes of text per byte of rows, until a piece is finished: about 4 bytes a token, 1.7 stored.
 _TEXT_PER_ROW_BYTE = 2.4

@@ -15,9 +15,9 @@ from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
 from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, started, state
 from tests.trainer.test_evaluation_stops import start
-from trainer import trained
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
+from trainer.starting import trained_run
 from trainer.t5x import read
 
 STEPS = 6
@@ -159,7 +159,7 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     """A user's metric names its values once it was computed."""
     (tmp_path / "own_metrics.py").write_text(
         "from tasks.metrics.metric import Metric\n"
-        "METRICS = (Metric('shorter', lambda targets, predictions: {'share': 1.0}),)\n"
+        "METRICS = (Metric('shorter', lambda targets, predictions: {'share': 1.0}, False),)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     flags = ["--task_module=own_metrics", "--evaluation.metrics=shorter"]
@@ -169,7 +169,7 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     says = ("these tasks do not have this metric", "share")
     assert_one_line(made.returncode, made.stderr, *says)
     assert (model / "checkpoint_3").exists()
-    right = "--checkpoint.best_metric=share"
+    right = "--checkpoint.best_metric=max:share"
     made = started(finetune(pretrained, pairs, model, *flags, right), env=env)
     assert made.returncode == 0, made.stderr
     assert "resumes from checkpoint 3" in made.stdout
@@ -204,8 +204,8 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     third = tmp_path / "third"
     made = run(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
     assert made.returncode == 0, made.stderr
-    opened = trained.open_run(str(whole))
-    sums = trained.restore(opened, None, trained.vocabulary_of(opened, None))[1]
+    opened = trained_run.open_run(str(whole))
+    sums = trained_run.restore(opened, None, trained_run.vocabulary_of(opened, None))[1]
     for path in (f"{tmp_path}/x", f"{tmp_path}/c", str(third)):
         found = read.load(path).parameters
         assert found.keys() == named(sums).keys()

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 
-from tasks.cache import taking
+from tasks.cache import subset
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows
-from tasks.cache.taking import Take
+from tasks.cache.subset import Take
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.table import table
+from tasks.unit import Unit
 from trainer.config import DataConfig
 from trainer.data.batches import Source
 from trainer.data.features import Batch, filling
@@ -25,7 +26,7 @@ def task_line(source: Source, lengths: Lengths) -> Line:
     """Describes the examples of a task."""
     window = source.maker.windows.window_tokens
     read = f"{window} corpus tokens"
-    if source.maker.objective.reads_pairs:
+    if source.maker.objective.unit is Unit.PAIR:
         read = "a pair"
     text = f"{read} -> inputs {lengths.inputs}, targets {lengths.targets}"
     return "task", f"{source.task}: {text}"
@@ -76,7 +77,7 @@ def follow_lines(
 
 def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
     """Says which part of a task's cache is read, if not all of it."""
-    wanted, windows = taking.of_task(amounts, source.task), source.maker.windows
+    wanted, windows = subset.of_task(amounts, source.task), source.maker.windows
     if wanted is None:
         return []
     tokens = round(len(windows) * windows.mean_tokens)

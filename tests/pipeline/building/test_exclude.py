@@ -20,7 +20,7 @@ from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import ExcludeList
 from pipeline.verification.cache import verify
-from tasks.cache import superseded
+from tasks.cache import old_states
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.storage import files
@@ -166,7 +166,7 @@ def test_a_killed_takedown_resumes_or_is_given_up(
         elif moment == "receipts":
             patch.setattr(files, "remove", kill_after(files.remove, 4))
         elif moment == "plan":
-            patch.setattr(lifecycle.exclusion, "remove_others", kill)
+            patch.setattr(lifecycle.cache_lists, "remove_others", kill)
         elif moment == "first shard":
             patch.setattr(graph, "build_piece", kill_after(graph.build_piece, 1))
         else:
@@ -184,8 +184,8 @@ def test_a_killed_takedown_resumes_or_is_given_up(
 
 def lineage(cache, plan) -> list[list[str]]:
     """Returns the ids in each training shard, as they were in the state of a plan."""
-    manifest = superseded.load(str(cache), plan.fingerprint)
-    paths = superseded.lineage_paths(str(cache), manifest, "train", plan.fingerprint)
+    manifest = old_states.load(str(cache), plan.fingerprint)
+    paths = old_states.lineage_paths(str(cache), manifest, "train", plan.fingerprint)
     return [parquet.read_table(path).column("id").to_pylist() for path in paths]
 
 
@@ -209,14 +209,14 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
     build(tmp_path, SMALL, f"--exclude={tmp_path}/first.txt,{tmp_path}/second.txt")
     assert verify(str(cache))[1] == []
     assert lineage(cache, plan) == before
-    path = pathlib.Path(superseded.folder_of(str(cache), plan.fingerprint)) / "manifest.json"
+    path = pathlib.Path(old_states.folder_of(str(cache), plan.fingerprint)) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"software": {', '"software": {"another": "1", '))
     assert path.read_text() != text
     with pytest.raises(UserError, match="is not what was written"):
         lineage(cache, plan)
     path.write_text(text)
-    (kept,) = cache.glob(f"{superseded.BEFORE}*/train.documents-00001-*")
+    (kept,) = cache.glob(f"{old_states.BEFORE}*/train.documents-00001-*")
     kept.unlink()
     with pytest.raises(UserError, match="no copy is kept"):
         lineage(cache, plan)
@@ -375,7 +375,7 @@ def test_two_lists_of_duplicates_are_refused(whole):
     header = {"counts": {"documents": 1, "paragraphs": 0, "places": 0}}
     other = dataclasses.replace(record, sha256="1" * 64)
     with pytest.raises(UserError, match="may leave out both of two twins"):
-        lifecycle.exclusion.records(
+        lifecycle.cache_lists.records(
             dataclasses.replace(plan, exclude=(record,)),
             [lists.Given(other, "path", header, "path")],
             1 << 18,
@@ -394,7 +394,7 @@ def test_paragraphs_kept_in_documents_that_go_are_refused(whole):
 
     def records(before, *added):
         existing = dataclasses.replace(plan, exclude=tuple(each.record for each in before))
-        return lifecycle.exclusion.records(existing, added, 1 << 18, "cache")
+        return lifecycle.cache_lists.records(existing, added, 1 << 18, "cache")
 
     for before, *added in (([], documents, unaware), ([documents], unaware), ([aware], documents)):
         with pytest.raises(UserError, match="--unit=paragraph --exclude=LIST_OF_DOCUMENTS"):
@@ -466,12 +466,11 @@ def test_a_copy_of_a_list_of_ids_is_the_list(build, whole, tmp_path, checksums):
     assert checksums(cache) == checksums(other)
 
 
-def test_lists_without_a_seal(tmp_path, monkeypatch):
-    """Lists of earlier versions are read as they are."""
+def test_lists_of_earlier_versions_are_refused(tmp_path):
     header = {"kind": lists.IDS, "reasons": [lists.LISTED], "format": lists.FORMAT,
               "counts": {"documents": 0, "paragraphs": 0, "places": 0}}  # fmt: skip
     schema = lists._SCHEMA.with_metadata({lists._HEADER: json.dumps(header).encode()})
     with pa.OSFile(str(tmp_path / "l.arrow"), "wb") as file, pa.ipc.new_file(file, schema):
         pass
-    (given,) = lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
-    assert given.header == header
+    with pytest.raises(UserError, match=r"is from a version before 0\.2\.0"):
+        lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
