@@ -133,6 +133,10 @@ class Watch:
         self.best = Best(self._metric, value, step)
         return True
 
+    def is_best(self, step: int) -> bool:
+        """Returns whether the evaluation after `step` is the best so far."""
+        return self.best is not None and self.best.step == step
+
     def record(self) -> dict[str, Any]:
         """Returns the state as JSON values: "best" and "watch"."""
         watch = {

@@ -1,6 +1,7 @@
 """A run's data from caches: the caches of its tasks, opened and checked against each other."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ from trainer.data.cached_task import CachedTask
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder
-from trainer.data.interface import EvaluationSet
+from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
 from trainer.data.layout import Decks, Layout, PackedPairs, PairRows
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
@@ -69,7 +70,6 @@ class CachedData:
     ):
         """`training`: whether a run trains on the data: see `evaluated`."""
         self._trains = training
-        self._batches: TrainingBatches | None = None
         self._config, self.tasks, self._converter = config, tasks, converter
         self.lengths = converter.lengths
         first = tasks[0]
@@ -312,20 +312,32 @@ class CachedData:
         schedule = MixingSchedule([(step * size, rates) for step, rates in self.rates])
         return TrainingBatches(self.sources, size, schedule, host, hosts)
 
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+    def training(
+        self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
+    ) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
-        them."""
-        reading = self._config.data
-        self._batches = self.batches(host, hosts)
-        return self._batches.iterate(first_step, reading.threads, reading.prefetch)
+        them. It ends when `waiting.stopping()` while it waits for a build."""
+        return self._arriving(self.batches(host, hosts), first_step, waiting or Waiting())
 
-    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
-        """Waits until the batch of a step of `training` can be made; False if `stopping()` did."""
-        return self._batches is None or self._wait(self._batches, step, stopping)
+    def _arriving(
+        self, batches: TrainingBatches, first_step: int, waiting: Waiting
+    ) -> Iterator[Batch]:
+        reading = self._config.data
+        made = batches.iterate(first_step, reading.threads, reading.prefetch)
+        for step in itertools.count(first_step):
+            with waiting.timed():
+                arrived = self._wait(batches, step, waiting.stopping)
+            if not arrived:
+                return
+            yield next(made)
 
     def _wait(
         self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
+        """Waits until the batch of a step can be made; returns False if `stopping()` came first.
+
+        Only a run that follows the build of its caches ever waits.
+        """
         if all(each.whole for each in self.sources):
             return True
         timeout = self._config.data.follow_timeout_seconds

@@ -1,5 +1,8 @@
 """The interface of a run's data, as the training loop and evaluations use it."""
 
+import contextlib
+import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +17,26 @@ class EvaluationSet(NamedTuple):
     name: str
     batches: int | None
     iterate: Callable[[], Iterator[Batch]]
+
+
+@dataclasses.dataclass
+class Waiting:
+    """How a run waits for data that are still being made.
+
+    Attributes:
+      stopping: returns whether to wait no longer.
+      seconds: time spent waiting.
+    """
+
+    stopping: Callable[[], bool] = lambda: False
+    seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts the time inside as spent waiting."""
+        begin = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - begin
 
 
 class Data(Protocol):
@@ -45,19 +68,16 @@ class Data(Protocol):
         The order of the tasks decides between rows that are due at the same time.
         """
 
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+    def training(
+        self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
+    ) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
 
-        Each batch has the rows of host `host`, one of `hosts` equal parts.
-        """
-
-    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
-        """Waits until the batch of a step of `training` can be made; False if `stopping()` did.
-
-        Only a run that follows the build of its caches ever waits.
+        Each batch has the rows of host `host`, one of `hosts` equal parts. A run that follows the
+        build of its caches waits for them, and ends when `waiting.stopping()` while it waits.
 
         Raises:
-          UserError: nothing is built any more.
+          UserError: a batch cannot be read, or nothing is built any more.
         """
 
     def close(self) -> None:

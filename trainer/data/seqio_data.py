@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tasks import registry
@@ -19,7 +19,7 @@ from trainer.data import recorded, seqio_padding
 from trainer.data.batches import pad_rows
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
-from trainer.data.interface import EvaluationSet
+from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.padding import packing
 from trainer.data.seqio_examples import examples_of, unmeasured
 
@@ -123,7 +123,9 @@ class SeqioData:
     def _tasks(self) -> list[Any]:
         return list(getattr(self._mixture, "tasks", [self._mixture]))
 
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+    def training(
+        self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
+    ) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
         them. Every host reads whole batches: only so do they equal the batches of a single host."""
         shuffle = self._config.data.shuffle != "none"
@@ -133,10 +135,6 @@ class SeqioData:
         part = slice(host * size, (host + 1) * size)
         for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
             yield {name: array[part] for name, array in self._ids(batch).items()}
-
-    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
-        """Returns True: nothing is ever waited for."""
-        return True
 
     def close(self) -> None:
         """Does nothing."""

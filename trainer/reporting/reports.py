@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoint import Checkpoints
+from trainer.data.interface import Waiting
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
@@ -53,13 +54,20 @@ class Reports:
       note: the last report in a few words, for a progress bar.
     """
 
-    def __init__(self, run: Run, program: Program, checkpoints: Checkpoints, writer: MetricsWriter):
+    def __init__(
+        self,
+        run: Run,
+        program: Program,
+        checkpoints: Checkpoints,
+        writer: MetricsWriter,
+        waiting: Waiting,
+    ):
         self._run, self._program = run, program
         self._checkpoints, self._writer = checkpoints, writer
         self._learning_rate = learning_rate_schedule(run.config.optimizer)
         self._pending: _Pending | None = None
         self._norms: jax.Array | None = None
-        self.speed = Speed.of(run)
+        self.speed = Speed.of(run, waiting)
         self.note = ""
 
     def before(self, step: int, state: TrainState, batch: Batch) -> None:
