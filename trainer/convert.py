@@ -129,7 +129,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
 
     path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
     vocabulary = settings.vocabulary
-    made = record.make(
+    made = record.Record(
         opened.source.path,
         opened.step,
         settings.format,
@@ -139,7 +139,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
         opened.model.name,
         opened.model.positions,
         vocabulary.record.sha256 if vocabulary else None,
-    )
+    ).as_json()
     run = None
     if settings.format == targets.OURS:
         run = targets.run_of(target, opened, settings)
