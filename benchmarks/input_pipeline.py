@@ -112,7 +112,7 @@ def source(folder: str, local_dir: str | None = None):
     vocabulary = manifest.plan.vocabulary
     ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
     maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
-    return Source("", maker, GlobalOrder(len(windows), 0, version=2), 0)
+    return Source("", maker, GlobalOrder(len(windows), 0), 0)
 
 
 def ours(folder: str, batch_size: int):
@@ -183,14 +183,14 @@ def packed(folder: str, objective: str, batch_size: int, packs: bool):
     example, rows = (Lengths(*lengths) for lengths in _PACKED[objective])
     windows = open_windows(folder, manifest, "train", made, example)
     ids = TokenIds(manifest.plan.vocabulary.size, manifest.plan.vocabulary.sentinels, b"")
-    order = GlobalOrder(len(windows), 0, version=2)
+    order = GlobalOrder(len(windows), 0)
     if not packs:
         maker = BatchMaker(windows, made, FeatureConverter(example, True), ids)
         return TrainingBatches([Source("", maker, order, 0)], batch_size)
     maker = BatchMaker(windows, made, FeatureConverter(rows, True), ids, example)
     if isinstance(windows, PairWindows):
         plan = PackedPairs(windows, (1, 1), rows, together=False)
-        layout = PairRows(plan, GlobalOrder(plan.rows, 0, version=2))
+        layout = PairRows(plan, GlobalOrder(plan.rows, 0))
     else:
         layout = Decks(
             Epochs(len(windows), order), deck(made.kinds(example), rows, together=False), 0

@@ -47,7 +47,7 @@ def measure(flags: argparse.Namespace) -> None:
         read = source(_CACHE, local)
         if flags.side == "block":
             windows = read.maker.windows
-            order = BlockOrder(windows.blocks(windows.bytes // 8), 0, version=2)
+            order = BlockOrder(windows.blocks(windows.bytes // 8), 0)
             read = dataclasses.replace(read, order=order)
         taken = TrainingBatches([read], flags.batch_size).iterate(0)
         next(taken)

@@ -31,7 +31,7 @@ from trainer import description, stores
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import recorded
 from trainer.description import CHECKSUMS, STEP, Damaged
-from trainer.engine import checksums, guard, processes
+from trainer.engine import checksums, processes
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
 from trainer.setup import Run, vocabulary_sha256
@@ -74,12 +74,7 @@ class Checkpoints:
         self._policy = policy or CheckpointConfig(keep=None)
         self.watch = watch or Watch(self._policy)
         self.evaluated = True
-        self._warned = False
-        # For every error that it raises, Orbax also logs a traceback from another thread, and
-        # asyncio one for every array that was being read.
-        for logger in ("absl", "asyncio"):
-            logging.getLogger(logger).setLevel(logging.CRITICAL)
-        sys.unraisablehook = _without_late_reads
+        _silence()
         if files.is_remote(model_dir):
             stores.prepare(model_dir)
         self._manager = ocp.CheckpointManager(
@@ -164,32 +159,11 @@ class Checkpoints:
         """
         path = self.path(step)
         with processes.failing_together():
-            stored = description.read(path).get(CHECKSUMS)
-            if stored is None:
-                state = self._read_unchecked(path, abstract)
-            else:
-                _check_arrays(path, stored, abstract)
-                state = _read(path, abstract)
-        if stored is not None:
-            description.compare(path, stored, checksums.of_state(state))
+            stored = description.read(path)[CHECKSUMS]
+            _check_arrays(path, stored, abstract)
+            state = _read(path, abstract)
+        description.compare(path, stored, checksums.of_state(state))
         return state
-
-    def _read_unchecked(self, path: str, abstract: TrainState) -> TrainState:
-        """Returns the state of a checkpoint that was written without checksums."""
-        if processes.is_first() and not self._warned:
-            self._warned = True
-            print(
-                f"checkpoint {path} was written without checksums: damage to its arrays would not "
-                "be noticed",
-                file=sys.stderr,
-            )
-        if "guard/updates" in description.array_names(path):
-            return _read(path, abstract)
-        before: Any = guard.older(abstract.guard)
-        state: Any = _read(path, dataclasses.replace(abstract, guard=before))
-        return dataclasses.replace(
-            state, guard=guard.upgraded(state.guard, state.step, abstract.guard)
-        )
 
     def check_resumable(self, step: int, run: Run) -> None:
         """Checks that `run` continues the run that wrote the checkpoint, and recalls its watch.
@@ -210,11 +184,6 @@ class Checkpoints:
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         differences += recorded.changes(stored, run.data.record, step)
-        if "tasks" not in stored and processes.is_first():
-            print(
-                f"checkpoint {step} does not say what its tasks were: that their objectives and "
-                "rates are the same as before cannot be checked"
-            )
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} has changed"
@@ -229,7 +198,7 @@ class Checkpoints:
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
                 "use the same settings or another --model_dir"
             )
-        self.evaluated = stored.get("evaluated", True)
+        self.evaluated = stored["evaluated"]
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
@@ -319,6 +288,17 @@ def _reason(path: str, text: str) -> str:
     # Nothing else is read that has not been checked before.
     said = said or ["state/array_metadatas or state/_sharding"]
     return f"{' in '.join(said)} cannot be read"
+
+
+def _silence() -> None:
+    """Silences, in this process, what Orbax says besides the errors that it raises.
+
+    It logs a traceback from another thread for each of them, and asyncio one for every array that
+    was being read.
+    """
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    sys.unraisablehook = _without_late_reads
 
 
 def _without_late_reads(unraisable: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tasks import registry
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.config import Config, adopting, fields, keep_order
+from trainer.config import Config, adopting, fields
 from trainer.config.help import HelpAction
 from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
@@ -276,7 +276,7 @@ def configured(
         config, origins = build_config(preset, overrides, arguments.optimizer_preset, settings)
         config = adopting.adopt_model(config, origins)
     refuse_idle(config, origins)
-    return keep_order(config, origins), origins
+    return config, origins
 
 
 # Flags of T5X and Mesh T5 that stand beside gin files, and what takes their place.

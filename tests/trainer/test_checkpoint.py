@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
@@ -17,7 +16,7 @@ from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig, fields
 from trainer.description import Damaged, sealed
-from trainer.engine.guard import new_guard, older
+from trainer.engine.guard import new_guard
 from trainer.engine.step import TrainState
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -266,29 +265,17 @@ def test_nothing_is_renamed_without_a_sound_checkpoint(model_dir):
     assert (model_dir / "checkpoint_3").exists()
 
 
-def test_checkpoints_of_earlier_versions_are_read(tmp_path, capsys):
-    state = dataclasses.replace(state_of(150), guard=new_guard().replace(mean_loss=jnp.float32(2)))
-    manager = ocp.CheckpointManager(
-        tmp_path, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint")
-    )
-    description = {"config": {}, "cache_fingerprints": {}}
-    for step, mean_loss in ((150, 2.0), (151, 0.0)):
-        guard = older(state.guard.replace(mean_loss=jnp.float32(mean_loss)))
-        manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state.replace(guard=guard)),
-                run=ocp.args.JsonSave(description),
-            ),
-        )
-    manager.close()
-    checkpoints = Checkpoints(str(tmp_path), writable=False)
-    restored = checkpoints.restore(150, ABSTRACT)
-    assert equal(restored, state.replace(guard=state.guard.replace(updates=jnp.int32(150))))
-    # A guard with a mean of 0 has seen nothing: it came with --init_from.
-    assert int(checkpoints.restore(151, ABSTRACT).guard.updates) == 0
-    checkpoints.close()
-    assert capsys.readouterr().err.count("written without checksums") == 1
+def test_checkpoints_of_earlier_versions_are_refused(model_dir):
+    folder = model_dir / "checkpoint_3"
+    file = folder / "run" / "metadata"
+    stored = {
+        name: value
+        for name, value in json.loads(file.read_text()).items()
+        if name not in ("checksums", "sha256")
+    }
+    file.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="written by a version before 0.2"):
+        Checkpoints(str(model_dir)).restore(3, ABSTRACT)
 
 
 def test_a_step_that_does_not_exist_lists_those_that_do(model_dir, monkeypatch):

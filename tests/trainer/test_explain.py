@@ -224,11 +224,10 @@ def seen_by_explaining(model_dir, steps, document):
     ]
 
 
-@pytest.mark.parametrize("flags", [[], ["--data.order=1"]], ids=["order 2", "order 1"])
-def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, flags, capsys):
+def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, capsys):
     cache_dir = tmp_path / "cache"
     shutil.copytree(long_cache / "cache", cache_dir)
-    run = start(tmp_path / "model", cache_dir, *flags)
+    run = start(tmp_path / "model", cache_dir)
     steps = 12
     line = json.dumps({"step": steps, "split": "train", "metrics": {}})
     (tmp_path / "model" / "metrics.jsonl").write_text(line + "\n")

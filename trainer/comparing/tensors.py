@@ -82,7 +82,7 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, from the oldest on.
 
     Arrays with different recorded checksums differ. Those with equal ones are taken to be equal
-    without reading them, but for the checkpoints to verify and those without checksums.
+    without reading them, but for the checkpoints to verify and those of T5X, which have none.
 
     Args:
       folders: the model directories.
@@ -148,10 +148,10 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
 
 
 def _checksums(path: str) -> dict[str, str]:
-    """Returns the checksums that a checkpoint records; {} if T5X or an earlier version wrote it."""
+    """Returns the checksums that a checkpoint records; {} if T5X wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
-    return description.read(path).get(description.CHECKSUMS, {})
+    return description.read(path)[description.CHECKSUMS]
 
 
 def _array(side: dict[str, Tensor], name: str) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from trainer.config.evaluation import (
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.resuming import RESUMABLE_CHANGES, config_changes, keep_order
+from trainer.config.resuming import RESUMABLE_CHANGES, config_changes
 from trainer.config.run import (
     CONFIG_FILE,
     NORMALIZERS,
@@ -43,7 +43,6 @@ __all__ = [
     "StoppingConfig",
     "VocabularyConfig",
     "config_changes",
-    "keep_order",
     "load_config",
     "load_record",
     "save_config",

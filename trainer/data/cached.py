@@ -211,7 +211,6 @@ class CachedData:
             keep_tails=keep_tails,
             local_dir=reading.local_dir,
             local_bytes=reading.local_bytes,
-            across_shards=reading.order > 1,
         )
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
@@ -235,7 +234,15 @@ class CachedData:
                 open_as()  # which checks that no file of the other program has changed
             # Shards are added in the order's own blocks, also of a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
-            order = self._followed(each, maker.windows, noise.task_seed(seed, name), wanted)
+            windows, seed_of_task = maker.windows, noise.task_seed(seed, name)
+            order = FollowedOrder(
+                windows,
+                each,
+                self._config.data,
+                wanted,
+                seed_of_task,
+                later=lambda: self._order(windows, seed_of_task),
+            )
         else:
             maker = open_as()
             if wanted:
@@ -243,23 +250,6 @@ class CachedData:
             order = self._order(maker.windows, noise.task_seed(seed, name))
         layout = self._layout(each.task, maker, order) if self._packs else None
         return Source(name, maker, order, seed, layout)
-
-    def _followed(
-        self, each: CachedTask, windows: Windows, seed: int, wanted: Take | None
-    ) -> FollowedOrder:
-        reading = self._config.data
-        return FollowedOrder(
-            windows,
-            each.cache,
-            each.manifest,
-            each.following,
-            reading.follow_shards,
-            wanted,
-            seed,
-            reading.order,
-            shuffled=reading.shuffle != "none",
-            later=lambda: self._order(windows, seed),
-        )
 
     def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order | FollowedOrder) -> Layout:
         """Returns the layout of rows of several examples of a task."""
@@ -278,9 +268,9 @@ class CachedData:
         blocks = windows.blocks(reading.block_bytes) if in_blocks else None
         plan = PackedPairs(windows, ends, self.lengths, together, blocks)
         if in_blocks:
-            order = BlockOrder(plan.blocks_B1, seed, reading.order)
+            order = BlockOrder(plan.blocks_B1, seed)
         elif reading.shuffle == "global":
-            order = GlobalOrder(plan.rows, seed, reading.order)
+            order = GlobalOrder(plan.rows, seed)
         return PairRows(plan, order)
 
     def _check_room(self) -> None:
@@ -295,10 +285,10 @@ class CachedData:
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
         if reading.shuffle == "global":
-            return GlobalOrder(len(windows), seed, reading.order)
+            return GlobalOrder(len(windows), seed)
         if reading.shuffle == "none":
             return CacheOrder()
-        return BlockOrder(windows.blocks(reading.block_bytes), seed, reading.order)
+        return BlockOrder(windows.blocks(reading.block_bytes), seed)
 
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
@@ -462,7 +452,7 @@ class CachedData:
                 *startup.rows_lines(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
                 *startup.take_lines(source, self._taken),
-                *startup.unread_lines(source, each.manifest, self._config.data.order),
+                *startup.unread_lines(source, each.manifest),
                 *startup.cut_lines(source, each.manifest),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]

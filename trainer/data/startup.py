@@ -87,19 +87,18 @@ def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
     return [("take", text)]
 
 
-def unread_lines(source: Source, manifest: CacheManifest, order: int) -> list[Line]:
+def unread_lines(source: Source, manifest: CacheManifest) -> list[Line]:
     """Counts the tokens that no epoch reads, as a warning where they are many."""
     unread, tokens = source.maker.windows.unread_tokens, manifest.total("train", "tokens")
     if not unread:
         return []
-    where, advice = "the unfinished last window", "use more text or shorter lengths"
-    if order == 1:
-        where += " of each shard"
-        advice = "a run in another --model_dir reads over the borders of shards"
-    text = f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: {where}"
+    text = (
+        f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: the unfinished "
+        "last window"
+    )
     if unread / tokens < _MANY_UNREAD:
         return [("", text)]
-    return [("warning", f"{text}; {advice}")]
+    return [("warning", f"{text}; use more text or shorter lengths")]
 
 
 def cut_lines(source: Source, manifest: CacheManifest) -> list[Line]:

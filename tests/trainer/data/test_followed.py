@@ -134,7 +134,7 @@ def test_a_block_has_the_windows_that_end_in_its_shards(whole_cache):
         assert sorted(block) == list(range(first, last))
         assert block != sorted(block)
     # The second epoch is that of any run.
-    later = GlobalOrder(len(windows), source.order._seed, 2)
+    later = GlobalOrder(len(windows), source.order._seed)
     usual = later(np.ones(len(windows), int), np.arange(len(windows)))
     assert read[len(windows) :].tolist() == usual.tolist()
 
@@ -383,7 +383,6 @@ def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--data.order=1",), "--data.order=1 with --data.follow=true: "),
         (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
         (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
         (("--data.take=99999999 tokens",), "tokens in train, not so many"),
