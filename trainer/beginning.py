@@ -9,11 +9,11 @@ from typing import Protocol
 from tasks.terminal.command_line import UserError
 from trainer import init_from
 from trainer.checkpoint import Checkpoints
-from trainer.description import Damaged
+from trainer.data.prepared import Run
 from trainer.engine import processes
+from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.setup import Run
 
 
 class Beginning(Protocol):

@@ -30,11 +30,12 @@ from tasks.terminal.command_line import UserError
 from trainer import description, stores
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import recorded
-from trainer.description import CHECKSUMS, STEP, Damaged
+from trainer.data.prepared import Run
+from trainer.description import CHECKSUMS, STEP
 from trainer.engine import checksums, processes
+from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
-from trainer.setup import Run, vocabulary_sha256
 from trainer.watch import Watch
 
 _PREFIX = "checkpoint"
@@ -123,7 +124,7 @@ class Checkpoints:
         of_run = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
-            "vocabulary_sha256": vocabulary_sha256(run.data),
+            "vocabulary_sha256": run.data.vocabulary_sha256,
             **self.watch.record(),
             "evaluated": evaluated,
             STEP: step,
@@ -191,7 +192,7 @@ class Checkpoints:
             if now.get(task, fingerprint) != fingerprint
         ]
         vocabulary = stored.get("vocabulary_sha256")
-        if vocabulary and vocabulary != vocabulary_sha256(run.data):
+        if vocabulary and vocabulary != run.data.vocabulary_sha256:
             differences.append("the vocabulary has changed")
         if differences:
             raise UserError(

@@ -28,7 +28,7 @@ from tasks.terminal.command_line import Parser, UserError
 if TYPE_CHECKING:
     from trainer.conversion.sources import Given, Opened, Source
     from trainer.conversion.targets import Arrays, Settings
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")

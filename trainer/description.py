@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.engine.damage import Damaged
 
 # Keys of the description: checksum by array, number of updates made, and the SHA-256 of everything
 # else.
@@ -23,19 +24,6 @@ _FILE = ("run", "metadata")
 _TREE = ("state", "_METADATA")
 
 
-class Damaged(UserError):
-    """A checkpoint cannot be read, or is not what was written.
-
-    Attributes:
-      path: the checkpoint's folder.
-      reason: the array or the file that is damaged, and how.
-    """
-
-    def __init__(self, path: str, reason: str):
-        super().__init__(f"checkpoint {path} is damaged ({reason}): use another one, or a copy")
-        self.path, self.reason = path, reason
-
-
 def sealed(description: dict[str, Any]) -> dict[str, Any]:
     """Returns the description with its SHA-256."""
     return {**description, _SEAL: _sha256(description)}
@@ -46,7 +34,7 @@ def read(checkpoint: str) -> dict[str, Any]:
 
     Raises:
       Damaged: it is missing, cannot be read, or does not match its SHA-256.
-      UserError: the store cannot be reached, as by `files.on_store`, or an earlier version wrote it.
+      UserError: the store cannot be reached, or an earlier version wrote it.
     """
     name = "/".join(_FILE)
     try:
@@ -62,7 +50,7 @@ def read(checkpoint: str) -> dict[str, Any]:
         if CHECKSUMS in found:
             raise Damaged(checkpoint, f"{name} has lost its SHA-256")
         raise UserError(
-            f"checkpoint {checkpoint} was written by a version before 0.2, without checksums: use "
+            f"checkpoint {checkpoint} was written by an earlier version, without checksums: use "
             "the version that wrote it"
         )
     if seal != _sha256(found):

@@ -34,10 +34,10 @@ from trainer import trained
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
     from trainer.data.features import Batch
+    from trainer.data.prepared import Run
     from trainer.huggingface.card import Named
     from trainer.huggingface.parity import Parity
     from trainer.huggingface.tokenizer import Match, Roles
-    from trainer.setup import Run
 
 _EXIT_NOT_EQUAL = 1
 # Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of

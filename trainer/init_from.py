@@ -24,6 +24,7 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabularies.rows import Rows
 from trainer import new_rows
 from trainer.config import Config, adopting, fields
+from trainer.data.prepared import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.engine.tuning import Tuning
@@ -35,7 +36,6 @@ from trainer.model.transformer import (
     init_params,
     parameter_facts,
 )
-from trainer.setup import Run
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load

@@ -12,6 +12,7 @@ from trainer.beginning import Beginning, begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.data.interface import Waiting
+from trainer.data.prepared import Run
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
@@ -23,7 +24,6 @@ from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
 from trainer.reporting.software import save_software
 from trainer.reporting.startup import startup_text
-from trainer.setup import Run
 from trainer.watch import Watch, flattened
 
 

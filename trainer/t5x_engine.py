@@ -33,12 +33,12 @@ from trainer.config import (
 from trainer.data import recorded
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet
+from trainer.data.prepared import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.model.facts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
-from trainer.setup import Run
 from trainer.t5x import read, write
 from trainer.t5x.tensors import held
 

@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
     from trainer.config import Config
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,14 @@ class NoData:
     """
 
     lengths: Lengths
+    vocabulary_sha256: str | None = None
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def without_data(config: Config) -> Run:
     """Returns the run of a configuration that names no task."""
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     return Run(config, cast(Any, NoData(lengths)), cast(Any, None))
@@ -48,7 +49,9 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
       UserError: there is no such run, or its cache is not there.
     """
     from trainer.config import fields, load_config
-    from trainer.setup import on_this_machine, prepare, warn_of_changes
+    from trainer.config.this_machine import on_this_machine
+    from trainer.data.recorded import warn_of_changes
+    from trainer.setup import prepare
 
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
@@ -57,7 +60,7 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
     run = prepare(on_this_machine(config), origins)
-    warn_of_changes(model_dir, run)
+    warn_of_changes(model_dir, run.data.tasks_record)
     return run
 
 

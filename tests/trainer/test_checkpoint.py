@@ -15,7 +15,8 @@ from trainer import description, evaluate, export_t5x
 from trainer.beginning import begin
 from trainer.checkpoint import Checkpoints
 from trainer.config import CheckpointConfig, fields
-from trainer.description import Damaged, sealed
+from trainer.description import sealed
+from trainer.engine.damage import Damaged
 from trainer.engine.guard import new_guard
 from trainer.engine.step import TrainState
 from trainer.pretrain import build_config
@@ -274,7 +275,7 @@ def test_checkpoints_of_earlier_versions_are_refused(model_dir):
         if name not in ("checksums", "sha256")
     }
     file.write_text(json.dumps(stored))
-    with pytest.raises(UserError, match="written by a version before 0.2"):
+    with pytest.raises(UserError, match="written by an earlier version"):
         Checkpoints(str(model_dir)).restore(3, ABSTRACT)
 
 

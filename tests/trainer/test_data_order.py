@@ -33,7 +33,7 @@ def test_a_run_from_before_versions_is_refused(tmp_path):
     save_config(*config_of(f"--model_dir={tmp_path}"))
     assert load_config(str(tmp_path))[0].data.order == 2
     forget_the_order(tmp_path)
-    with pytest.raises(UserError, match=r"data\.order=1: it must be one of 2"):
+    with pytest.raises(UserError, match=r"data\.order is 1; it must be one of 2"):
         load_config(str(tmp_path))
 
 

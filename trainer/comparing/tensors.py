@@ -13,8 +13,8 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer import description
-from trainer.description import Damaged
 from trainer.engine import checksums
+from trainer.engine.damage import Damaged
 from trainer.t5x import read
 from trainer.t5x.tensors import Tensor
 

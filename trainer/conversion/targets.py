@@ -19,6 +19,7 @@ from trainer import description, init_from, trained
 from trainer.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
 from trainer.conversion.sources import FLAG, Opened, tree_of
+from trainer.data.prepared import Run
 from trainer.engine.step import TrainState, zero_metrics
 from trainer.huggingface import card, configs, folding, names, tokenizer, weights
 from trainer.model.config import ModelConfig
@@ -26,7 +27,7 @@ from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
-from trainer.setup import Run, prepare
+from trainer.setup import prepare
 from trainer.t5x import write
 from trainer.t5x.layout import Parts
 from trainer.t5x.tensors import held

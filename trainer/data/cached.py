@@ -154,6 +154,11 @@ class CachedData:
         return self.tasks[0].ids.size
 
     @property
+    def vocabulary_sha256(self) -> str | None:
+        """SHA-256 of the caches' vocabulary, as hex digits."""
+        return self.tasks[0].manifest.plan.vocabulary.sha256
+
+    @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of the plan of each task's cache."""
         return {each.task.name: each.manifest.plan.fingerprint for each in self.tasks}

@@ -54,6 +54,10 @@ class Data(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def vocabulary_sha256(self) -> str | None:
+        """SHA-256 of the caches' vocabulary, as hex digits; None for seqio's tasks."""
+
+    @property
     def fingerprints(self) -> dict[str, str]:
         """Checksum of each task's data, which must not change during a run."""
 

@@ -96,7 +96,7 @@ class SeqioData:
         self.extra_ids = int(vocabulary.extra_ids)
         # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
-        self.vocabulary_sha256 = model and hashlib.sha256(model).hexdigest()
+        self.model_sha256 = model and hashlib.sha256(model).hexdigest()
         # Special ids as the model needs them: seqio itself pads with 0.
         self.special = seqio_padding.special_of(vocabulary)
         self._feature_lengths = {
@@ -106,8 +106,9 @@ class SeqioData:
         }
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
-        # seqio's caches have no fingerprint.
+        # seqio's caches have no fingerprint, nor say which vocabulary they were made with.
         self.fingerprints: dict[str, str] = {}
+        self.vocabulary_sha256 = None
         self._cached = False
         if config.cache_dir and config.data.use_cached is not False:
             seqio.add_global_cache_dirs([config.cache_dir])
@@ -190,7 +191,7 @@ class SeqioData:
     def _colliding(self) -> list[str]:
         """Returns a warning if sentinels would be pieces of text."""
         vocabulary = self._mixture.output_features["targets"].vocabulary
-        if not self.vocabulary_sha256 or self.extra_ids:
+        if not self.model_sha256 or self.extra_ids:
             return []
         last = vocabulary.tokenizer.IdToPiece(self.vocab_size - 1)
         if "extra_id_" in last:

@@ -10,10 +10,10 @@ import numpy as np
 
 from trainer import trained
 from trainer.data.cached import CachedData
+from trainer.data.prepared import Run
 from trainer.decoding import text
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
-from trainer.setup import Run
 
 
 class PromptForm(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Any
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
-from trainer.description import Damaged
+from trainer.engine.damage import Damaged
 
 # Exit code of a process that lost another one: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76

@@ -10,6 +10,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import check_dimensions
 from trainer.config.tuning import LORA
+from trainer.data.prepared import Run
 from trainer.engine import compiled_programs
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
@@ -35,7 +36,6 @@ from trainer.model.transformer import (
     init_params,
 )
 from trainer.optim.plateau import set_rate_scale
-from trainer.setup import Run
 
 
 class Program:

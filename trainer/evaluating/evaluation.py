@@ -8,11 +8,11 @@ from typing import Any
 
 from tasks.metrics.names import TEXT
 from tasks.storage import files
+from trainer.data.prepared import Run
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
 from trainer.evaluating.probes import Probes
-from trainer.setup import Run
 
 # By split, each metric's value.
 Results = dict[str, dict[str, float]]

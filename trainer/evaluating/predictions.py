@@ -15,11 +15,11 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
+from trainer.data.prepared import Run
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
-from trainer.setup import Run
 
 # Folder of the files in model_dir.
 PREDICTIONS = "predictions"

@@ -18,12 +18,12 @@ from trainer.config import Config, fields
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Data
+from trainer.data.prepared import Run
 from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
-from trainer.setup import Run
 
 # Statistics of the data among the metrics, which say nothing about the model.
 _OF_THE_DATA = ("mean_label", "max_targets_length")

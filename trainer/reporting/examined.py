@@ -22,13 +22,13 @@ from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
+from trainer.data.prepared import Run
 from trainer.decoding import text
 from trainer.decoding.config import Decoding
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
 from trainer.model.transformer import build_model, rounded_kernels, run_model
 from trainer.reporting.history import VALIDATION, History
-from trainer.setup import Run
 
 if TYPE_CHECKING:
     from trainer.decoding.generator import Generator

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from tasks.terminal.command_line import UserError
 from trainer.checkpoint import Checkpoints
 from trainer.data.interface import Waiting
+from trainer.data.prepared import Run
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
@@ -23,7 +24,6 @@ from trainer.optim.optimizer import learning_rate_schedule
 from trainer.reporting.evaluations import evaluation_table
 from trainer.reporting.metrics import NORMS, MetricsWriter
 from trainer.reporting.speed import Speed, shown
-from trainer.setup import Run
 
 
 def due(step: int, every: int, last: int) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import jax
 
 from trainer.data.interface import Waiting
+from trainer.data.prepared import Run
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
-from trainer.setup import Run
 
 # Seconds of waiting below which there was none: finding out that a batch is there takes time too.
 _SHORTEST_WAIT = 0.05

@@ -2,12 +2,12 @@
 
 from trainer.beginning import Beginning
 from trainer.config import CheckpointConfig, Config
+from trainer.data.prepared import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.model.config import ModelConfig
 from trainer.model.facts import AUTO, softmax_dtype_on
-from trainer.setup import Run
 
 
 def startup_text(run: Run, program: Program, beginning: Beginning, changes: list[str]) -> str:

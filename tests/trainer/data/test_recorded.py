@@ -17,8 +17,9 @@ from trainer import description, explain
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_record, save_config
 from trainer.data import recorded
+from trainer.data.recorded import warn_of_changes
 from trainer.pretrain import build_config
-from trainer.setup import prepare, warn_of_changes
+from trainer.setup import prepare
 
 MODULE = """
 import dataclasses
@@ -165,12 +166,12 @@ def test_explain_and_evaluate_notice_another_module(run_of, tmp_path, capsys):
     save_config(run.config, {}, run.data.record)
     assert load_record(model_dir) == json.loads(json.dumps(run.data.record))
     explain.Explanation(model_dir, 3)
-    warn_of_changes(model_dir, run)
+    warn_of_changes(model_dir, run.data.tasks_record)
     assert not capsys.readouterr().err
     now = run_of("my_spans", density=0.3)
     with pytest.raises(UserError, match=r"other examples \(objective of my_spans: mask\.noise"):
         explain.Explanation(model_dir, 3)
-    warn_of_changes(model_dir, now)
+    warn_of_changes(model_dir, now.data.tasks_record)
     lines = capsys.readouterr().err.splitlines()
     assert "objective of my_spans: mask.noise_density was 0.15, is 0.3" in lines[0]
 
