@@ -134,9 +134,9 @@ def start(arguments: argparse.Namespace, config: Config, origins: dict[str, str]
         run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
-            from trainer import t5x_engine
+            from trainer import beginning, t5x_engine
 
-            return t5x_engine.train(run, origins)
+            return t5x_engine.train(run, origins, beginning.start)
 
         from trainer.loop import train
 

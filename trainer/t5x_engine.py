@@ -20,7 +20,6 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
-from trainer.beginning import start
 from trainer.config import (
     CONFIG_FILE,
     Config,
@@ -77,8 +76,8 @@ _FACTORS = (
 )
 
 
-def train(run: Run, origins: dict[str, str]) -> int:
-    """Trains to `config.train_steps` with T5X.
+def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
+    """Trains to `config.train_steps` with T5X; `start` is `beginning.start`.
 
     Resumes from T5X's newest checkpoint in model_dir; without one, starts from the same initial
     state as the project's own engine.
@@ -104,7 +103,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")
-    data = _Datasets(run, first=_begin(run, origins))
+    data = _Datasets(run, first=_begin(run, origins, start))
     evaluates = bool(config.evaluation.every_steps)
     t5x.train(
         model=_model(config, run.data.vocab_size, data.have_prefixes()),
@@ -246,7 +245,7 @@ def _folder(config: Config) -> str:
     return os.path.abspath(files.local_path(config.model_dir))
 
 
-def _begin(run: Run, origins: dict[str, str]) -> int:
+def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
     """Returns the step of T5X's newest checkpoint in model_dir; writes an initial one if needed.
 
     Raises:

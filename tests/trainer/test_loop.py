@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -250,3 +252,26 @@ def test_an_owed_evaluation_without_the_metric_stays_owed(train):
     with pytest.raises(UserError, match="do not have this metric"):
         train(run)
     assert run.events == [*evaluated(4), *CLOSED]
+
+
+_RUN = """
+import runpy, sys
+try:
+    runpy.run_module("trainer.pretrain", run_name="__main__")
+except SystemExit as ended:
+    assert not ended.code, ended.code
+foreign = ("trainer.gin", "trainer.huggingface", "trainer.t5x", "trainer.init_from", "tensorflow")
+print("imported", *(name for name in sys.modules if name.startswith(foreign)))
+"""
+
+
+def test_a_run_that_starts_from_nothing_imports_no_foreign_format(text_cache, tmp_path):
+    flags = [
+        *("--preset=t5_1_1_tiny", "--task=python_docs_span_corruption", "--train_steps=1"),
+        *(f"--cache_dir={text_cache}", f"--model_dir={tmp_path}", "--batch_size=4"),
+        *("--lengths.inputs=64", "--lengths.targets=18", "--metrics.tensorboard=false"),
+    ]
+    made = subprocess.run(
+        [sys.executable, "-c", _RUN, *flags], capture_output=True, text=True, check=True
+    )
+    assert made.stdout.splitlines()[-1] == "imported"

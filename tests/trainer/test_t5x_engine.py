@@ -17,6 +17,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
 from trainer import export_t5x, t5x_engine
+from trainer.beginning import start
 from trainer.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine.program import Program
@@ -198,7 +199,7 @@ def test_missing_t5x_is_an_error_that_says_where_to_get_it():
     converter = types.SimpleNamespace(special=T5_IDS)
     run = types.SimpleNamespace(config=config_of(), converter=converter)
     with pytest.raises(UserError) as error:
-        t5x_engine.train(run, {})
+        t5x_engine.train(run, {}, start)
     for word in ("no package registry", "google-research/t5x", t5x_engine.TESTED_COMMIT, "airio"):
         assert word in str(error.value)
 
