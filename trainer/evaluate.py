@@ -104,9 +104,9 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
     determinism.set_flags(config.deterministic)
 
-    from trainer.checkpoint import Checkpoints, chosen_steps
+    from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.config.this_machine import on_this_machine
-    from trainer.data.recorded import warn_of_changes
+    from trainer.data.task_record import warn_of_changes
     from trainer.engine import processes
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
@@ -147,10 +147,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 def _check_vocabulary(run: Run, checkpoint: str) -> None:
     """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
-    from trainer import description
+    from trainer.checkpoints import metadata
 
     trained, now = (
-        description.read(checkpoint).get("vocabulary_sha256"),
+        metadata.read(checkpoint).get("vocabulary_sha256"),
         run.data.vocabulary_sha256,
     )
     if trained and now and trained != now:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from tasks.storage import files, lock
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.beginning import Beginning, begin
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
 from trainer.data.interface import Waiting
 from trainer.data.prepared import Run
@@ -24,7 +24,7 @@ from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
 from trainer.reporting.software import save_software
 from trainer.reporting.startup import startup_text
-from trainer.watch import Watch, flattened
+from trainer.starting.resume import Beginning, begin
 
 
 def train(run: Run, origins: dict[str, str]) -> int:

@@ -20,7 +20,7 @@ from trainer.data.prepared import Run
 
 SEQIO = "seqio:"
 # Compares vocabularies; imported only with --init_from, as it reads formats of other programs.
-_HAS_OTHER_ROWS = "trainer.new_rows:has_other_rows"
+_HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"
 
 # The embedding's rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such
 # sizes are fast on accelerators and divide among devices.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.tokenizer.cut_kernels import LETTER, NEWLINE, NUMBER, SPACE
+from pipeline.tokenizer.pretokenize_kernels import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
 # Stands between characters that are normalised together. It neither changes nor combines.
@@ -33,7 +33,6 @@ def kinds() -> np.ndarray:
 
     Letters are \p{L}, numbers \p{N}, and spaces \s; of these, NEWLINE is \r and \n.
     """
-
     text = "".join(_all())
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     found = np.zeros(POINTS, np.uint8)

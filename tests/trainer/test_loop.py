@@ -260,7 +260,7 @@ try:
     runpy.run_module("trainer.pretrain", run_name="__main__")
 except SystemExit as ended:
     assert not ended.code, ended.code
-foreign = ("trainer.gin", "trainer.huggingface", "trainer.t5x", "trainer.init_from", "tensorflow")
+foreign = "trainer.gin", "trainer.huggingface", "trainer.t5x", "trainer.starting.init_from"
 print("imported", *(name for name in sys.modules if name.startswith(foreign)))
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer import description
+from trainer.checkpoints import metadata
 from trainer.engine import checksums
 from trainer.engine.damage import Damaged
 from trainer.t5x import read
@@ -151,7 +151,7 @@ def _checksums(path: str) -> dict[str, str]:
     """Returns the checksums that a checkpoint records; {} if T5X wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
-    return description.read(path)[description.CHECKSUMS]
+    return metadata.read(path)[metadata.CHECKSUMS]
 
 
 def _array(side: dict[str, Tensor], name: str) -> np.ndarray | None:

@@ -2,8 +2,8 @@
 
 from tasks import mixture
 from trainer.config import fields
-from trainer.config.idle import unread_fields
 from trainer.config.run import Config
+from trainer.config.unused_fields import unread_fields
 
 # Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
 # change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.

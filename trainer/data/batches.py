@@ -17,14 +17,14 @@ import numpy as np
 
 from tasks.cache.windows import Windows
 from tasks.objectives import Examples, Lengths, Objective, noise
-from tasks.objectives.kinds import Slots
+from tasks.objectives.example_lengths import Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data import segments
+from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder, reading
 from trainer.data.interleave import MixingSchedule
-from trainer.data.layout import Layout, Members, OneByOne, PairRows
 from trainer.data.order import BlockOrder, Order
 
 
@@ -214,9 +214,11 @@ class TrainingBatches:
         return self.examples(step)[1]
 
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
-        """Returns the examples of this host's rows of batch `step`, in the order of the rows: (the
-        row of each, int64 [E]; their origins; for each, the members of its source's rows and its
-        number among them)."""
+        """Returns the examples of this host's rows of batch `step`, in the order of the rows.
+
+        They are (row of each example, int64 [E]; their origins; for each, the members of its
+        source's rows and its number among them).
+        """
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)

@@ -15,7 +15,7 @@ from tasks import registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
-from trainer.data import recorded, seqio_padding
+from trainer.data import seqio_padding, task_record
 from trainer.data.batches import pad_rows
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
@@ -50,8 +50,8 @@ def _preprocessor(step: Any) -> Any:
     """Returns the name of a preprocessor and, for a functools.partial, its arguments."""
     if not isinstance(step, functools.partial):
         return getattr(step, "__qualname__", type(step).__qualname__)
-    arguments = {name: recorded.plain(value) for name, value in step.keywords.items()}
-    return {"function": _preprocessor(step.func), "args": recorded.plain(step.args), **arguments}
+    arguments = {name: task_record.plain(value) for name, value in step.keywords.items()}
+    return {"function": _preprocessor(step.func), "args": task_record.plain(step.args), **arguments}
 
 
 class SeqioData:
@@ -127,8 +127,10 @@ class SeqioData:
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
     ) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
-        them. Every host reads whole batches: only so do they equal the batches of a single host."""
+        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
+
+        Every host reads whole batches, since only then do they equal a single host's.
+        """
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.config.tuning import LORA
+from trainer.config.lora import LORA
 from trainer.engine.sharding import replicated, rows
 from trainer.engine.step import Batch, Parts, TrainState, make_update
 from trainer.model.layers import unstack_layers

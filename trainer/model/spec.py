@@ -191,8 +191,9 @@ def _decoder_only(config: ModelConfig) -> ModelSpec:
 
 
 def _evolved_transformer(config: ModelConfig) -> ModelSpec:
-    """A block is two layers: first attention with twice as many heads of half the size, and
-    convolutions; then attention and feed-forward.
+    """A block of two layers: attention with convolutions, then attention with feed-forward.
+
+    The first attention has twice as many heads of half the size.
     """
     (second,) = _layers(config, 1)
     heads, head_dim = config.num_heads, config.head_dim

@@ -199,8 +199,10 @@ class _Quoted:
         self._size = 0
 
     def rows(self, starts_only: bool = False) -> Iterator[_Row]:
-        """Yields the rows without blank lines; with `starts_only`, of lines in which there is no
-        quote only some, and their fields are left out."""
+        """Yields the rows without blank lines.
+
+        With `starts_only`, yields only some of the lines without a quote, and leaves fields out.
+        """
         while True:
             if not self._ahead:
                 block = next(self._blocks, None)

@@ -17,7 +17,6 @@ from trainer.config import (
     save_config,
 )
 from trainer.config.batch_of_tokens import batch_of_tokens
-from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import (
     OPTIMIZER_PRESETS,
     SCHEDULE_FACTORS,
@@ -25,6 +24,7 @@ from trainer.config.optimizer import (
     recipe,
 )
 from trainer.config.presets import MODEL_PRESETS
+from trainer.config.unused_fields import refuse_idle
 from trainer.pretrain import build_config, main
 from trainer.setup import prepare
 

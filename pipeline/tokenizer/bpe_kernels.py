@@ -1,0 +1,424 @@
+"""Ids of words, by byte-level BPE or WordPiece, with a memo of words seen before.
+
+As in kernels.py, all of it is in one file, since Numba caches a compiled function by its own file.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from tasks.numba_cache import compiled
+
+BPE = 0
+WORD_PIECE = 1
+
+# Longest word that is memoised, in bytes.
+MEMO_BYTES = 64
+# Ids of a word that an entry of the memo holds itself, and the bits of each.
+_INLINE = 3
+_ID_BITS = 20
+
+_BLANK = 0x20
+_FULL = np.uint64(0xFF) << np.uint64(56)
+
+
+class Model(NamedTuple):
+    """A model.
+
+    Attributes:
+      kind: BPE or WORD_PIECE.
+      pairs: int64[entries, 2] hash table (left id, right id) -> (rank, id) of a merge, as
+        `pair_table` makes it.
+      byte_ids: int32[256] ids of single bytes.
+      whole: whether a word that is a piece is that piece, without merges.
+      initial: int64[nodes] trie of pieces that begin a word (WordPiece), or of all pieces in
+        `spelt` form (BPE, if `whole`).
+      continuing: int64[nodes] trie of pieces that continue a word, without their prefix.
+      unknown: id of a word that cannot be spelt.
+      longest: characters of the longest word that is not unknown.
+    """
+
+    kind: int
+    pairs: np.ndarray
+    byte_ids: np.ndarray
+    whole: bool
+    initial: np.ndarray
+    continuing: np.ndarray
+    unknown: int
+    longest: int
+
+
+class Work(NamedTuple):
+    """Buffers; those of a word grow, the others have a fixed size.
+
+    Attributes:
+      ids: int32[n] ids of a word.
+      ends: int32[n] end of each symbol of a word, 0 if it was merged into another.
+      before: int32[n] start of the symbol before each.
+      heap: int64[3 n] merges to do, each rank << 32 | start.
+      table: int64[entries, 3] the memo, see `_remember`.
+      store: int64[words] entries that do not fit into the table.
+      fill: int64[2] entries of `table` and words of `store` in use.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    before: np.ndarray
+    heap: np.ndarray
+    table: np.ndarray
+    store: np.ndarray
+    fill: np.ndarray
+
+
+@intrinsic
+def _word(context, array, index):
+    """Returns bytes array[index : index + 8] of a uint8 array as one little-endian uint64."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.bitcast(
+            builder.gep(view.data, [arguments[1]]), ir.IntType(64).as_pointer()
+        )
+        return builder.load(pointer, align=1)
+
+    return types.uint64(array, types.int64), generate
+
+
+@compiled(inline="always")
+def _low_bytes(word, count):
+    """Returns the `count` low bytes of a word, 1 to 8 of them."""
+    return word & ~(np.uint64(0xFFFFFFFFFFFFFF00) << np.uint64(8 * count - 8))
+
+
+@compiled(inline="always")
+def _key(text, at, length):
+    """Returns (low, high), the key of a word; the second is never 0.
+
+    For up to 15 bytes, the key is these bytes and their number. For more, the low word is a hash,
+    and the byte of the number is 0xFF. Reads up to 16 bytes from `at` on.
+    """
+    low = _word(text, at)
+    if length <= 8:
+        return _low_bytes(low, length), np.uint64(length) << np.uint64(56)
+    high = _word(text, at + 8)
+    if length < 16:
+        return low, _low_bytes(high, length - 8) | np.uint64(length) << np.uint64(56)
+    for index in range(8, length, 8):
+        word = _low_bytes(_word(text, at + index), min(8, length - index))
+        low = (low ^ word) * np.uint64(0x9E3779B97F4A7C15)
+        low ^= low >> np.uint64(29)
+    return low, _FULL | np.uint64(length)
+
+
+@compiled(inline="always")
+def _slot(low, high, size):
+    mixed = (low ^ (high * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
+    return np.int64(mixed >> np.uint64(20)) & (size - 1)
+
+
+@compiled
+def pair_table(lefts, rights, ids):
+    """Returns Model.pairs of merges in the order of their ranks; of equal ones, the last counts.
+
+    An entry is left << 32 | right and rank << 32 | id; the first is -1 where there is none.
+    """
+    size = 16
+    while size < 2 * len(ids):
+        size *= 2
+    table = np.full((size, 2), -1, np.int64)
+    for rank in range(len(ids)):
+        key = np.int64(lefts[rank]) << 32 | np.int64(rights[rank])
+        slot = _slot(np.uint64(key), np.uint64(key), size)
+        while table[slot, 0] != -1 and table[slot, 0] != key:
+            slot = (slot + 1) & (size - 1)
+        table[slot, 0] = key
+        table[slot, 1] = np.int64(rank) << 32 | np.int64(ids[rank])
+    return table
+
+
+@compiled(inline="always")
+def _merge(pairs, left, right):
+    """Returns rank << 32 | id of the merge of two ids, -1 if there is none."""
+    key = np.int64(left) << 32 | np.int64(right)
+    slot = _slot(np.uint64(key), np.uint64(key), len(pairs))
+    while pairs[slot, 0] != key:
+        if pairs[slot, 0] == -1:
+            return np.int64(-1)
+        slot = (slot + 1) & (len(pairs) - 1)
+    return pairs[slot, 1]
+
+
+@compiled(inline="always")
+def _push(heap, size, value):
+    """Adds a value to a binary heap of `size` values, the least first."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap[above] <= value:
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = value
+
+
+@compiled(inline="always")
+def _pop(heap, size):
+    """Removes the first of `size` values of a heap."""
+    value = heap[size - 1]
+    size -= 1
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size and heap[below + 1] < heap[below]:
+            below += 1
+        if value <= heap[below]:
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at] = value
+
+
+@compiled
+def _by_merges(model, text, at, length, work):
+    """Writes the ids of a word to work.ids by BPE; returns their number.
+
+    Of all adjacent pairs that have a merge, that of the lowest rank is merged, the first of equals.
+    A symbol is known by its start; an entry of the heap counts only if the pair that begins there
+    still has that rank. Source: huggingface/tokenizers, `models/bpe/word.rs`, Word::merge_all.
+    """
+    pairs, byte_ids = model.pairs, model.byte_ids
+    ids, ends, before, heap = work.ids, work.ends, work.before, work.heap
+    for index in range(length):
+        ids[index] = byte_ids[text[at + index]]
+        ends[index] = index + 1
+        before[index] = index - 1
+    size = 0
+    for index in range(length - 1):
+        found = _merge(pairs, ids[index], ids[index + 1])
+        if found >= 0:
+            _push(heap, size, (found >> 32) << 32 | index)
+            size += 1
+    while size > 0:
+        top = heap[0]
+        _pop(heap, size)
+        size -= 1
+        start = top & 0xFFFFFFFF
+        middle = np.int64(ends[start])
+        if middle == 0 or middle == length:
+            continue
+        found = _merge(pairs, ids[start], ids[middle])
+        if found < 0 or found >> 32 != top >> 32:
+            continue
+        ids[start] = found & 0xFFFFFFFF
+        end = np.int64(ends[middle])
+        ends[start] = end
+        ends[middle] = 0
+        if end < length:
+            before[end] = start
+            found = _merge(pairs, ids[start], ids[end])
+            if found >= 0:
+                _push(heap, size, (found >> 32) << 32 | start)
+                size += 1
+        left = np.int64(before[start])
+        if left >= 0:
+            found = _merge(pairs, ids[left], ids[start])
+            if found >= 0:
+                _push(heap, size, (found >> 32) << 32 | left)
+                size += 1
+    count = 0
+    start = np.int64(0)
+    while start < length:
+        ids[count] = ids[start]
+        start = np.int64(ends[start])
+        count += 1
+    return count
+
+
+@compiled
+def _longest_piece(trie, text, at, end):
+    """Returns (bytes, id) of the longest key of `trie` at `at`; (0, -1) if there is none."""
+    node = trie[0]
+    length, value = 0, np.int64(-1)
+    for position in range(at, end):
+        byte = np.int64(text[position])
+        node = trie[(node >> 32) ^ byte]
+        if node & 0xFF != byte:
+            break
+        found = (node >> 8) & 0xFFFFFF
+        if found:
+            length, value = position + 1 - at, found - 1
+    return length, value
+
+
+@compiled
+def _by_longest(model, text, at, length, work):
+    """Writes the ids of a word to work.ids by WordPiece; returns their number.
+
+    Source: huggingface/tokenizers, `models/wordpiece/mod.rs`, WordPiece::tokenize.
+    """
+    work.ids[0] = model.unknown
+    end = at + length
+    characters = 0
+    for position in range(at, end):
+        characters += text[position] & 0xC0 != 0x80
+    if characters > model.longest:
+        return 1
+    count = 0
+    trie = model.initial
+    while at < end:
+        size, piece = _longest_piece(trie, text, at, end)
+        if size == 0:
+            work.ids[0] = model.unknown
+            return 1
+        work.ids[count] = piece
+        count += 1
+        at += size
+        trie = model.continuing
+    return count
+
+
+@compiled
+def _whole(trie, text, at, length):
+    """Returns the id of the piece that is the word, -1 if there is none.
+
+    Bytes are spelt as two, since a trie has no byte 0: the high and the low half, each plus 1.
+    """
+    node = trie[0]
+    for position in range(at, at + length):
+        byte = np.int64(text[position])
+        for half in (byte >> 4, byte & 15):
+            node = trie[(node >> 32) ^ (half + 1)]
+            if node & 0xFF != half + 1:
+                return np.int64(-1)
+    return ((node >> 8) & 0xFFFFFF) - 1
+
+
+@compiled
+def ids_of_word(model, text, at, length, work):
+    """Writes the ids of the word text[at : at + length] to work.ids; returns their number."""
+    if model.kind == WORD_PIECE:
+        return _by_longest(model, text, at, length, work)
+    if model.whole:
+        piece = _whole(model.initial, text, at, length)
+        if piece >= 0:
+            work.ids[0] = piece
+            return 1
+    return _by_merges(model, text, at, length, work)
+
+
+@compiled
+def _remember(text, at, length, count, work, slot, low, high):
+    """Stores a word and its `count` ids in the memo, which is emptied first if it is full.
+
+    The first two words of an entry of `table` are the key. The third has the number of ids in its
+    two lowest bits, and then the ids; or 0 there, and then an index of `store`, which holds the
+    number of ids, the word if it has more than 15 bytes, and the ids.
+    """
+    table, store, fill, ids = work.table, work.store, work.fill, work.ids
+    spelt = (length + 7) // 8 if length > 15 else 0
+    if 2 * fill[0] >= len(table) or fill[1] + 1 + spelt + count > len(store):
+        table[:] = 0
+        fill[:] = 0
+        slot = _slot(low, high, len(table))
+    inline = count <= _INLINE and spelt == 0
+    value = np.int64(0)
+    if inline:
+        value = np.int64(count)
+        for index in range(count):
+            inline = inline and ids[index] < 1 << _ID_BITS
+            value |= np.int64(ids[index]) << (2 + _ID_BITS * index)
+    if not inline:
+        place = fill[1]
+        value = place << 2
+        store[place] = count
+        letters = store.view(np.uint8)
+        for index in range(length if spelt else 0):
+            letters[8 * (place + 1) + index] = text[at + index]
+        place += 1 + spelt
+        for index in range(count):
+            store[place + index] = ids[index]
+        fill[1] = place + count
+    table[slot, 0], table[slot, 1], table[slot, 2] = np.int64(low), np.int64(high), value
+    fill[0] += 1
+
+
+@compiled(nogil=True)
+def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
+    """Writes the ids of documents, which consist of words.
+
+    Args:
+      model, work: the model and the buffers, long enough for the longest word.
+      text: uint8[n] words, one after the other.
+      ends: int32[n] ends of words in `text`.
+      counts: int64[documents] number of words of each document, or -1 minus its only id.
+      first, stop: the documents; the first word is that of document `first`.
+      out: int32[n]; ids are written from out[used] on, at most one for each byte of text.
+      used: number of ids in `out`.
+      lengths: int64[documents]; receives the number of ids of each document.
+
+    Returns:
+      The new `used`.
+    """
+    table, store = work.table, work.store
+    letters = store.view(np.uint8)
+    mask = (1 << _ID_BITS) - 1
+    at = np.int64(0)
+    word = 0
+    for document in range(first, stop):
+        begin = used
+        if counts[document] < 0:
+            out[used] = -1 - counts[document]
+            used += 1
+        for _ in range(counts[document]):
+            end = np.int64(ends[word])
+            word += 1
+            length = end - at
+            if length > MEMO_BYTES:
+                count = ids_of_word(model, text, at, length, work)
+                for index in range(count):
+                    out[used + index] = work.ids[index]
+                used += count
+                at = end
+                continue
+            low, high = _key(text, at, length)
+            slot = _slot(low, high, len(table))
+            value = np.int64(-1)
+            while table[slot, 1] != 0:
+                if table[slot, 0] == np.int64(low) and table[slot, 1] == np.int64(high):
+                    value = table[slot, 2]
+                    if length > 15:
+                        spelt = 8 * ((value >> 2) + 1)
+                        for index in range(length):
+                            if letters[spelt + index] != text[at + index]:
+                                value = np.int64(-1)
+                                break
+                    if value >= 0:
+                        break
+                slot = (slot + 1) & (len(table) - 1)
+            if value < 0:
+                count = ids_of_word(model, text, at, length, work)
+                for index in range(count):
+                    out[used + index] = work.ids[index]
+                used += count
+                _remember(text, at, length, count, work, slot, low, high)
+            elif value & 3:
+                # All places are written; the next word overwrites those in excess.
+                out[used] = value >> 2 & mask
+                out[used + 1] = value >> 2 + _ID_BITS & mask
+                out[used + 2] = value >> 2 + 2 * _ID_BITS & mask
+                used += value & 3
+            else:
+                place = value >> 2
+                count = store[place]
+                place += 1 + ((length + 7) // 8 if length > 15 else 0)
+                for index in range(count):
+                    out[used + index] = store[place + index]
+                used += count
+            at = end
+        lengths[document] = used - begin
+    return used

@@ -1,0 +1,380 @@
+"""Checkpoints with Orbax: `model_dir/checkpoint_STEP`, written asynchronously and atomically.
+
+Each holds `state` (step, parameters, optimizer state and metrics not yet written; the step is also
+the position in the data) and `run` (configuration, fingerprints of the caches, SHA-256 of the
+vocabulary and the best checkpoint so far), which a resumed run is checked against. `run` also holds
+the checksums of the arrays, which are compared whenever they are read.
+"""
+
+import dataclasses
+import itertools
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint.checkpoint_managers import (
+    PolicyCheckpointInfo,
+    PreservationContext,
+    PreservationPolicy,
+)
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.checkpoints import metadata, remote
+from trainer.checkpoints.early_stopping import Watch
+from trainer.checkpoints.metadata import CHECKSUMS, STEP
+from trainer.config import CheckpointConfig, Config, config_changes, fields
+from trainer.data import task_record
+from trainer.data.prepared import Run
+from trainer.engine import checksums, processes
+from trainer.engine.damage import Damaged
+from trainer.engine.step import TrainState
+from trainer.model.paths import named
+
+_PREFIX = "checkpoint"
+# Beginnings of errors of reads that were left when another one failed.
+_LATE_READS = ("Event loop is closed", "Encountered error while reading array")
+# Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
+# or file descriptors ran out.
+_NOT_DAMAGE = (
+    *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "ABORTED"),
+    *("RESOURCE_EXHAUSTED", "CANCELLED", "Permission denied", "Too many open files"),
+)
+
+
+class Checkpoints:
+    """The checkpoints of one model directory.
+
+    Args:
+      model_dir: local or remote folder.
+      policy: which checkpoints to keep; None keeps all.
+      writable: False to only read.
+      watch: follows the evaluations; None: only the best metric of `policy`.
+
+    Attributes:
+      watch: follows the evaluations of the run; checkpoints hold its state.
+      evaluated: False if the checkpoint of `check_resumable` was saved by a run that had to stop
+        before it had evaluated this step.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        policy: CheckpointConfig | None = None,
+        writable: bool = True,
+        watch: Watch | None = None,
+    ):
+        self._model_dir = model_dir
+        self._policy = policy or CheckpointConfig(keep=None)
+        self.watch = watch or Watch(self._policy)
+        self.evaluated = True
+        _silence()
+        if files.is_remote(model_dir):
+            remote.prepare(model_dir)
+        self._manager = ocp.CheckpointManager(
+            _orbax_path(model_dir),
+            options=ocp.CheckpointManagerOptions(
+                step_prefix=_PREFIX,
+                preservation_policy=_Kept(self),
+                create=writable,
+                read_only=not writable,
+                cleanup_tmp_directories=writable,
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the finished checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def kept(self, steps: Sequence[int]) -> list[bool]:
+        """Returns for each of the checkpoints with these ascending steps whether it is kept."""
+        keep, every = self._policy.keep, self._policy.keep_every_steps
+        best = self.watch.best
+        return [
+            keep is None
+            or number >= len(steps) - keep
+            or bool(every and step % every == 0)
+            or bool(best and step == best.step)
+            for number, step in enumerate(steps)
+        ]
+
+    def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
+        """Starts to write a checkpoint; returns as soon as the state may be changed.
+
+        Earlier checkpoints stay intact whatever happens.
+
+        Args:
+          step: number of updates made.
+          state: the state after them.
+          run: the run.
+          evaluated: False if the evaluation of this step is due and has not been made.
+
+        Raises:
+          UserError: the disk does not have enough free space.
+          OSError: the disk filled up while a checkpoint was written.
+        """
+        self._check_room(state)
+        of_run = {
+            "config": dataclasses.asdict(run.config),
+            "cache_fingerprints": run.data.fingerprints,
+            "vocabulary_sha256": run.data.vocabulary_sha256,
+            **self.watch.record(),
+            "evaluated": evaluated,
+            STEP: step,
+            CHECKSUMS: checksums.of_state(state),
+            **run.data.record,
+        }
+        with files.naming_full_disk(self._model_dir):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    run=ocp.args.JsonSave(metadata.sealed(of_run)),
+                ),
+            )
+
+    def record_evaluation(self, step: int) -> None:
+        """Notes in the checkpoint at `step` that its evaluation has been made and watched."""
+        if processes.is_first():
+            metadata.update(self.path(step), evaluated=True, **self.watch.record())
+
+    def path(self, step: int) -> str:
+        """Returns the folder of the checkpoint at `step`."""
+        return files.join(self._model_dir, f"{_PREFIX}_{step}")
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """Returns the state at `step` with the shapes, dtypes and shardings of `abstract`.
+
+        Every process must call this together; if one of them fails, all raise its error.
+
+        Raises:
+          Damaged: the checkpoint cannot be read, or an array is not what was saved.
+          UserError: the checkpoint holds other arrays, or its store cannot be reached.
+        """
+        path = self.path(step)
+        with processes.failing_together():
+            stored = metadata.read(path)[CHECKSUMS]
+            _check_arrays(path, stored, abstract)
+            state = _read(path, abstract)
+        metadata.compare(path, stored, checksums.of_state(state))
+        return state
+
+    def check_resumable(self, step: int, run: Run) -> None:
+        """Checks that `run` continues the run that wrote the checkpoint, and recalls its watch.
+
+        Raises:
+          Damaged: the description of the run in the checkpoint cannot be read.
+          UserError: settings, caches or vocabulary differ; names the differences.
+        """
+        path = self.path(step)
+        with processes.failing_together():
+            if _of_t5x(path):
+                raise UserError(
+                    f"the checkpoints in {self._model_dir} were not written by this trainer, but "
+                    "perhaps by T5X: resume with --engine=t5x, or start with "
+                    f"--init_from={self._model_dir} in another --model_dir"
+                )
+            stored = metadata.read(path)
+        before = fields.from_dict(Config, stored["config"], self._model_dir)
+        differences = config_changes(before, run.config, step)
+        differences += task_record.changes(stored, run.data.record, step)
+        now = run.data.fingerprints
+        differences += [
+            f"the cache of {task} has changed"
+            for task, fingerprint in stored["cache_fingerprints"].items()
+            if now.get(task, fingerprint) != fingerprint
+        ]
+        vocabulary = stored.get("vocabulary_sha256")
+        if vocabulary and vocabulary != run.data.vocabulary_sha256:
+            differences.append("the vocabulary has changed")
+        if differences:
+            raise UserError(
+                f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
+                "use the same settings or another --model_dir"
+            )
+        self.evaluated = stored["evaluated"]
+        self.watch.recall(stored)
+
+    def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
+        """Returns the step of the newest undamaged checkpoint older than `before`, None if none."""
+        for step in reversed([step for step in self.steps() if step < before]):
+            try:
+                self.check_resumable(step, run)
+                self.restore(step, abstract)
+            except Damaged:
+                continue
+            return step
+        return None
+
+    def set_aside(self, after: int) -> list[str]:
+        """Renames the checkpoints newer than step `after`; returns their new names.
+
+        Nothing is deleted. Every process must call this together.
+        """
+        moved = []
+        with processes.failing_together():
+            for step in reversed([step for step in self.steps() if step > after]):
+                name = _free_name(self._model_dir, f"damaged_{_PREFIX}_{step}")
+                moved.append(name)
+                if processes.is_first():
+                    files.rename_folder(self.path(step), files.join(self._model_dir, name))
+        self._manager.reload()
+        return moved
+
+    def close(self) -> None:
+        """Waits until every checkpoint that was started is written, and frees resources."""
+        with files.naming_full_disk(self._model_dir):
+            self._manager.close()
+
+    def _check_room(self, state: TrainState) -> None:
+        """Rejects a checkpoint larger than the free disk space.
+
+        It is checked before writing because TensorStore's threads print pages when a disk fills up.
+        """
+        if files.is_remote(self._model_dir) or not processes.is_first():
+            return
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        free = shutil.disk_usage(files.local_path(self._model_dir)).free
+        if free < needed:
+            raise UserError(
+                f"{self._model_dir}: the disk is full: a checkpoint needs {needed / 1e6:,.1f} MB "
+                f"and {free / 1e6:,.1f} MB are free; free some space and run the same command "
+                "again to resume from the newest checkpoint"
+            )
+
+
+def _read(path: str, abstract: TrainState) -> TrainState:
+    """Reads the arrays of a checkpoint.
+
+    Orbax's handler is called without its checkpointer, in which the other processes would wait for
+    one that fails.
+
+    Raises:
+      Damaged: an array or a file cannot be read.
+      UserError: the checkpoint's store cannot be reached.
+    """
+    listed = metadata.array_names(path)
+    for name in named(abstract):
+        if name not in listed:
+            raise Damaged(path, f"state/_METADATA does not list {name}")
+    folder = epath.Path(_orbax_path(path)) / "state"
+    try:
+        return ocp.StandardCheckpointHandler().restore(
+            folder, args=ocp.args.StandardRestore(abstract)
+        )
+    except Exception as error:  # Orbax and TensorStore raise many kinds, also plain Exception.
+        causes = [error, *filter(None, (error.__cause__, error.__context__))]
+        text = " ".join(" ".join(map(str, causes)).split())
+        if isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError) or any(
+            part in text for part in _NOT_DAMAGE
+        ):
+            raise UserError(f"checkpoint {path} cannot be read now: {text[:300]}") from error
+        raise Damaged(path, _reason(path, text)) from error
+
+
+def _reason(path: str, text: str) -> str:
+    """Returns what an error of TensorStore says about an array and a file, without its details."""
+    array = re.search(r"""["']([\w.]+)/(?:\.zarray|zarr\.json|[\d.]+)?["']""", text)
+    below = re.escape(f"{files.local_path(path).rstrip('/')}/")
+    file = re.search(rf"""{below}([\w./-]*\w)["']""", text)
+    said = [array[1].replace(".", "/")] if array else []
+    said += [f"file {file[1]}"] if file else []
+    # Nothing else is read that has not been checked before.
+    said = said or ["state/array_metadatas or state/_sharding"]
+    return f"{' in '.join(said)} cannot be read"
+
+
+def _silence() -> None:
+    """Silences, in this process, what Orbax says besides the errors that it raises.
+
+    It logs a traceback from another thread for each of them, and asyncio one for every array that
+    was being read.
+    """
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    sys.unraisablehook = _without_late_reads
+
+
+def _without_late_reads(unraisable: Any) -> None:
+    """Prints an error that cannot be raised, unless it is that of a read which nobody waits for.
+
+    Such reads and writes are left when one fails: Orbax has closed their event loop by then.
+    """
+    if not str(unraisable.exc_value).startswith(_LATE_READS):
+        sys.__unraisablehook__(unraisable)
+
+
+def _orbax_path(path: str) -> str:
+    return path if files.is_remote(path) else os.path.abspath(files.local_path(path))
+
+
+def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> None:
+    """Rejects a checkpoint of another model, which is not a damaged one."""
+    wanted = {name: checksums.kind_of(leaf) for name, leaf in named(abstract).items()}
+    kept = {name: checksums.kind(checksum) for name, checksum in stored.items()}
+    for name in [*wanted, *kept]:
+        if wanted.get(name) != kept.get(name):
+            raise UserError(
+                f"checkpoint {path} is of another model or optimizer: it has "
+                f"{kept.get(name, 'no')} {name}, this run has {wanted.get(name, 'none')}"
+            )
+
+
+def _of_t5x(path: str) -> bool:
+    """Returns whether a checkpoint has no description because another program wrote it."""
+    if files.exists(files.join(path, "run")):
+        return False
+    # The file of T5X's own format; without it, the arrays are named as in T5X's Orbax format.
+    return files.exists(files.join(path, "checkpoint")) or not any(
+        name.startswith("params/") for name in metadata.array_names(path)
+    )
+
+
+def _free_name(folder: str, name: str) -> str:
+    taken = files.list_names(folder)
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
+
+
+def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
+    """Returns the steps that "all", "latest" or "1000,2000" selects among a run's checkpoints.
+
+    Raises:
+      UserError: there is no checkpoint, or not of every step named.
+    """
+    if not steps:
+        raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")
+    if text == "all":
+        return steps
+    if text == "latest":
+        return steps[-1:]
+    try:
+        wanted = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--steps={text}: give all, latest, or steps such as 1000,2000") from error
+    missing = [step for step in wanted if step not in steps]
+    if missing:
+        raise UserError(
+            f"{model_dir} has no checkpoint of step {missing[0]}; it has "
+            f"{', '.join(map(str, steps))}"
+        )
+    return wanted
+
+
+class _Kept(PreservationPolicy):
+    """The policy by which Orbax deletes checkpoints."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        return self._checkpoints.kept([info.step for info in checkpoints])

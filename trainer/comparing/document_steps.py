@@ -1,0 +1,214 @@
+"""Steps of a run that saw a document, by its configuration, its order and its caches' lineage.
+
+Works for caches that a takedown has changed since, as they keep their earlier lineage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasks.cache import old_states
+from tasks.cache.following import Following
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    from trainer.data.cached_task import CachedTask
+
+_PART = "#part"
+_NAMED = 5  # documents that a line names
+_DOCUMENT_PART = re.compile(rf"{_PART}\d+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sighting:
+    """A row of a batch that held a part of a document; `step` counts from 1, `row` from 0."""
+
+    document: str
+    step: int
+    row: int
+    task: str
+    epoch: int
+    window: int
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step:,}, row {self.row:,}: {self.document} ({self.task}, epoch "
+            f"{self.epoch:,}, window {self.window:,})"
+        )
+
+
+class Sightings:
+    """The documents that a run has seen.
+
+    Attributes:
+      steps: number of updates that the run has recorded, in metrics.jsonl or a checkpoint.
+
+    Args:
+      model_dir: folder of the run.
+      cache_dir: folder of caches by task, if they were moved since.
+
+    Raises:
+      UserError: there is no such run, or the state of a cache that it was trained on is not known.
+    """
+
+    def __init__(self, model_dir: str, cache_dir: str | None = None):
+        from trainer.config import fields, load_config
+        from trainer.data.cached import CachedData
+        from trainer.reporting.metrics import read_metrics
+        from trainer.setup import prepare
+
+        config, origins = load_config(model_dir)
+        if cache_dir:
+            config = fields.replace(config, "cache_dir", cache_dir)
+        run = prepare(config, origins)
+        if not isinstance(run.data, CachedData):
+            raise UserError(
+                f"task {config.task} is read through seqio, which does not record documents"
+            )
+        saved, fingerprints = newest(model_dir)
+        lines = read_metrics(model_dir)
+        self.steps = max([saved, *(line["step"] for line in lines)])
+        tasks, self._paths = [], []
+        if config.data.follow:
+            _ = run.data.sources  # which makes the shards known that were built so far
+        for task in run.data.tasks:
+            if task.manifest.plan.adopted:
+                raise UserError(f"{task.cache} is another program's, which records no documents")
+            then = fingerprints.get(task.task.name, task.manifest.plan.fingerprint)
+            if then != task.manifest.plan.fingerprint:
+                task = _as_it_was(task, then)
+            paths = old_states.lineage_paths(task.cache, task.manifest, "train", then)
+            self._paths.append(paths)
+            tasks.append(task)
+        self._data = CachedData(run.config, tasks, run.converter)
+
+    def of(self, documents: Collection[str]) -> Iterator[Sighting]:
+        """Yields the rows that held a part of one of the documents, step by step.
+
+        A document that was read in several parts is known by its own id.
+        """
+        windows = [self._windows(number, set(documents)) for number in range(len(self._paths))]
+        known = [np.array(sorted(each), np.int64) for each in windows]
+        if not any(map(len, known)):
+            return
+        batches = self._data.batches()
+        for step in range(1, self.steps + 1):
+            rows_E, places, _ = batches.examples(step - 1)
+            seen = np.zeros(len(rows_E), bool)
+            for number, values in enumerate(known):
+                seen |= (places.sources == number) & np.isin(places.windows, values)
+            for place in np.flatnonzero(seen).tolist():
+                number, window = int(places.sources[place]), int(places.windows[place])
+                for document in windows[number][window]:
+                    yield Sighting(
+                        document, step, int(rows_E[place]), self._data.sources[number].task,
+                        int(places.epochs[place]), window,
+                    )  # fmt: skip
+
+    def _windows(self, number: int, documents: set[str]) -> dict[int, list[str]]:
+        """Returns the documents in each window of a task that holds any of them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        source = self._data.sources[number]
+        listed = pa.array(sorted(documents))
+        found: dict[int, dict[str, None]] = {}
+        for shard, path in enumerate(self._paths[number]):
+            table = _lineage(path)
+            # All but a few of a billion ids are put aside by Arrow.
+            ids = table.column("id")
+            table = table.filter(pc.or_(pc.is_in(ids, listed), pc.match_substring(ids, _PART)))
+            for name, *place in zip(*(each.to_pylist() for each in table.columns), strict=True):
+                name = name if name in documents else _DOCUMENT_PART.sub("", name)
+                if name in documents:
+                    for window in source.maker.windows.holding(shard, *place):
+                        # A dict keeps the order of the names.
+                        found.setdefault(window, {})[name] = None
+        return {window: list(names) for window, names in found.items()}
+
+
+def _lineage(path: str) -> Any:
+    """Returns the documents of a shard and their places, as an Arrow table."""
+    from pyarrow import parquet
+
+    try:
+        with files.open_read(path) as file:
+            return parquet.read_table(file, columns=["id", "row", "position", "tokens"])
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} is missing, as the cache was extended since the run: restore the cache that "
+            "the run was trained on"
+        ) from error
+
+
+def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
+    """Returns a task with the earlier state of its cache, by the fingerprint of the plan.
+
+    Raises:
+      UserError: as `superseded.load` does.
+    """
+    manifest, building = old_states.load(task.cache, fingerprint), None
+    if not old_states.is_whole(manifest):
+        building = Following(task.cache, manifest.plan, known=manifest.splits)
+        manifest = building.manifest
+    return dataclasses.replace(task, manifest=manifest, following=building)
+
+
+def newest(model_dir: str) -> tuple[int, dict[str, str]]:
+    """Returns the step and the caches' fingerprints of the newest checkpoint; (0, {}) if none."""
+    from trainer.checkpoints import metadata
+
+    steps = [
+        int(name.removeprefix("checkpoint_"))
+        for name in files.list_names(model_dir)
+        if re.fullmatch(r"checkpoint_\d+", name)
+    ]
+    for step in sorted(steps, reverse=True):
+        try:
+            path = files.join(model_dir, f"checkpoint_{step}")
+            return step, metadata.read(path)["cache_fingerprints"]
+        except metadata.Damaged:
+            continue
+    return 0, {}
+
+
+def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> None:
+    """Prints which runs saw which documents, a line for each row.
+
+    Args:
+      model_dirs: folders of runs, separated by commas.
+      documents: an id, or "@" and the path of a text file of ids, one a line.
+      cache_dir: as of `Sightings`.
+
+    Raises:
+      UserError: as `Sightings` does, or there is no such file.
+    """
+    try:
+        names = [documents]
+        if documents.startswith("@"):
+            lines = files.read_lines(documents[1:])
+            names = list(dict.fromkeys(line for line in lines if line.strip()))
+    except FileNotFoundError as error:
+        raise UserError(f"--document={documents}: there is no such file") from error
+    for model_dir in model_dirs.split(","):
+        sightings = Sightings(model_dir, cache_dir)
+        seen: set[str] = set()
+        steps: set[int] = set()
+        for each in sightings.of(names):
+            print(f"{model_dir}: {each}")
+            seen.add(each.document)
+            steps.add(each.step)
+        others = [name for name in names if name not in seen]
+        of_steps = f"of its {sightings.steps:,} steps"
+        if seen:
+            what = f"{len(seen):,} of {len(names):,} documents" if len(names) > 1 else names[0]
+            print(f"{model_dir} saw {what} in {len(steps):,} {of_steps}")
+        if others:
+            more = ", …" if len(others) > _NAMED else ""
+            print(f"{model_dir} did not see {', '.join(others[:_NAMED])}{more} in any {of_steps}")

@@ -1,0 +1,296 @@
+"""Sections of a report that need the model: rows by their loss, and what the model writes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tasks.cache.lineage import Lineage
+from tasks.inspection import decode, show
+from tasks.inspection.trace import trace
+from tasks.objectives import noise
+from tasks.pages import document as html_page
+from tasks.vocabulary import TokenIds
+from trainer.config.decoding import Decoding
+from trainer.data.batches import BatchMaker, pad_rows
+from trainer.data.cached import CachedData
+from trainer.data.cached_task import CachedTask
+from trainer.data.features import target_side
+from trainer.data.prepared import Run
+from trainer.decoding import text
+from trainer.engine.program import Program
+from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
+from trainer.model.transformer import build_model, rounded_kernels, run_model
+from trainer.reporting.history import VALIDATION, History
+from trainer.starting import trained_run
+
+if TYPE_CHECKING:
+    from trainer.decoding.generator import Generator
+
+# Rows of a task whose losses are computed, spread evenly over its validation split.
+EXAMINED = 256
+_BATCH = 16
+_COLOURS = 8
+_SPLIT = VALIDATION
+
+
+class _Row(NamedTuple):
+    """A window of a task's validation split, and the mean loss of its targets in nats."""
+
+    task: CachedTask
+    maker: BatchMaker
+    window: int
+    loss: float
+
+
+def examine(
+    runs: Sequence[History], count: int | None, samples: int | None, cache_dir: str | None = None
+) -> dict[str, str]:
+    """Returns the sections as HTML by name.
+
+    Args:
+      runs: the runs, of which the newest checkpoint is used.
+      count: number of rows with the highest and with the lowest loss; None for no such section.
+      samples: number of rows to complete; None for no such section.
+      cache_dir: folder of caches by task, if they were moved after training.
+
+    Raises:
+      UserError: a run has no checkpoint, or its caches are not there.
+    """
+    lines, written = [], []
+    for number, history in enumerate(runs):
+        run = trained_run.open_run(history.folder, cache_dir)
+        heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
+        if not isinstance(run.data, CachedData):
+            note = html_page.note(f"{history.name}: its data are not a cache of pipeline.build.")
+            lines.append(note)
+            written.append(note)
+            continue
+        if count:
+            lines.append(heading + _by_loss(run, run.data, count, f"r{number}-"))
+        if samples:
+            written.append(heading + _completed(run, run.data, samples, cache_dir))
+    found = {}
+    if count:
+        found["Rows by loss"] = show.LEGEND + "".join(lines)
+    if samples:
+        found["Samples"] = "".join(written)
+    return found
+
+
+def _makers(data: CachedData) -> Iterator[tuple[CachedTask, BatchMaker]]:
+    """Yields the tasks that have text in the validation split."""
+    for each in data.tasks:
+        if _SPLIT in each.manifest.splits:
+            maker = data.maker(each, _SPLIT, keep_tails=True)
+            if len(maker.windows):
+                yield each, maker
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Returns at most `most` of the indices below `count`, ascending and evenly spread, int64."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+# ---- rows by loss
+
+
+def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
+    """Returns the rows with the highest and lowest loss, and the documents behind them."""
+    step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
+    losses_of = _losses(Program(run))
+    found: list[_Row] = []
+    for task, maker in _makers(data):
+        indices_W = _spread(len(maker.windows), EXAMINED)
+        losses_W = losses_of(params, maker, indices_W, run.config.seed)
+        pairs = zip(indices_W.tolist(), losses_W.tolist(), strict=True)
+        found += [_Row(task, maker, window, loss) for window, loss in pairs if np.isfinite(loss)]
+    if not found:
+        return html_page.note("No row of validation has a finite loss.")
+    found.sort(key=lambda row: row.loss)
+    shown = min(count, (len(found) + 1) // 2)
+    parts = [("highest", found[::-1][:shown]), ("lowest", found[:shown])]
+    note = f"{len(found):,} rows of {_SPLIT} by checkpoint {step:,}; loss in nats per target token."
+    table = html_page.table(
+        "Their documents",
+        ("loss", "task", "window", "documents"),
+        [
+            (f"{row.loss:.4f}", row.task.task.name, f"{row.window:,}", _documents(row))
+            for _, some in parts
+            for row in some
+        ],
+    )
+    ids = data.tasks[0].ids
+    articles = "".join(
+        show.article(f"{prefix}{name}{place}", _sample(row, name, place, run), ids)
+        for name, some in parts
+        for place, row in enumerate(some, 1)
+    )
+    return f"{html_page.note(note)}{table}<div class=samples>{articles}</div>"
+
+
+def _losses(program: Program):
+    """Returns (params, maker, windows, seed) -> mean loss of each window's targets, float64 [W].
+
+    It is NaN where a row has no targets. The noise is that of evaluations.
+    """
+    model, mesh = build_model(program.spec), program.mesh
+
+    @partial(
+        jax.jit,
+        in_shardings=(program.model_shardings, rows(mesh)),
+        out_shardings=replicated(mesh),
+    )
+    def losses(params: Any, batch: Any) -> jax.Array:
+        with tracing_on(mesh, program.rules):
+            output = run_model(model, rounded_kernels(program.spec, params), batch)
+        logits_BLV: Any = getattr(output, "logits_BLV", output)
+        log_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32))
+        side = target_side(batch)
+        targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
+        log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
+        return -jnp.sum(log_BL * weights_BL, axis=-1) / jnp.sum(weights_BL, axis=-1)
+
+    size = -(-_BATCH // mesh.size) * mesh.size
+
+    def of(params: Any, maker: BatchMaker, indices_W: np.ndarray, seed: int) -> np.ndarray:
+        found = []
+        for some_W in np.split(indices_W, range(size, len(indices_W), size)):
+            batch = maker.make(some_W, noise.evaluation_keys(seed, some_W))
+            padded = put_batch(pad_rows(batch, size), mesh)
+            found.append(np.asarray(losses(params, padded), np.float64)[: len(some_W)])
+        return np.concatenate(found)
+
+    return of
+
+
+def _lineage(row: _Row) -> tuple[Any, Any, str]:
+    """Returns where a row is in its cache, its documents, and the word for these."""
+    lineage = Lineage(row.task.cache, row.task.manifest, _SPLIT)
+    places = row.maker.windows.where(row.window)
+    return places, lineage.parts(places), lineage.unit
+
+
+def _documents(row: _Row) -> str:
+    parts = _lineage(row)[1]
+    return "; ".join(f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in parts)
+
+
+def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
+    index = np.array([row.window])
+    tokens_WN, lengths_W = row.maker.windows.read(index)
+    tokens_N = tokens_WN[0, : int(lengths_W[0])]
+    key = noise.evaluation_keys(run.config.seed, index)[0]
+    lengths, objective = row.maker.example_lengths, row.maker.objective
+    made = trace(objective, tokens_N, key, lengths, row.task.ids)
+    places, parts, unit = _lineage(row)
+    facts = (
+        ("loss", f"{row.loss:.4f}"),
+        ("task", row.task.task.name),
+        ("window", f"{row.window:,}"),
+        *show.features(made),
+    )
+    corpus = str(row.task.manifest.plan.corpus["spec"])
+    title = f"{name.capitalize()} loss, {place}"
+    return show.Sample(title, facts, places, parts, corpus, tokens_N, made, lengths, unit)
+
+
+# ---- what the model writes
+
+
+def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
+    """Returns rows of validation with what the model writes, beside what the text says."""
+    from trainer.decoding.generator import Generator
+
+    if run.config.model.architecture == "encoder":
+        return html_page.note("Encoder-only models write no text.")
+    most = max(run.lengths.targets or 0, 16)
+    decoding = Decoding(max_new_tokens=most, batch_size=min(count, _BATCH))
+    generator = Generator(run.config.model_dir, decoding, cache_dir=cache_dir)
+    makers = list(_makers(data))
+    shares = [len(part) for part in np.array_split(np.arange(count), len(makers))]
+    parts = [html_page.note(f"By checkpoint {generator.step:,}, greedily; spans in colour.")]
+    for (task, maker), share in zip(makers, shares, strict=True):
+        if share:
+            parts += _of_task(generator, task, maker, share, run.config.seed)
+    return "".join(parts)
+
+
+def _of_task(
+    generator: Generator, task: CachedTask, maker: BatchMaker, count: int, seed: int
+) -> Iterator[str]:
+    """Yields an article for each of `count` rows of a task."""
+    windows = len(maker.windows)
+    # The first and the last row may be short.
+    indices_W = _spread(windows, count + 2)[1:-1] if windows > count + 1 else np.arange(windows)
+    keys_W = noise.evaluation_keys(seed, indices_W)
+    made = maker.objective.examples(
+        *maker.windows.read(indices_W), keys_W, maker.example_lengths, task.ids
+    )
+    eos = generator.vocabulary.special.eos
+    prompts, wanted = [], []
+    for place in range(len(indices_W)):
+        targets = _feature(made, "targets", place)
+        if "inputs" in made and len(_feature(made, "inputs", place)):
+            prompt, rest = _feature(made, "inputs", place), targets
+        else:
+            prompt, rest = np.split(targets, [max(1, len(targets) // 2)])
+        prompts.append(prompt)
+        wanted.append(rest)
+    for place, found in enumerate(generator(prompts)):
+        prompt = prompts[place][prompts[place] != eos]
+        answers = (found.ids, wanted[place][wanted[place] != eos])
+        heading = f"{task.task.name}, window {int(indices_W[place]):,}"
+        strips = "".join(
+            f"<section><h3>{name}</h3><div class=text dir=auto>"
+            f"{_filled(task.ids, prompt, answer)}</div></section>"
+            for name, answer in zip(("The model", "The text"), answers, strict=True)
+        )
+        yield (
+            f"<article><h3>{html_page.text(heading)}</h3><div class='strips even'>{strips}</div>"
+            "</article>"
+        )
+
+
+def _feature(made: Any, name: str, place: int) -> np.ndarray:
+    values_WL, counts_W = made[name]
+    return np.asarray(values_WL[place, : int(counts_W[place])], np.int32)
+
+
+def _filled(ids: TokenIds, prompt: np.ndarray, answer: np.ndarray) -> str:
+    """Returns a prompt with an answer's spans in its gaps, or the answer after it, as HTML."""
+    spans = text.span_ids(ids, answer)
+    tokens: list[int] = []
+    places: list[int] = []  # of each token, the number of its gap; -1 in the prompt
+
+    def add(more: Sequence[int], place: int) -> None:
+        tokens.extend(more)
+        places.extend([place] * len(more))
+
+    gaps = 0
+    for token in prompt.tolist():
+        number = text.sentinel_number(ids, token)
+        if number is None:
+            add([token], -1)
+        else:
+            add(spans.get(number) or [token], gaps)
+            gaps += 1
+    if not gaps:
+        add(answer[answer < ids.size].tolist(), 0)
+    out = []
+    said = [
+        # A gap that the answer leaves out keeps its sentinel.
+        one if text.sentinel_number(ids, token) is None else decode.piece(token, ids)
+        for token, one in zip(tokens, decode.texts(tokens, ids), strict=True)
+    ]
+    parts = zip(places, said, strict=True)
+    for place, group in itertools.groupby(parts, lambda pair: pair[0]):
+        shown = html_page.text("".join(one for _, one in group))
+        out.append(shown if place < 0 else f"<span class='s c{place % _COLOURS}'>{shown}</span>")
+    return "".join(out)

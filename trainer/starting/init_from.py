@@ -1,0 +1,386 @@
+"""Starts a run from existing parameters: `--init_from`.
+
+    --init_from=MODEL_DIR       one of our runs: its newest checkpoint; or MODEL_DIR/checkpoint_N
+    --init_from=DIR             a run of T5X or of Mesh TensorFlow, likewise
+    --init_from=hf:DIR          a model of Hugging Face transformers
+
+Names and shapes are checked against the model before any array is created. Each process then reads
+only the parts of arrays that its devices hold.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tasks.terminal.command_line import UserError, nearest
+from tasks.vocabularies.rows import Rows
+from trainer.config import Config, fields, from_transformers
+from trainer.data.prepared import Run
+from trainer.engine.program import Program
+from trainer.engine.step import TrainState
+from trainer.engine.trainable import Tuning
+from trainer.huggingface import configs
+from trainer.model.config import ModelConfig
+from trainer.model.paths import named, path_name
+from trainer.model.spec import model_spec
+from trainer.model.transformer import (
+    init_params,
+    parameter_facts,
+)
+from trainer.starting import vocabulary_change
+from trainer.t5x import layout
+from trainer.t5x.layout import Parts
+from trainer.t5x.read import NO_STEP, Checkpoint, load
+from trainer.t5x.tensors import Tensor, held
+
+# Leaves of an optimizer's state that count updates.
+_COUNT = re.compile(r"(.*/)?count")
+# Far above elements of parameters and of their moments, far below those with a flipped exponent.
+_LARGEST = 1e30
+_NONE_STORED = "none is stored"
+_EMBEDDING = "token_embedder/embedding"
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Parameters and optimizer state to start from: checked, but not read yet.
+
+    Attributes:
+      path: where they come from, for messages.
+      step: number of updates made before.
+      parameters: parameters by name.
+      optimizer_state: leaves of the optimizer's state by name; a leaf that is absent starts at 0.
+      reset: why the optimizer's moments start at 0; None if they are taken over.
+      vocabulary_checked: True if the vocabulary of the parameters is known.
+      other_fields: fields of the model it was trained with, as "emb_dim 512", that make of it
+        another function of the same parameters than this run's model.
+      rows: how the rows of another vocabulary became those of this run's; None if they stayed.
+    """
+
+    path: str
+    step: int
+    parameters: dict[str, Tensor]
+    optimizer_state: dict[str, Tensor]
+    reset: str | None
+    vocabulary_checked: bool
+    other_fields: list[str]
+    rows: Rows | None = None
+
+    def describe(self) -> str:
+        """Returns where the run starts, and with what optimizer state."""
+        state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
+        text = f"starts from {self.path}, after step {self.step}, with {state}"
+        if self.other_fields:
+            text += (
+                f"; it was trained with {', '.join(self.other_fields)}: with this run's settings "
+                "its parameters compute something else"
+            )
+        if self.rows:
+            text += f"; vocabulary: {self.rows}"
+        elif not self.vocabulary_checked:
+            text += (
+                "; the checkpoint does not record its vocabulary: make sure it is this run's, or "
+                "name it by --init_from_vocabulary.path"
+            )
+        return text
+
+    def state(self, program: Program) -> TrainState:
+        """Reads the arrays onto the program's devices."""
+        params = placed(self.parameters, program.abstract_model())
+        state = program.state_of(params, self.step)
+        return replace(state, opt_state=placed(self.optimizer_state, state.opt_state))
+
+
+def start(run: Run) -> StartingPoint:
+    """Opens `config.init_from` and checks it against the run's model and vocabulary.
+
+    Raises:
+      UserError: it cannot be read or does not fit the model; names the tensor or the difference.
+    """
+    config = run.config
+    flag = f"--init_from={config.init_from}"
+    found, checkpoint = _open(config)
+    rows, known = _rows(run, checkpoint, found)
+    if rows:
+        shapes = {name: parts["value"].shape for name, parts in found.items()}
+        axes = vocabulary_change.vocabulary_axes(config.model)
+        found = vocabulary_change.changed(flag, found, axes, rows)
+        if checkpoint:
+            state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, rows)
+            checkpoint = replace(checkpoint, state=state)
+    scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
+    found = fitted(flag, found, config.model, run.data.vocab_size, scanned)
+
+    step = checkpoint.step if checkpoint and config.init_from_state else 0
+    if step == NO_STEP:
+        raise UserError(
+            f"{flag} does not say how many updates were made (state/step is missing or negative): "
+            "start at step 0, with a new optimizer state, by --init_from_state=false"
+        )
+    if step >= config.train_steps:
+        raise UserError(
+            f"{flag} has already made {step} steps, which count towards "
+            f"--train_steps={config.train_steps}: raise it, or start at step 0 with "
+            "--init_from_state=false"
+        )
+    parameters = layout.stack(found) if config.model.scan_layers else found
+    kept, reset = optimizer_state(config, checkpoint, found)
+    return StartingPoint(
+        path=checkpoint.path if checkpoint else str(config.init_from),
+        step=step,
+        parameters={name: parts["value"] for name, parts in parameters.items()},
+        optimizer_state=kept,
+        reset=reset,
+        vocabulary_checked=known,
+        other_fields=_other_fields(checkpoint, config.model),
+        rows=rows,
+    )
+
+
+def _rows(
+    run: Run, checkpoint: Checkpoint | None, found: dict[str, Parts]
+) -> tuple[Rows | None, bool]:
+    """Returns `vocabulary_change.rows_for` the table of embeddings among the parameters."""
+    tables = [parts["value"] for name, parts in found.items() if name.endswith(_EMBEDDING)]
+    rows = {table.shape[:1] for table in tables}
+    if len(rows) != 1 or rows == {()}:
+        return None, True  # reported with the names and shapes
+    return vocabulary_change.rows_for(run.config, run.data, checkpoint, *rows.pop())
+
+
+def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
+    """Returns the fields of a checkpoint's own model that make of it another function than ours."""
+    if checkpoint is None or checkpoint.run is None:
+        return []
+    stored = checkpoint.run["config"]["model"]
+    trained = fields.from_dict(ModelConfig, stored, checkpoint.path)
+    same = configs.same_model(trained, replace(model, vocab_size=trained.vocab_size))
+    return [] if same else configs.different_fields(model, trained)
+
+
+def fitted(
+    flag: str, found: dict[str, Parts], model: ModelConfig, ids: int, scanned: bool
+) -> dict[str, Parts]:
+    """Returns parameters by the model's names, after a check of all names and shapes.
+
+    Args:
+      flag: where they come from, for messages.
+      found: the parameters, each layer apart.
+      model: the model that they must be of.
+      ids: size of the vocabulary.
+      scanned: whether the checkpoint joins layers, so that messages name them as it does.
+
+    Raises:
+      UserError: a parameter is missing, left over, or of another shape; names it.
+    """
+    spec = model_spec(replace(model, scan_layers=False))
+    expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
+    if not layout.have_positions_per_layer(expected):
+        found = layout.with_shared_positions(flag, found)
+    elif not layout.have_positions_per_layer(found):
+        raise UserError(
+            f"{flag} has no table of relative positions per layer: leave out "
+            f"--model.position={model.position}"
+        )
+    _check_names(flag, found, expected, scanned)
+    _check_shapes(flag, found, expected, ids)
+    return found
+
+
+def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
+    """Returns the parameters by name, unscanned; and their checkpoint, None for Hugging Face."""
+    path = str(config.init_from)
+    if not path.startswith(from_transformers.PREFIX):
+        checkpoint = load(path)
+        return layout.read_parts(checkpoint), checkpoint
+    # Imported here because it needs packages that the trainer does not depend on otherwise.
+    from trainer import huggingface
+
+    folder = path.removeprefix(from_transformers.PREFIX)
+    # The number of rows is compared later: those of another vocabulary become this run's.
+    size = huggingface.model_config(folder).vocab_size
+    tree = huggingface.load(folder, replace(config.model, vocab_size=size))
+    return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
+
+
+def _check_names(
+    flag: str, found: dict[str, Parts], expected: dict[str, Any], scanned: bool
+) -> None:
+    """Rejects missing and unexpected parameters; names a scanned checkpoint's as it does."""
+
+    def shown(names: Iterable[str]) -> list[str]:
+        stack = (lambda name: re.sub(r"(\w+)/layers_\d+/", r"\1/\1/", name)) if scanned else str
+        return list(dict.fromkeys(map(stack, names)))
+
+    missing = shown(name for name in expected if name not in found)
+    extra = shown(name for name in found if name not in expected)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(
+            f"{flag} lacks {missing[0]}{nearest(missing[0], extra)}{more}, which the model has: "
+            "choose the preset it was trained with"
+        )
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise UserError(
+            f"{flag} has {extra[0]}{nearest(extra[0], expected)}{more}, which the model does not "
+            "have: choose the preset it was trained with"
+        )
+
+
+def _check_shapes(
+    flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
+) -> None:
+    """Rejects parameters of another shape or kind; `ids` is the size of the run's vocabulary."""
+    # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
+    embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
+    for name in dict.fromkeys([*embeddings, *expected]):
+        shape = expected[name]
+        value = found[name]["value"]
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise UserError(f"{flag}: {name} has dtype {value.dtype}, expected floating point")
+        if value.shape == shape:
+            continue
+        if name in embeddings and value.shape[1:] == shape[1:]:
+            rows = value.shape[0]
+            advice = f"set --model.vocab_size={rows}: rows above the {ids} ids are padding"
+            if rows < ids:
+                advice = f"it was trained with another vocabulary: this run's has {ids} ids"
+            raise UserError(f"{flag}: {name} has {rows} rows, the model has {shape[0]}; {advice}")
+        raise UserError(
+            f"{flag}: {name} has shape {value.shape}, in the model {shape}: choose the preset it "
+            "was trained with, or set its --model fields"
+        )
+
+
+def optimizer_state(
+    config: Config, checkpoint: Checkpoint | None, found: dict[str, Parts]
+) -> tuple[dict[str, Tensor], str | None]:
+    """Returns the leaves of the optimizer's state by name, and why moments start at 0, if so."""
+    abstract = _abstract_state(config)
+    shapes = {
+        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
+    }
+    counts = [name for name in shapes if _COUNT.fullmatch(name)]
+    if not checkpoint or not config.init_from_state:
+        step, leaves = 0, None
+        reason: str | None = "--init_from_state=false" if checkpoint else _NONE_STORED
+    else:
+        step, stored = checkpoint.step, checkpoint.state
+        if {name: tensor.shape for name, tensor in stored.items()} == shapes:
+            return stored, None
+        leaves, reason = _adafactor_leaves(config, found)
+    if leaves is not None and {
+        name.partition("/")[2]: shape for name, shape in shapes.items() if name not in counts
+    } == {name: tensor.shape for name, tensor in leaves.items()}:
+        places = {name: leaves[name.partition("/")[2]] for name in shapes if name not in counts}
+        return places | dict.fromkeys(counts, held(np.int32(step))), None
+    of_schedules = _schedule_counts(abstract)
+    # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
+    offset = config.optimizer.value("step_offset") or 0
+    values = {name: step if name in of_schedules else offset for name in counts}
+    return {name: held(np.int32(value)) for name, value in values.items()}, reason
+
+
+def _adafactor_leaves(
+    config: Config, found: dict[str, Parts]
+) -> tuple[dict[str, Tensor] | None, str | None]:
+    """Returns the checkpoint's Adafactor moments, or None and why they cannot be used.
+
+    Names are those of our Adafactor's leaves without the leading index in optax's chain.
+    """
+    if all(set(parts) == {"value"} for parts in found.values()):
+        return None, _NONE_STORED
+    if config.optimizer.name != "adafactor":
+        return None, f"the stored one is Adafactor's, --optimizer.name={config.optimizer.name}"
+    momentum = bool(config.optimizer.value("beta1"))
+    least = config.optimizer.value("min_dim_size_to_factor")
+    kept: dict[str, Parts] = {}
+    for name, parts in found.items():
+        factors = layout.by_size(parts["value"].shape, least)
+        kept[name], problem = layout.adafactor_parts(name, parts, factors, momentum)
+        if problem:
+            return None, problem
+    leaves = {}
+    for name, parts in (layout.stack(kept) if config.model.scan_layers else kept).items():
+        shape = layout.own_shape(name, parts["value"].shape)
+        for kind, tensor in layout.moments(parts, layout.by_size(shape, least)).items():
+            if kind != "m":
+                leaves[f"{kind}/{name}"] = tensor
+            elif momentum:
+                leaves[f"ema/{name}"] = tensor
+    return leaves, None
+
+
+def _abstract_state(config: Config) -> Any:
+    """Returns the shapes and dtypes of the optimizer's state."""
+    spec = model_spec(config.model)
+    tuning = Tuning(config, spec)
+    optimizer = tuning.optimizer()
+
+    def init(key: jax.Array) -> Any:
+        return optimizer.init(tuning.begun(init_params(spec, key), config.seed))
+
+    return jax.eval_shape(init, jax.random.key(0))
+
+
+def _schedule_counts(state: Any) -> set[str]:
+    """Returns the names of counts that learning rate schedules read.
+
+    They are the only field of their state; a count of moments has the moments beside it.
+    """
+
+    def is_schedule(node: Any) -> bool:
+        return getattr(node, "_fields", None) == ("count",)
+
+    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_schedule)
+    return {f"{path_name(path)}/count" for path, node in nodes if is_schedule(node)}
+
+
+def sound(name: str, value: np.ndarray, flag: str = "--init_from") -> np.ndarray:
+    """Returns `value`.
+
+    Raises:
+      UserError: it has NaN, infinite or absurd elements, as damaged files and failed runs have.
+    """
+    if not np.issubdtype(value.dtype, np.floating) or not value.size:
+        return value
+    largest = float(np.max(np.abs(value)))
+    if not largest <= _LARGEST:
+        what = f"an element of {largest:.1e}" if math.isfinite(largest) else "NaN or infinity"
+        raise UserError(
+            f"{flag}: {name} holds {what}: the checkpoint is damaged, or its run had failed; "
+            "choose another one"
+        )
+    return value
+
+
+def placed(tensors: dict[str, Tensor], tree: Any) -> Any:
+    """Returns `tree` with the leaves in `tensors` read, in the tree's dtypes and shardings."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [path_name(path) for path, _ in leaves]
+
+    def read(name: str, like: Any) -> jax.Array:
+        tensor = tensors[name]
+        return jax.make_array_from_callback(
+            like.shape,
+            like.sharding,
+            lambda index: sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
+        )
+
+    # Sorted so that all layers of one stacked array are read in a row, while its chunks are cached.
+    read_leaves = {
+        name: read(name, leaf) if name in tensors else leaf
+        for name, (_, leaf) in sorted(
+            zip(names, leaves, strict=True), key=lambda entry: re.sub(r"layers_\d+", "", entry[0])
+        )
+    }
+    return jax.tree.unflatten(structure, [read_leaves[name] for name in names])

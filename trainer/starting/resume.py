@@ -1,0 +1,135 @@
+"""The beginning of a run: initial parameters, its own newest checkpoint, or --init_from."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+from tasks.terminal.command_line import UserError
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.data.prepared import Run
+from trainer.engine import processes
+from trainer.engine.damage import Damaged
+from trainer.engine.program import Program
+from trainer.engine.step import TrainState
+
+_INIT_FROM = "trainer.starting.init_from:start"
+
+
+class Beginning(Protocol):
+    """The beginning of a run: its step, and a description."""
+
+    @property
+    def step(self) -> int:
+        """Number of updates made before."""
+
+    def describe(self) -> str:
+        """Returns what the run begins with, as in "resumes from checkpoint 1000"."""
+
+
+class Start(Beginning, Protocol):
+    """The beginning of a run that has no checkpoint of its own."""
+
+    def state(self, program: Program) -> TrainState:
+        """Returns the state, on the program's devices.
+
+        Raises:
+          UserError: --init_from cannot be read.
+        """
+
+
+def begin(
+    run: Run, checkpoints: Checkpoints, program: Program
+) -> tuple[Beginning, TrainState | None]:
+    """Returns what the run begins with, and its state; None if training is finished.
+
+    A run that has checkpoints of its own resumes from the newest. If that is damaged,
+    `checkpoint.on_damage` says whether it is set aside and an older one taken. Training is not
+    finished while the evaluation of the last update is due.
+
+    Raises:
+      UserError: the newest checkpoint is damaged, or of a run with other settings; or see `start`.
+    """
+    steps = checkpoints.steps()
+    processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
+    if not steps:
+        beginning = start(run)
+        return beginning, beginning.state(program)
+    newest = steps[-1]
+    try:
+        checkpoints.check_resumable(newest, run)
+        # Also read if training is finished, since nobody may look at its checkpoint for long.
+        state = checkpoints.restore(newest, program.abstract_state())
+        evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
+        over = newest >= run.config.train_steps or checkpoints.watch.exhausted
+        finished = over and evaluated
+        # The evaluation that dropped the rate may have been made after the checkpoint was saved.
+        state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
+        return _Resumed(newest), None if finished else state
+    except Damaged as error:
+        sound = checkpoints.newest_sound(newest, run, program.abstract_state())
+        return _fall_back(run, checkpoints, program, error, sound)
+
+
+def _fall_back(
+    run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
+) -> tuple[Beginning, TrainState]:
+    """Sets damaged checkpoints aside if the user wants that, and returns the newest sound one.
+
+    Raises:
+      UserError: the user does not want that, or there is no sound one; nothing is changed.
+    """
+    said = f"checkpoint {damage.path} is damaged ({damage.reason})"
+    if sound is None:
+        raise UserError(
+            f"{said}, and there is no sound one before it: bring back a copy of a checkpoint, or "
+            "start again in another --model_dir"
+        ) from damage
+    if run.config.checkpoint.on_damage == "stop":
+        raise UserError(
+            f"{said}: the newest sound one is checkpoint_{sound}; run with "
+            "--checkpoint.on_damage=fall_back to resume from it"
+        ) from damage
+    moved = checkpoints.set_aside(sound)
+    if processes.is_first():
+        print(
+            f"{said}: renamed to {' and '.join(moved)}; resuming from checkpoint_{sound}",
+            file=sys.stderr,
+        )
+    checkpoints.check_resumable(sound, run)
+    state = checkpoints.restore(sound, program.abstract_state())
+    return _Resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
+
+
+def start(run: Run) -> Start:
+    """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
+
+    Raises:
+      UserError: --init_from cannot be read or does not fit the model.
+    """
+    if not run.config.init_from:
+        return _Fresh()
+    # Imported only here, since it reads the formats of other programs.
+    module, _, name = _INIT_FROM.partition(":")
+    return getattr(importlib.import_module(module), name)(run)
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    step: int = 0
+
+    def describe(self) -> str:
+        return "starts from initial parameters"
+
+    def state(self, program: Program) -> TrainState:
+        return program.initial_state()
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    step: int
+
+    def describe(self) -> str:
+        return f"resumes from checkpoint {self.step}"

@@ -1,0 +1,157 @@
+"""A trained run, opened to be used: its parameters on this machine, and its vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
+
+from tasks.objectives import Lengths
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    from tasks.vocabulary import Vocabulary
+    from trainer.config import Config
+    from trainer.data.prepared import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class NoData:
+    """The data of a run that was converted without a task.
+
+    Attributes:
+      lengths: lengths of the features that the model reads.
+    """
+
+    lengths: Lengths
+    vocabulary_sha256: str | None = None
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def without_data(config: Config) -> Run:
+    """Returns the run of a configuration that names no task."""
+    from trainer.data.prepared import Run
+
+    lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
+    return Run(config, cast(Any, NoData(lengths)), cast(Any, None))
+
+
+def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
+    """Returns the run in `model_dir`, prepared for this machine, with `NoData` if it has no task.
+
+    Args:
+      model_dir: folder of the run.
+      cache_dir: folder of caches by task, if they were moved after training.
+
+    Raises:
+      UserError: there is no such run, or its cache is not there.
+    """
+    from trainer.config import fields, load_config
+    from trainer.config.this_machine import on_this_machine
+    from trainer.data.task_record import warn_of_changes
+    from trainer.setup import prepare
+
+    config, origins = load_config(model_dir)
+    config = fields.replace(config, "model_dir", model_dir)
+    if not config.task:
+        return without_data(on_this_machine(config))
+    if cache_dir:
+        config = fields.replace(config, "cache_dir", cache_dir)
+    run = prepare(on_this_machine(config), origins)
+    warn_of_changes(model_dir, run.data.tasks_record)
+    return run
+
+
+def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, Any]:
+    """Returns the step and the parameters of a checkpoint, the newest if `step` is None.
+
+    They are the model's own: LoRA's products are added to their kernels.
+
+    Raises:
+      UserError: there is no such checkpoint, or it records another vocabulary.
+    """
+    from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+    from trainer.engine.program import Program
+
+    folder = run.config.model_dir
+    checkpoints = Checkpoints(folder, writable=False)
+    (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
+    _check_vocabulary(checkpoints.path(chosen), vocabulary)
+    program = Program(run)
+    params = program.merged(checkpoints.restore(chosen, program.abstract_state()).params)
+    checkpoints.close()
+    return chosen, params
+
+
+def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
+    """Returns the vocabulary at `path`, or the cache's, or what a run without data has beside it.
+
+    Raises:
+      UserError: there is none, or it has not as many ids as the run's.
+    """
+    from tasks import vocabulary
+    from trainer.data.cached import CachedData
+
+    extra_ids = 0
+    if isinstance(run.data, CachedData):
+        first = run.data.tasks[0]
+        record = first.manifest.plan.vocabulary
+        extra_ids = record.added_sentinels
+        if path is None:
+            return vocabulary.Vocabulary(first.model, record, first.cache)
+    elif isinstance(run.data, NoData):
+        return _converted_vocabulary(run, path)
+    elif path is None:
+        raise UserError(
+            f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "
+            "vocabulary"
+        )
+    else:
+        extra_ids = getattr(run.data, "extra_ids", 0)
+    loaded = vocabulary.load(path, extra_ids)
+    if loaded.size != run.data.vocab_size:
+        raise UserError(
+            f"--vocabulary={path} has {loaded.size} ids, but the model was trained on "
+            f"{run.data.vocab_size}"
+        )
+    return loaded
+
+
+def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
+    """Returns the vocabulary at `path`, or beside the checkpoints that trainer.convert wrote."""
+    from tasks import vocabulary
+
+    config = run.config
+    if path is None:
+        beside = (files.join(config.model_dir, name) for name in vocabulary.VOCABULARY_FILES)
+        path = next(filter(files.exists, beside), None)
+    if path is None:
+        raise UserError(
+            f"{config.model_dir} was converted without a vocabulary: name it by --vocabulary; if "
+            "it has fewer pieces than the model has ids, as T5's, convert again with --vocabulary "
+            "and --extra_ids"
+        )
+    loaded = vocabulary.load(path, config.vocabulary.extra_ids or 0)
+    if loaded.size > config.model.vocab_size:
+        raise UserError(
+            f"--vocabulary={path} has {loaded.size} ids, but the model has "
+            f"{config.model.vocab_size} embeddings"
+        )
+    return loaded
+
+
+def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
+    """Checks a vocabulary against the one that a checkpoint records, if it records one.
+
+    Raises:
+      UserError: they differ.
+    """
+    from trainer.checkpoints import metadata
+
+    trained_on = metadata.read(checkpoint).get("vocabulary_sha256")
+    if trained_on not in (None, loaded.record.sha256):
+        raise UserError(
+            f"{checkpoint} was trained with another vocabulary than this one: name the right one "
+            "by --vocabulary"
+        )
