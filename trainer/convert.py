@@ -167,7 +167,7 @@ def _write(
         plain = targets.values(opened, "float32")
         logits = verify.logits(opened.source.path, opened.model.config, plain)
     if settings.format == targets.HUGGING_FACE:
-        from trainer.huggingface import card
+        from trainer.conversion import card
 
         model, folded = targets.for_transformers(opened, arrays)
         written = targets.to_transformers(partial, opened, model, folded, settings)

@@ -28,10 +28,10 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
 from trainer.model.transformer import build_model, rounded_kernels, run_model
 from trainer.reporting.history import VALIDATION, History
-from trainer.starting import trained_run
+from trainer.trained import trained_run
 
 if TYPE_CHECKING:
-    from trainer.decoding.generator import Generator
+    from trainer.trained.generator import Generator
 
 # Rows of a task whose losses are computed, spread evenly over its validation split.
 EXAMINED = 256
@@ -206,7 +206,7 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
 
 def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
     """Returns rows of validation with what the model writes, beside what the text says."""
-    from trainer.decoding.generator import Generator
+    from trainer.trained.generator import Generator
 
     if run.config.model.architecture == "encoder":
         return html_page.note("Encoder-only models write no text.")

@@ -13,7 +13,7 @@ from trainer.data.prepared import Run
 from trainer.decoding import text
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
-from trainer.starting import trained_run
+from trainer.trained import trained_run
 
 
 class PromptForm(NamedTuple):
