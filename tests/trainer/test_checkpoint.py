@@ -30,7 +30,9 @@ STATE = TrainState(
 
 def run_of(model_dir):
     config, _ = build_config("t5_1_1_tiny", [f"--model_dir={model_dir}"])
-    return SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}, record={}))
+    return SimpleNamespace(
+        config=config, data=SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None)
+    )
 
 
 def train(model_dir, policy, losses, first=0):
@@ -224,7 +226,9 @@ def test_another_model_is_not_damage(model_dir):
 
 def begun(model_dir, on_damage):
     config = fields.replace(run_of(model_dir).config, "checkpoint.on_damage", on_damage)
-    run = SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}, record={}))
+    run = SimpleNamespace(
+        config=config, data=SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None)
+    )
     checkpoints = Checkpoints(str(model_dir), config.checkpoint)
     try:
         beginning, state = begin(run, checkpoints, PROGRAM)
