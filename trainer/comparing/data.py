@@ -20,10 +20,10 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
+from trainer.comparing.explanation import Explanation
 from trainer.config import fields
 from trainer.data import task_record
 from trainer.data.cached import CachedData
-from trainer.explain import Explanation
 from trainer.reporting.history import History
 from trainer.setup import prepare
 from trainer.t5x import read

@@ -13,9 +13,9 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, UNK_ID
-from trainer import explain
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.comparing.explanation import Explanation
 from trainer.config import load_record, save_config
 from trainer.data import task_record
 from trainer.data.task_record import warn_of_changes
@@ -166,12 +166,12 @@ def test_explain_and_evaluate_notice_another_module(run_of, tmp_path, capsys):
     os.mkdir(model_dir)
     save_config(run.config, {}, run.data.record)
     assert load_record(model_dir) == json.loads(json.dumps(run.data.record))
-    explain.Explanation(model_dir, 3)
+    Explanation(model_dir, 3)
     warn_of_changes(model_dir, run.data.tasks_record)
     assert not capsys.readouterr().err
     now = run_of("my_spans", density=0.3)
     with pytest.raises(UserError, match=r"other examples \(objective of my_spans: mask\.noise"):
-        explain.Explanation(model_dir, 3)
+        Explanation(model_dir, 3)
     warn_of_changes(model_dir, now.data.tasks_record)
     lines = capsys.readouterr().err.splitlines()
     assert "objective of my_spans: mask.noise_density was 0.15, is 0.3" in lines[0]
