@@ -97,7 +97,7 @@ def _train(
     def save(step: int, state: TrainState) -> None:
         reports.settle(step, state)
         with reports.speed.blocking():
-            # First the metrics: a checkpoint says that those of its steps are written.
+            # Metrics come first, since a checkpoint implies that its steps' metrics are written.
             writer.flush()
             check_lock()
             checkpoints.save(step, state, run, evaluated=not evaluate.owed)
@@ -136,7 +136,7 @@ class _Evaluate:
     """Evaluates the states of a run on its validation split, and acts on the results.
 
     Attributes:
-      owed: whether the evaluation of the newest state is due and has not been made.
+      owed: whether the newest state is still to be evaluated.
     """
 
     def __init__(

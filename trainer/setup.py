@@ -279,7 +279,7 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
 
 
 def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
-    """Returns whether the vocabulary is another one than that of --init_from."""
+    """Returns whether the vocabulary differs from --init_from's."""
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has begun, and needs what it began with no more
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size

@@ -56,7 +56,7 @@ class Checkpoints:
       model_dir: local or remote folder.
       policy: which checkpoints to keep; None keeps all.
       writable: False to only read.
-      watch: follows the evaluations; None: only the best metric of `policy`.
+      watch: follows the evaluations; by default, only the best metric of `policy`.
 
     Attributes:
       watch: follows the evaluations of the run; checkpoints hold its state.
@@ -114,7 +114,7 @@ class Checkpoints:
           step: number of updates made.
           state: the state after them.
           run: the run.
-          evaluated: False if the evaluation of this step is due and has not been made.
+          evaluated: False if this step is still to be evaluated.
 
         Raises:
           UserError: the disk does not have enough free space.
@@ -303,7 +303,7 @@ def _silence() -> None:
 
 
 def _without_late_reads(unraisable: Any) -> None:
-    """Prints an error that cannot be raised, unless it is that of a read which nobody waits for.
+    """Prints an error that cannot be raised, unless it comes from an abandoned read.
 
     Such reads and writes are left when one fails: Orbax has closed their event loop by then.
     """

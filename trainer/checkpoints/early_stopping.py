@@ -33,7 +33,7 @@ class _Patience:
 
     Attributes:
       flag: the flag that names the metric.
-      metric: the metric, as written in the flag; None: nothing is watched.
+      metric: the metric, as written in the flag; None if nothing is watched.
       min_delta: least difference that is an improvement.
       best: the best value so far.
       stale: evaluations since then.
@@ -63,7 +63,7 @@ class _Patience:
         return {"metric": self.metric, "best": self.best, "stale": self.stale}
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
-        """Takes over the state of a checkpoint, if it is that of the same metric."""
+        """Restores the state from a checkpoint, if it watched the same metric."""
         known = stored is not None and stored["metric"] == self.metric
         self.best = stored["best"] if stored and known else None
         self.stale = stored["stale"] if stored and known else 0
@@ -159,7 +159,7 @@ class Watch:
 
 
 def flattened(results: Results) -> dict[str, float]:
-    """Returns the metrics of all rows by name, and those of a task of a mixture as TASK/METRIC."""
+    """Returns metrics over all rows by name, and a mixture's tasks' metrics as TASK/METRIC."""
     flat: dict[str, float] = {}
     for split, values in results.items():
         task = split.partition("/")[2]

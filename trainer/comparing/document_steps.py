@@ -187,7 +187,7 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
       cache_dir: as of `Sightings`.
 
     Raises:
-      UserError: as `Sightings` does, or there is no such file.
+      UserError: as `Sightings`, or the file does not exist.
     """
     try:
         names = [documents]

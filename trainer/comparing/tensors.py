@@ -1,4 +1,4 @@
-"""The first checkpoint in which two runs' arrays differ, and how they differ."""
+"""The first checkpoint whose arrays differ between two runs, and how."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Difference:
 
     Attributes:
       name: its path, as "params/decoder/decoder_norm/scale".
-      kinds: dtype and shape in each run; None where there is no such array.
+      kinds: dtype and shape in each run; None if the run lacks the array.
       differing: number of elements with other bits; None if it was not read.
       elements: number of elements.
       index: place of the first of them.
@@ -40,7 +40,7 @@ class Difference:
       bits: its bits, as hexadecimal numbers.
       largest: the largest absolute difference; None where one is not a number.
       ulps: the largest distance in representable numbers, of floats.
-      damaged: the run, 0 or 1, whose array is not what its checksum says; None: neither's.
+      damaged: the run, 0 or 1, whose array does not match its checksum, if any.
     """
 
     name: str

@@ -60,7 +60,7 @@ class Named:
     Attributes:
       license: license of the weights, as "apache-2.0".
       languages: languages of the corpus, as "en".
-      datasets: data sets that the corpus comes from; those of hf: corpora if there are none.
+      datasets: data sets that the corpus comes from; by default, those of hf: corpora.
       base_model: the model that the training started from.
     """
 
@@ -71,7 +71,7 @@ class Named:
 
 
 def generation_config(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the contents of generation_config.json, from those of config.json."""
+    """Returns the contents of generation_config.json, given config.json's."""
     names = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
     return {name: written[name] for name in names if name in written}
 

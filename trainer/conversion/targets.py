@@ -50,7 +50,7 @@ class Settings:
 
     Attributes:
       format: one of FORMATS.
-      dtype: one of DTYPES, that of the stored parameters.
+      dtype: dtype of the stored parameters, one of DTYPES.
       scanned: joins layers, as T5X's `scalable_t5` does.
       custom_code: writes a modelling file for a model that transformers does not have.
       shard_bytes: largest size of a weights file of transformers.

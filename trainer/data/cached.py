@@ -203,7 +203,7 @@ class CachedData:
           split: the split.
           keep_tails: as of tasks.cache.windows.Windows.
           packed: whether rows hold several examples.
-          manifest: that of some shards of the cache; None for all that are known.
+          manifest: a manifest of some shards of the cache; by default, of all known ones.
         """
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
@@ -357,7 +357,7 @@ class CachedData:
         the cache is finished or not, for which it waits.
 
         Raises:
-          UserError: they are not built, and this is no run that waits, or none is built any more.
+          UserError: they are not built, and this run does not wait, or the build has ended.
         """
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:

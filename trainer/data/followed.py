@@ -31,7 +31,7 @@ _SPLIT = "train"
 
 
 class FollowedOrder:
-    """The windows of a cache in the order in which a run reads them that may follow its build.
+    """The windows of a cache in the order of a run that may follow its build.
 
     Args:
       windows: the windows of the shards that are known, which grow; nothing else grows them.
@@ -146,7 +146,7 @@ class FollowedOrder:
         """Waits until the window at a rank is known, and says so; False if `stopping()` came first.
 
         Raises:
-          UserError: as `tasks.cache.following.wait` does, or this is no run that waits.
+          UserError: as `tasks.cache.following.wait`, or this run does not wait.
         """
         if self.knows(rank):
             return True
@@ -170,7 +170,7 @@ class FollowedOrder:
         """Returns what `order.Reading` does; waits for what is not known, if the cache allows it.
 
         Raises:
-          UserError: a shard is not finished, and this is no run that waits.
+          UserError: a shard is not finished, and this run does not wait.
         """
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
@@ -213,7 +213,7 @@ class FollowedOrder:
 
 
 def reading(order: Order | FollowedOrder, windows: int) -> Reading:
-    """Returns the order of a run's windows, of which an epoch has `windows` where that is known."""
+    """Returns the order of a run's windows; `windows` is their number per epoch, if known."""
     return order if isinstance(order, FollowedOrder) else Epochs(windows, order)
 
 

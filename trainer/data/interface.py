@@ -105,7 +105,7 @@ class Data(Protocol):
         """Returns the examples of a split by task, with the metrics of text to be computed.
 
         Raises:
-          UserError: there is no such split, or no metric of a name in `evaluation.metrics`.
+          UserError: the split, or a metric in `evaluation.metrics`, does not exist.
         """
 
     def consequences(

@@ -17,7 +17,7 @@ from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 Line = tuple[str, str]
 
-# The share of unread tokens from which there is a warning.
+# Warns from this share of unread tokens on.
 _MANY_UNREAD = 0.01
 
 
@@ -137,7 +137,7 @@ def mixture_lines(
 ) -> list[Line]:
     """Returns a table of a mixture's tasks: their windows, their shares of the rows, their epochs.
 
-    The shares are those of the first update, and epochs those of a run that keeps them.
+    Shares are those at the first update; epochs assume that they do not change.
     """
     windows = [len(source.maker.windows) for source in sources]
     rows = []

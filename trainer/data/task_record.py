@@ -19,7 +19,7 @@ from tasks.task import TaskSpec
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
 
-# Windows of which an objective makes the examples of its digest, and the seed of their tokens.
+# Number of windows whose examples make an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 

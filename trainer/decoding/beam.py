@@ -182,7 +182,7 @@ def _extended(found: _State, logits_BKV: jax.Array, state: Any, law: _T5X) -> _S
 
 
 def _best(last: _State, law: _T5X) -> Found:
-    """Returns the sequences that have ended, then the best of those that have not."""
+    """Returns finished sequences, then the best unfinished ones."""
     decoding = law.decoding
     ended_B1 = jnp.sum(last.full_BK, axis=1, keepdims=True)
     place_BK = jnp.maximum(jnp.arange(decoding.beams) - ended_B1, 0)

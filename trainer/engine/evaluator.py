@@ -34,7 +34,7 @@ TOKEN_METRICS = frozenset(
 )
 
 
-# The name of the row with the means of a mixture's tasks, each of which weighs the same.
+# Name of the row with the unweighted means over a mixture's tasks.
 MEAN = "mean"
 _AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
 

@@ -107,7 +107,7 @@ def checked(
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
     """Returns why the next update of `params` was rejected, as in "gradients/… is not finite".
 
-    `learned` is the tree of those parameters that have gradients; None: all have.
+    `learned` is the tree of the parameters with gradients; by default, all.
     """
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:

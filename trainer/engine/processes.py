@@ -220,7 +220,7 @@ def _initialise(config: ProcessesConfig) -> None:
 
 
 class _Watch:
-    """A thread that sends this process's heartbeat and checks those of the others.
+    """A thread that sends this process's heartbeat and checks the other processes'.
 
     Heartbeats are values in the coordinator's key-value store. The watch also handles SIGABRT, with
     which JAX ends a process that cannot reach the coordinator.

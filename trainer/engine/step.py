@@ -135,7 +135,7 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are those of what learns by `tuning`; None: of all parameters. With
+    Gradients are taken of what learns by `tuning`, or of all parameters. With
     `config.microbatches` above 1 the batch is split into that many parts, which the model
     processes one after the other; gradients and metrics are float32 sums over the parts. The
     loss's divisor is computed from the whole batch first, so that the parts' losses add up to the

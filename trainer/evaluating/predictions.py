@@ -31,7 +31,7 @@ class Predicting:
     """Generates text for the examples of a split and computes the metrics of their tasks.
 
     Attributes:
-      sets: the examples, by task; those of tasks without metrics are left out.
+      sets: the examples of each task that has metrics.
 
     Raises:
       UserError: at construction, if there is no such split, metric or decoder.

@@ -108,7 +108,7 @@ def make_optimizer(
 def optimizer_of(
     config: OptimizerConfig, spec: ModelSpec | EncoderSpec
 ) -> optax.GradientTransformation:
-    """Returns the optimizer of a model all of which learns, as `make_optimizer` makes it."""
+    """Returns the optimizer of a model with no fixed parameters; see `make_optimizer`."""
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 

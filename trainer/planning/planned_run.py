@@ -19,7 +19,7 @@ from trainer.setup import SEQIO, prepare
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A run of which only shapes are known. A `Program` can be made of it.
+    """A run whose shapes alone are known: enough to make a `Program`.
 
     Attributes:
       config: the configuration, complete.

@@ -79,7 +79,7 @@ class Reports:
             self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
-        """Reports the metrics taken earlier, and takes those of `step` if they are due.
+        """Reports the metrics taken earlier, and takes this step's if they are due.
 
         Returns:
           The state to continue with: `state`, or `state` with its metrics set to zero.

@@ -62,7 +62,7 @@ class StartingPoint:
       vocabulary_checked: True if the vocabulary of the parameters is known.
       other_fields: fields of the model it was trained with, as "emb_dim 512", that make of it
         another function of the same parameters than this run's model.
-      rows: how the rows of another vocabulary became those of this run's; None if they stayed.
+      rows: how rows of another vocabulary were mapped to this run's; None: unchanged.
     """
 
     path: str
@@ -205,7 +205,7 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     from trainer import huggingface
 
     folder = path.removeprefix(from_transformers.PREFIX)
-    # The number of rows is compared later: those of another vocabulary become this run's.
+    # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
     size = huggingface.model_config(folder).vocab_size
     tree = huggingface.load(folder, replace(config.model, vocab_size=size))
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
@@ -295,7 +295,7 @@ def _adafactor_leaves(
 ) -> tuple[dict[str, Tensor] | None, str | None]:
     """Returns the checkpoint's Adafactor moments, or None and why they cannot be used.
 
-    Names are those of our Adafactor's leaves without the leading index in optax's chain.
+    Names are our Adafactor's leaf names, without the leading index in optax's chain.
     """
     if all(set(parts) == {"value"} for parts in found.values()):
         return None, _NONE_STORED

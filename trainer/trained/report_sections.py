@@ -55,7 +55,7 @@ def examine(
     """Returns the sections as HTML by name.
 
     Args:
-      runs: the runs, of which the newest checkpoint is used.
+      runs: the runs; the newest checkpoint of each is used.
       count: number of rows with the highest and with the lowest loss; None for no such section.
       samples: number of rows to complete; None for no such section.
       cache_dir: folder of caches by task, if they were moved after training.
@@ -138,7 +138,7 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 def _losses(program: Program):
     """Returns (params, maker, windows, seed) -> mean loss of each window's targets, float64 [W].
 
-    It is NaN where a row has no targets. The noise is that of evaluations.
+    It is NaN where a row has no targets. Noise is drawn as in evaluations.
     """
     model, mesh = build_model(program.spec), program.mesh
 

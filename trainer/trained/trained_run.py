@@ -45,7 +45,7 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
       cache_dir: folder of caches by task, if they were moved after training.
 
     Raises:
-      UserError: there is no such run, or its cache is not there.
+      UserError: the run or its cache does not exist.
     """
     from trainer.config import fields, load_config
     from trainer.config.this_machine import on_this_machine
@@ -69,7 +69,7 @@ def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, An
     They are the model's own: LoRA's products are added to their kernels.
 
     Raises:
-      UserError: there is no such checkpoint, or it records another vocabulary.
+      UserError: the checkpoint does not exist, or records another vocabulary.
     """
     from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
@@ -88,7 +88,7 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     """Returns the vocabulary at `path`, or the cache's, or what a run without data has beside it.
 
     Raises:
-      UserError: there is none, or it has not as many ids as the run's.
+      UserError: there is none, or it has another number of ids than the run's.
     """
     from tasks import vocabulary
     from trainer.data.cached import CachedData
