@@ -27,7 +27,7 @@ from tasks.objectives import Lengths, noise
 from tasks.reading import sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES
+from tasks.unit import SIDES, Unit
 
 __all__ = ["register"]
 
@@ -341,7 +341,7 @@ def _register_one(
         seqio.CacheDatasetPlaceholder(),
         functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=how["packing"]),
     ]
-    if spec.objective.reads_pairs:  # T5's own steps, which cut sides that are too long
+    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut sides that are too long
         steps = [
             functools.partial(encode_pairs, **opens),
             seqio.CacheDatasetPlaceholder(),

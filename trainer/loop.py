@@ -45,7 +45,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     config = run.config
     with _locked(config.model_dir) as check_lock, contextlib.closing(run.data):
         processes.check_shared(config.model_dir)
-        watch = Watch(config.checkpoint, config.stopping, config.plateau)
+        watch = Watch(config.checkpoint, config.stopping, config.plateau, config.task_module)
         checkpoints = Checkpoints(config.model_dir, config.checkpoint, watch=watch)
         program = Program(run)
         beginning, state = begin(run, checkpoints, program)
