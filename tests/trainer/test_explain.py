@@ -234,7 +234,11 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     line = json.dumps({"step": steps, "split": "train", "metrics": {}})
     (tmp_path / "model" / "metrics.jsonl").write_text(line + "\n")
     (tmp_path / "model" / "checkpoint_5" / "run").mkdir(parents=True)
-    description_of_run = {"config": {}, "cache_fingerprints": run.data.fingerprints}
+    description_of_run = {
+        "config": {},
+        "cache_fingerprints": run.data.fingerprints,
+        "checksums": {},
+    }
     path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
     path.write_text(json.dumps(metadata.sealed(description_of_run)))
     first = Explanation(str(tmp_path / "model"), 3).row(2).parts
@@ -296,7 +300,7 @@ def test_a_run_that_followed_an_unfinished_build_is_explained_after_a_takedown(
     run = start(tmp_path / "model", cache.parent, "--data.follow=true", "--data.follow_shards=1")
     path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
     path.parent.mkdir(parents=True)
-    record = {"config": {}, "cache_fingerprints": run.data.fingerprints}
+    record = {"config": {}, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
     path.write_text(json.dumps(metadata.sealed(record)))
     document = Explanation(str(tmp_path / "model"), 3).row(2).parts[0].id
 
