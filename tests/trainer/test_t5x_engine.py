@@ -121,7 +121,8 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     model_dir.mkdir()
     save_config(config, {})
     run = types.SimpleNamespace(
-        config=config, data=types.SimpleNamespace(fingerprints={}, record={})
+        config=config,
+        data=types.SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None),
     )
     state = Program(run).initial_state()
     checkpoints = Checkpoints(str(model_dir))
