@@ -129,7 +129,7 @@ class Module:
         return max(constants, default=1)
 
     def called(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        """Yields (computation, number of runs) that an instruction runs one after the other.
+        """Yields (computation, number of runs) of what an instruction runs in turn.
 
         The computations of fusions are not among them: a fusion is one piece of work.
         """
@@ -157,7 +157,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Returns the program of a text.
+    """Parses the text of a program.
 
     Raises:
       ValueError: the text has no entry computation.
