@@ -101,6 +101,19 @@ def test_no_module_is_in_a_circle():
     graphlib.TopologicalSorter(import_graph()).prepare()  # CycleError names the circle
 
 
+def test_no_room_imports_one_above_it():
+    """Rooms are the files and folders at a package's top."""
+    graph = import_graph()
+    for package in ("pipeline", "tasks", "trainer", "vocab"):
+        rooms: dict[str, set[str]] = {}
+        for module, imported in graph.items():
+            if module.startswith(f"{package}."):
+                name = module.split(".")[1]
+                below = {each.split(".")[1] for each in imported if each.startswith(f"{package}.")}
+                rooms.setdefault(name, set()).update(below - {name})
+        graphlib.TopologicalSorter(rooms).prepare()
+
+
 def test_no_file_is_named_for_nothing():
     names = {path.name for path in modules()}
     assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}

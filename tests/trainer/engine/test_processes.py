@@ -18,7 +18,7 @@ from tests.support.parameters import slow_unless
 from tests.support.processes import completed
 from trainer.config.fields import override
 from trainer.engine.processes import EXIT_LOST
-from trainer.loop import EXIT_PREEMPTED
+from trainer.engine.stopping import EXIT_PREEMPTED
 from trainer.pretrain import build_config
 
 pytestmark = pytest.mark.processes
