@@ -10,7 +10,7 @@ import time
 from tasks.terminal import progress
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from tasks.terminal.table import table
-from tests.faults.command import DEADLINE_SECONDS, Command, draw_signal, stop_before_kill
+from tests.faults.command import Command, draw_signal, stop_before_kill
 from tests.faults.commands import Run
 from tests.faults.comparing import run_differences
 from tests.faults.damages import DAMAGES, any_file, damage
@@ -69,9 +69,7 @@ class _Lab:
         begin = time.monotonic()
         self._undisturbed = self._run("undisturbed")
         self._undisturbed.start()
-        self._undisturbed.process.wait_until(
-            lambda: bool(self._undisturbed.lines()), DEADLINE_SECONDS
-        )
+        self._undisturbed.wait_until(lambda: bool(self._undisturbed.lines()))
         self._start_seconds = time.monotonic() - begin
         self._undisturbed.finish()
         kills, runs = self._kill_runs()
@@ -156,9 +154,8 @@ class _Lab:
             time.sleep(generator.uniform(0, self._start_seconds))
         else:
             in_phase = {"evaluation": run.is_evaluating, "checkpoint": run.is_saving}.get(phase)
-            run.process.wait_until(
-                lambda: run.step() >= target and run.is_training() and (not in_phase or in_phase()),
-                DEADLINE_SECONDS,
+            run.wait_until(
+                lambda: run.step() >= target and run.is_training() and (not in_phase or in_phase())
             )
             time.sleep(generator.uniform(0, 0.05))
         number = draw_signal(generator)
@@ -209,7 +206,7 @@ class _Lab:
     def _start_twice(self, run: Run) -> list[str]:
         """Starts a run and then another in its folder; returns what went wrong."""
         run.start()
-        run.process.wait_until(lambda: bool(run.lines()), DEADLINE_SECONDS)
+        run.wait_until(lambda: bool(run.lines()))
         second = Command("a second run", run.module, run.folder.with_suffix(".second.log"))
         return _refusal(second.start(), "another run is writing")
 
