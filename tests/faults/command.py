@@ -106,7 +106,7 @@ class Command:
             time.sleep(0.0005)
         return True
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal_group(self, number: signal.Signals) -> None:
         """Sends a signal to the whole group, if any process of it is left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
@@ -115,7 +115,7 @@ class Command:
         """Kills the whole group; returns False if the command had ended by itself."""
         running, self._ended_by_us = self.running, True
         if self._process:
-            self.signal(signal.SIGKILL)
+            self.signal_group(signal.SIGKILL)
             self._process.wait()
         return running
 
@@ -124,7 +124,7 @@ class Command:
         if number == signal.SIGINT:
             time.sleep(max(0, self._begin + _PYTHON_SECONDS - time.monotonic()))
         self._ended_by_us = True
-        self.signal(number)
+        self.signal_group(number)
 
     def end(self, number: signal.Signals) -> None:
         """Ends the command by a signal; raises as `check_end` does."""
@@ -196,4 +196,4 @@ def stop_before_kill(number: signal.Signals, *commands: Command) -> None:
     """Stops commands that SIGKILL will end, so that they are killed in the recorded activity."""
     if number == signal.SIGKILL:
         for each in commands:
-            each.signal(signal.SIGSTOP)
+            each.signal_group(signal.SIGSTOP)

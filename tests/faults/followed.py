@@ -205,16 +205,9 @@ class _Trial:
         (victim,) = self.random.choices(possible, [weights[each] for each in possible])
         number = draw_signal(self.random)
         stop_before_kill(number, *victims[victim])
-        kill = Kill(
-            *(
-                self.number,
-                victim,
-                number.name,
-                self.pair.build.shards(),
-                self.pair.build.activity(),
-            ),
-            *(self.pair.run.step(), self.pair.run.activity()),
-        )
+        build, run = self.pair.build, self.pair.run
+        before = (build.shards(), build.activity(), run.step(), run.activity())
+        kill = Kill(self.number, victim, number.name, *before)
         for each in victims[victim]:
             each.send(number)
         for each in victims[victim]:

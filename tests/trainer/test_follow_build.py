@@ -178,10 +178,10 @@ def test_a_cache_of_another_corpus_in_the_folder_is_named(finished, make_pair, p
     killed_while_followed(pair)
     other = tmp_path / "other.txt"
     other.write_text("another text of some words\n" * 20_000)
-    pair.run.signal(signal.SIGSTOP)
+    pair.run.signal_group(signal.SIGSTOP)
     shutil.rmtree(pair.build.cache)
     build_again(make_pair(tmp_path / "pair", corpus=other))
-    pair.run.signal(signal.SIGCONT)
+    pair.run.signal_group(signal.SIGCONT)
     assert_stopped(
         pair, finished, f"{pair.build.cache} now holds a cache with another plan", "corpus.files",
         "build it with the flags that it was begun with, or train another --model_dir",
@@ -211,12 +211,12 @@ def test_a_takedown_of_a_finished_cache_under_a_run_is_named(
     pair.run.start()
     # Before the first evaluation, and with most shards not opened yet.
     pair.wait_until(lambda: pair.run.step() >= 2, "updates")
-    pair.run.signal(signal.SIGSTOP)
+    pair.run.signal_group(signal.SIGSTOP)
     stopped = pair.run.step()
     ids, listed = tmp_path / "ids.txt", documents(pair.build.cache, split, shard)[:3]
     ids.write_text("\n".join(listed))
     build_again(pair, f"--exclude={ids}")
-    pair.run.signal(signal.SIGCONT)
+    pair.run.signal_group(signal.SIGCONT)
     step = assert_stopped(
         pair, finished, f"{pair.build.cache} now holds a cache with another plan", "a takedown: ",
         f"of {len(listed)} entries", "train another --model_dir",
