@@ -7,7 +7,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 from vocab import compare, fit
 
 LINES = {

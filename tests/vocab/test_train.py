@@ -21,7 +21,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
-from tests.in_process import run
+from tests.support.in_process import run
 from vocab import fit, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]

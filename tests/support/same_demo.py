@@ -1,6 +1,6 @@
 """Compares the demo made in one folder with that of another, as `make demo-gcs` does.
 
-python -m tests.same_demo demo gs://bucket/demo
+python -m tests.support.same_demo demo gs://bucket/demo
 """
 
 import hashlib
