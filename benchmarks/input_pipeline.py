@@ -110,23 +110,9 @@ def ours(folder: str, batch_size: int):
     return TrainingBatches([Source("", maker, order, 0)], batch_size)
 
 
-def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns batches made by tf.data in one thread.
-
-    Source: T5 `data/preprocessors.py` (denoise, random_spans_noise_mask,
-    noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel) and seqio's
-    `dataset_providers.py`, `preprocessors.py` (append_eos_after_trim) and `feature_converters.py`
-    (EncDecFeatureConverter), example by example as in seqio.
-    """
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+def _corruption(tf):
+    """Returns a function of TensorFlow: tokens and four seeds -> inputs and targets, as in T5."""
     last_id = _PIECES + _SENTINELS - 1
-
-    def parse(record):
-        schema = {"targets": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
-        return tf.cast(tf.io.parse_single_example(record, schema)["targets"], tf.int32)
 
     def segments(items, parts, seed):
         """Returns the lengths of a random split of `items` into `parts`."""
@@ -162,6 +148,26 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
             "targets": sentinels(tokens, tf.logical_not(mask)),
         }
 
+    return corrupt
+
+
+def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Returns batches made by tf.data in one thread.
+
+    Source: T5 `data/preprocessors.py` (denoise, random_spans_noise_mask,
+    noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel) and seqio's
+    `dataset_providers.py`, `preprocessors.py` (append_eos_after_trim) and `feature_converters.py`
+    (EncDecFeatureConverter), example by example as in seqio.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+    def parse(record):
+        schema = {"targets": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
+        return tf.cast(tf.io.parse_single_example(record, schema)["targets"], tf.int32)
+
     def with_eos(example):
         most = {"inputs": INPUTS, "targets": TARGETS}
         return {name: tf.concat([example[name][: most[name] - 1], [1]], 0) for name in example}
@@ -187,7 +193,7 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     paths = sorted(str(path) for path in pathlib.Path(folder).glob("train.tfrecord-*"))
     rows = tf.data.TFRecordDataset(paths).repeat().map(parse)
     seeds = tf.data.Dataset.random(seed=0, rerandomize_each_iteration=True).batch(4)
-    examples = tf.data.Dataset.zip((rows, seeds)).map(corrupt).map(with_eos)
+    examples = tf.data.Dataset.zip((rows, seeds)).map(_corruption(tf)).map(with_eos)
     batches = examples.map(trim_and_pad).map(features).batch(batch_size, drop_remainder=True)
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1

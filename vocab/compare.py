@@ -5,7 +5,7 @@
 
 Each corpus is sampled once. Reported are tokens and bytes a token, by corpus and by the script of
 words, unknown and byte-fallback tokens, which texts come back exactly, and the speed of the library
-on one thread. A word is encoded with the space before it, whose byte it counts.
+on one thread. A word is encoded with the space before it, and includes its byte.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
 _CONTEXT = 24  # characters shown on either side of a difference
-# How the files that the command writes begin, by their flag.
+# First bytes of the files that the command writes, by flag.
 _BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
 
 

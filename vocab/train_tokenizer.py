@@ -4,8 +4,8 @@ python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000
 
 The folder is one of transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. Words are
 counted in memory, by one process; `python -m vocab.train` makes SentencePiece models of any corpus.
-Byte-level BPE has the same bytes every time. Of WordPieces that are as frequent as each other,
-`tokenizers` takes others in another run.
+Byte-level BPE has the same bytes every time. Among equally frequent WordPieces, `tokenizers` may
+choose differently in each run.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Options:
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    One that was killed begins again. `corpus` may be several with their weights.
+    A killed one starts over. `corpus` may be several with their weights.
 
     Raises:
       UserError: `output` holds something else or is being written, or the corpus has too few words
@@ -143,8 +143,8 @@ def _trained(options: Options, corpora: Corpora) -> Any:
 def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
     """Yields the texts of the training split, each `times` times.
 
-    `tokenizers` takes texts, not counts. Of a number that is not whole, the rest is the share of
-    documents, by a hash of their ids, that are yielded once more.
+    `tokenizers` takes texts, not counts. The fraction of a number that is not whole is the share of
+    documents, chosen by a hash of their ids, that are yielded once more.
     """
     columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1

@@ -32,14 +32,14 @@ def trim(
     vocab_size: int | None = None,
     workers: int = 1,
 ) -> vocabulary.Vocabulary:
-    """Writes what is left of `base` to the folder `output` and returns it; keeps a finished one.
+    """Writes the trimmed `base` to the folder `output` and returns it; keeps a finished one.
 
     Args:
       base: the vocabulary to cut.
-      corpus: the text that it is to fit.
+      corpus: the text to fit.
       output: folder, local or any fsspec URL.
-      min_count: least number of occurrences of a piece that is kept for them.
-      vocab_size: most pieces to keep, sentinels not counted; None: no limit.
+      min_count: fewest occurrences of a piece that is kept.
+      vocab_size: most pieces to keep, not counting sentinels; None for no limit.
       workers: processes that count.
 
     Raises:

@@ -15,9 +15,9 @@ _START = (10.0, 0.5, 2.0)
 # Consecutive losses depend on each other, so that blocks of them are drawn, not single ones.
 _BLOCKS = 50
 _LEAST_POINTS = 20
-# Beyond any loss, and small enough for sums of squares.
+# More than any loss, and small enough for sums of squares.
 _LARGEST = 1e100
-# A fit that goes on for longer runs along a valley: its window identifies nothing.
+# A fit that takes more evaluations runs along a valley: its window identifies nothing.
 _EVALUATIONS = 200
 # A window whose interval of c is wider, in nats, says nothing of the limit.
 WIDEST = 0.2
@@ -90,7 +90,7 @@ class CurveFit:
 def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
     """Returns the fit of losses over steps, with a bootstrap over blocks of consecutive losses.
 
-    The loss of residuals is soft_l1, which outliers weigh less on than on squares.
+    Residuals are weighed by soft_l1, in which outliers count for less than in squares.
 
     Args:
       steps: updates, 1 or more, in ascending order.

@@ -147,8 +147,8 @@ def fit(
         for place, value in enumerate(values, 1):
             if not 0 < value < np.inf:
                 raise UserError(
-                    f"run {place} of {len(values)} has {name} {value:g}, of which there is no "
-                    "logarithm: leave the run out"
+                    f"run {place} of {len(values)} has {name} {value:g}, which has no logarithm: "
+                    "leave the run out"
                 )
     n, d, y = (np.log(np.asarray(each, float)) for each in columns.values())
     if len(y) < _LEAST_RUNS:
