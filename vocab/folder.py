@@ -1,9 +1,12 @@
 """Output folders of vocabularies: one writer at a time, also after a killed one."""
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from tasks.cache.manifest import MANIFEST
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 
@@ -28,6 +31,21 @@ def held(output: str) -> Iterator[lock.Lock]:
         if not found and not files.is_remote(output):
             with contextlib.suppress(OSError):
                 os.rmdir(files.local_path(output))
+
+
+def finished(output: str, made: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the manifest of a finished vocabulary; None if `output` has none.
+
+    Raises:
+      UserError: it was not made as `made` says: name -> value, as in the manifest.
+    """
+    path = files.join(output, MANIFEST)
+    if not files.exists(path):
+        return None
+    before = files.read_json(path)
+    if {key: before.get(key) for key in made} != json.loads(json.dumps(made)):
+        raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+    return before
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from tasks import vocabulary
-from tasks.cache.manifest import as_json
+from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
@@ -33,7 +32,7 @@ SPECIAL = {
     BYTE_BPE: {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     WORDPIECE: {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
 }
-_CONFIG, MANIFEST = tokenizer_json.CONFIGS[0], "manifest.json"
+_CONFIG = tokenizer_json.CONFIGS[0]
 _REPORT = "report.json"
 # In the order in which they are written, before the manifest.
 _FILES = (_REPORT, tokenizer_json.FILE, _CONFIG)
@@ -67,10 +66,7 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
     """
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
-    if files.exists(files.join(output, MANIFEST)):
-        before = files.read_json(files.join(output, MANIFEST))
-        if {key: before.get(key) for key in manifest} != json.loads(json.dumps(manifest)):
-            raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+    if folder.finished(output, manifest):
         return vocabulary.load(output)
     with folder.claimed(output, _FILES) as held:
         model = _trained(options, corpora).to_str(pretty=True).encode()

@@ -7,7 +7,6 @@ manifest.json and id_map.json, which has the new id of each old one, or null. tr
 model along with it.
 """
 
-import json
 from typing import Any
 
 from tasks import vocabulary
@@ -47,10 +46,7 @@ def trim(
     """
     options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
     made: dict[str, Any] = {"options": options, "corpus": corpus.record}
-    if files.exists(files.join(output, MANIFEST)):
-        before = files.read_json(files.join(output, MANIFEST))
-        if {key: before.get(key) for key in made} != json.loads(json.dumps(made)):
-            raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+    if before := folder.finished(output, made):
         if before["model"]["extra_ids"] != base.record.extra_ids:
             raise UserError(
                 f"--output={output} holds a vocabulary made with another --extra_ids: choose "
