@@ -3,14 +3,14 @@
     python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
 
 Batches are of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
-decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are those of the corpus,
-568 per example.
+decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the
+corpus, 568 per example.
 
 The cache is made in a temporary folder. It has one shard of --shard_tokens ids, and hard links to
 it under the names of other shards, for --tokens in total. There are 32,000 different ids under
 Zipf's law (an id of rank r has a probability proportional to 1 / r), since the size of an id in
-bytes depends on its rank. So records are read from memory rather than from disk, but files, index
-and order are those of the whole cache.
+bytes depends on its rank. So records are read from memory and not from disk, while files, index and
+order are as in a whole cache.
 
 ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
 T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption in TensorFlow

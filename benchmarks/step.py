@@ -16,10 +16,10 @@ the same shapes and dtypes) in a separate process, alternating with ours round b
 dependencies must be installed for that interpreter; the project does not need them.
 
 MFU is `cost.flops_per_step`, which counts forward and backward without recomputation, divided by
-the time of a step and by the peak. The peak is that of bfloat16 for hardware that `engine.hardware`
-lists, otherwise that of a matrix product, measured first. The roofline is the higher of two bounds:
+the time of a step and by the peak. The peak is bfloat16's for hardware that `engine.hardware`
+lists, and a measured matrix product's otherwise. The roofline is the higher of two bounds:
 those FLOPs at the peak, and the step's bytes at the memory bandwidth. Of the parts, "no layers" is
-forward and backward of embedding, logits and loss only, and is contained in the first two. On a
+forward and backward of embedding, logits and loss alone, which the first two contain. On a
 CPU, parts and their shares are processor seconds of all cores together, which other work on the
 machine hardly changes.
 """
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
         arguments.preset,
         [
             *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
-            # As in pretraining; the presets' dropout is that of fine-tuning.
+            # As in pretraining; the presets' dropout is for fine-tuning.
             "--model.dropout_rate=0",
             *overrides,
         ],
@@ -142,7 +142,7 @@ def _parser() -> Parser:
     add("--steps", type=positive, default=1, help="steps per round")
     add("--parts", action=argparse.BooleanOptionalAction, default=True,
         help="measure forward, backward and optimizer separately too")  # fmt: skip
-    add("--output", help="JSON file of seconds a step by preset, to which the minimum is added")
+    add("--output", help="JSON file of seconds a step by preset; adds this preset's minimum")
     add("--t5x", help="T5X's source folders, separated by colons; T5X is not measured if left out")
     add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
     return parser

@@ -3,9 +3,9 @@
     python -m vocab.compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
         --corpus='json:data/{language}/*.jsonl' --output=page.html
 
-Each corpus is sampled once. Reported are tokens and bytes a token, by corpus and by the script of
-words, unknown and byte-fallback tokens, which texts come back exactly, and the speed of the library
-on one thread. A word is encoded with the space before it, and includes its byte.
+Each corpus is sampled once. The report has tokens and bytes a token, by corpus and by the script of
+words, unknown and byte-fallback tokens, the share of texts that decode exactly, and the speed of
+the library on one thread. A word is encoded with the space before it, and includes its byte.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def _measured(
 
 
 def difference(text: str, back: str) -> tuple[str, str]:
-    """Returns what is around the first character at which a text and its round trip differ."""
+    """Returns the surroundings of the first character at which a text and its round trip differ."""
     pairs = enumerate(zip(text, back, strict=False))
     shorter = min(len(text), len(back))
     at = next((place for place, (a, b) in pairs if a != b), shorter)
@@ -146,7 +146,7 @@ def _parser() -> command_line.Parser:
         required=True,
         action="append",
         metavar="PATH",
-        help=f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
+        help=f"vocabulary to compare; may be repeated: {vocabulary.FORMS}",
     )
     add(
         "--corpus",
