@@ -122,7 +122,7 @@ def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, .
 def batches(path: str, megabytes: int | None) -> list[pa.Array]:
     """Returns the texts of a Parquet file in batches of 256.
 
-    With `megabytes`, returns that much: the first texts, or all of them several times in new orders.
+    With `megabytes`, returns that much: the first texts, or all several times, in new orders.
     """
     whole = pq.read_table(path)["text"].combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

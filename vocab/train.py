@@ -191,7 +191,7 @@ def _counted(counts: count.Counts) -> str:
 def _finished(
     options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`; None if there is none yet. `record` describes its corpora.
+    """Returns the vocabulary in `output`; None if there is none. `record` describes its corpora.
 
     Raises:
       UserError: `output` holds another vocabulary, or one whose model has changed.

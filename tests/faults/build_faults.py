@@ -91,14 +91,7 @@ def faults(kills: int, others: int, of_texts: bool = True) -> list[Fault]:
 
 
 class _Breaking(NamedTuple):
-    """A fault that ends builds, and then lets the same command finish.
-
-    Attributes:
-      reach: waits for the moment.
-      strike: breaks the build; see `Trial.break_and_audit`.
-      prepare: prepares the trial.
-      least: the fewest workers.
-    """
+    """A fault that ends builds, and then lets the same command finish; `prepare` comes first."""
 
     reach: Callable[[Trial], object]
     strike: Callable[[Trial], bool] = Trial.kill

@@ -36,14 +36,7 @@ KILLS_PER_TRIAL = 8
 
 
 class Fault(NamedTuple):
-    """A kind of fault.
-
-    Attributes:
-      name: shown in the table.
-      injections: how often it is to be injected over all trials.
-      inject: runs a trial, injecting the fault `trial.injections` times at most.
-      per_trial: the most injections into one trial.
-    """
+    """A kind of fault; `inject` runs a trial that injects it `trial.injections` times at most."""
 
     name: str
     injections: int
@@ -79,8 +72,6 @@ class Lab:
     """A small corpus, a build of it without faults, and what other builds are compared with.
 
     Attributes:
-      flags: the command's flags.
-      folder: holds everything that is written.
       corpus: folder of the copied corpus.
       sides: options of the copy's SPEC, if it holds pairs.
       name: name of the caches.
@@ -230,12 +221,7 @@ class Trial:
         return self.command.start(*(self.lab.runner or (f"--workers={workers}",)), **options)
 
     def start(self, least: int = 1, **options) -> Command:
-        """Notes which shards are finished and valid, then starts a build.
-
-        Args:
-          least: the fewest workers; see `draw_workers`.
-          **options: passed to subprocess.Popen.
-        """
+        """Notes which shards are finished and valid, then starts a build; see `launch`."""
         from pipeline.building import lifecycle
 
         self.before_start()
@@ -292,11 +278,8 @@ class Trial:
     ) -> None:
         """Starts builds, breaks each at the moment it has reached, rebuilds and audits the cache.
 
-        Args:
-          reach: waits for the moment.
-          strike: breaks the build; returns False if the build has finished first, which ends the
-            breaking.
-          least: the fewest workers.
+        `reach` waits for the moment; `strike` breaks the build, or returns False if the build has
+        finished first; `least` is the fewest workers.
         """
         for _ in range(self.injections):
             self.start(least)

@@ -31,15 +31,7 @@ _PAUSE_SECONDS = 0.005
 
 
 class Pair:
-    """A build and a run that follows it.
-
-    Args:
-      flags: the task, the corpus, the vocabulary and shard_bytes of the build; see `Run` for the
-        run's.
-      settings: further flags of trainer.pretrain.
-      folder: holds the cache and the model directory.
-      of_build: further flags of pipeline.build.
-    """
+    """A build in `folder` with the flags `of_build`, and a run that follows it with `settings`."""
 
     def __init__(
         self,
@@ -63,12 +55,7 @@ class Pair:
                 each.start()
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits until a condition holds.
-
-        Raises:
-          UserError: it did not, or the build or the run ended with an error; names `what` was
-            waited for.
-        """
+        """Waits until a condition holds; raises UserError, with `what`, if it cannot hold."""
         end = time.monotonic() + DEADLINE_SECONDS
         while not condition():
             for each in self._commands:
@@ -114,13 +101,7 @@ class Kill(NamedTuple):
 class _Trial:
     """A pair that is killed at random moments, until both have finished.
 
-    Attributes:
-      number: number of the trial.
-      pair: the build and the run.
-      shards: number of shards of the cache.
-      steps: number of updates.
-      seconds: from the start of a build to its first shard.
-      random: source of the random moments.
+    A build has so many `shards`, and takes so many `seconds` to its first; a run makes `steps`.
     """
 
     number: int
@@ -131,11 +112,7 @@ class _Trial:
     random: random.Random
 
     def run(self, kills: list[Kill], most: int) -> None:
-        """Kills up to `most` times, and finishes; appends to `kills`.
-
-        Raises:
-          UserError: the build or the run failed, hung, or printed a traceback.
-        """
+        """Kills up to `most` times, and finishes; appends to `kills`."""
         self.pair.run.start()
         self.pair.wait_until(lambda: self.pair.run.waits_for() == "the plan", "the run to wait")
         # Moments in their order, each with its share of the trials and the weights of the victims.
@@ -216,15 +193,9 @@ class _Trial:
 
 
 def break_pairs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
-    """Runs trials until there were `flags.kills` kills, and prints them.
+    """Runs trials until there were `flags.kills` kills, and prints them; returns what went wrong.
 
-    A trial that fails is the last one.
-
-    Returns:
-      What went wrong.
-
-    Raises:
-      UserError: the reference cannot be made.
+    A trial that fails is the last one. Raises UserError if the reference cannot be made.
     """
     begin, generator = time.monotonic(), random.Random(flags.seed)
     kills: list[Kill] = []

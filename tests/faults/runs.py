@@ -46,14 +46,7 @@ TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
 
 
 def break_runs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
-    """Breaks runs on a finished cache, and prints what was done.
-
-    Returns:
-      What went wrong.
-
-    Raises:
-      UserError: a run failed or hung that must succeed.
-    """
+    """Breaks runs on a finished cache, and prints what was done; returns what went wrong."""
     return _Lab(flags, settings, folder).break_all()
 
 
@@ -104,12 +97,9 @@ class _Lab:
         return run
 
     def _judge(self, run: Run, found: list[str], prefix: str = "") -> bool:
-        """Compares a finished run; deletes it if nothing went wrong, and returns whether it did.
+        """Compares a finished run, and deletes it if all is well, which it returns.
 
-        Args:
-          run: the run.
-          found: what went wrong before.
-          prefix: goes before each difference.
+        `found` is what went wrong before; `prefix` goes before each difference.
         """
         found = [*found, *run_differences(self._undisturbed.folder, run.folder, self._flags.steps)]
         self._failures += [f"{run.folder}: {prefix}{text}" for text in found]
@@ -118,11 +108,7 @@ class _Lab:
         return not found
 
     def _kill_runs(self) -> tuple[list[tuple], int]:
-        """Kills runs, finishes and compares them.
-
-        Returns:
-          (the rows of the table of kills, the number of runs).
-        """
+        """Kills runs, finishes and compares them; returns the table's rows, the number of runs."""
         kills: list[tuple] = []
         runs = 0
         with progress.shown("killing", self._flags.kills) as bar:
@@ -142,10 +128,9 @@ class _Lab:
         return kills, runs
 
     def _start_and_kill(self, run: Run, target: int) -> tuple | None:
-        """Starts the run and kills it during its start, or after the step `target`.
+        """Starts the run and kills it, at its start or after the step `target`; returns a row.
 
-        Returns:
-          The row of the table of kills; None if the run finished first.
+        Returns None if the run finished first.
         """
         generator, begin = self._random, time.monotonic()
         (phase,) = generator.choices([*_PHASE_WEIGHTS], [*_PHASE_WEIGHTS.values()])
