@@ -17,8 +17,8 @@ from tests.trainer.test_commands import assert_same_state, curve, flags_of, run,
 from tests.trainer.test_evaluation_stops import start
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
-from trainer.starting import trained_run
 from trainer.t5x import read
+from trainer.trained import trained_run
 
 STEPS = 6
 
