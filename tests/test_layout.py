@@ -5,8 +5,9 @@ import graphlib
 import json
 import pathlib
 import resource
-import subprocess
 import sys
+
+from tests.support.processes import completed
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("experiments", "pipeline", "tasks", "trainer", "vocab")
@@ -139,7 +140,7 @@ print(json.dumps(shown))
 def test_every_help_imports_next_to_nothing():
     # One process shows all, each with the modules that it and those before it have imported.
     command = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-c", HELP, *COMMANDS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = completed(command)
     assert done.returncode == 0, done.stderr
     light = {*sys.stdlib_module_names, *PACKAGES, "google", "google_crc32c", "numpy"}
     for name, (shown, imported) in json.loads(done.stdout).items():
@@ -153,7 +154,7 @@ def test_help_answers_in_under_a_second():
     # Of processor time: the machine may be busy with something else.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "trainer.pretrain", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = completed(command)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
