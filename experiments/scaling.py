@@ -195,7 +195,7 @@ def _losses(run: str, split: str) -> list[tuple[int, float]]:
 def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
     """Returns (parameters, tokens, loss) of a run, or of each line of a CSV file.
 
-    Tokens are the targets' positions of all updates, padding included; parameters all of them.
+    Tokens are the target positions of all updates, padding included.
     """
     if run.endswith(".csv"):
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]

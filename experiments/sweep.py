@@ -7,10 +7,10 @@
 
 FILE is a name in experiments/files or a .toml file (docs/experiments/README.md). Any field of the
 trainer's configuration and any parameter of FILE is a flag and applies to all cells. A cell is a
-run of trainer.pretrain in a process of its own, in OUTPUT/cells. Rerun the same command to resume:
-finished cells are kept, killed ones go on where they were, and failed ones are run again with
---retry. Seeds and values of axes may be added. The results are written to table.md, results.jsonl
-and curves.png in OUTPUT.
+run of trainer.pretrain in its own process, in OUTPUT/cells. Rerun the same command to resume:
+finished cells are kept, killed ones resume, and failed ones are run again with --retry. Seeds and
+values of axes may be added. The results are written to table.md, results.jsonl and curves.png in
+OUTPUT.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _sweep(flags: Flags) -> Sweep:
         try:
             changes["seeds"] = tuple(int(part) for part in flags.seeds.split(","))
         except ValueError as error:
-            raise UserError(f"--seeds={flags.seeds}: give whole numbers, as 0,1,2") from error
+            raise UserError(f"--seeds={flags.seeds}: give whole numbers, such as 0,1,2") from error
     if flags.baseline:
         changes["baseline"] = _baseline(sweep, flags.baseline)
     changes |= {
@@ -163,7 +163,7 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
         if not sweep.axes:
             raise UserError(f"--baseline={text}: there is no --axis to compare values of")
         if len(sweep.axes) != 1:
-            raise UserError(f"--baseline={text}: write AXIS=VALUE, as there are several axes")
+            raise UserError(f"--baseline={text}: write AXIS=VALUE, since there are several axes")
         return {sweep.axes[0].name: text}
     pairs = (pair.partition("=")[::2] for pair in text.split(","))
     return {axis: label for axis, label in pairs}
@@ -173,7 +173,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
     """Records what the cells share, or compares it with what the folder's cells share.
 
     Raises:
-      UserError: the folder is that of another sweep; names the first difference.
+      UserError: the folder belongs to another sweep; names the first difference.
     """
     path = files.join(output, _SWEEP)
     if not files.exists(path):
@@ -197,7 +197,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
 
 
 def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell, str, str]]:
-    """Returns the cells that are to be run, and says how many are not."""
+    """Returns the cells to run, and prints how many are not run again."""
     from experiments.sweeps import cells
 
     status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -16,6 +15,8 @@ import pytest
 from pipeline.runners import beam_options
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse
+from tests.support import in_process
+from tests.support.processes import completed
 from trainer.config.from_flags import RunFlags, build_config
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -30,7 +31,7 @@ def commands(document):
     text = (ROOT / document).read_text().replace("\\\n", " ")
     found = []
     for line in re.findall(r"^    (.+)$", text, re.MULTILINE):
-        if "…" in line:
+        if "…" in line or "# at commit" in line:
             continue
         match = re.search(
             r"(?:python -m ([a-z_]+\.[a-z0-9_]+)|(scripts/tpu_pod\.sh start))(.*)", line
@@ -75,9 +76,8 @@ def refused(module, words):
 
 @functools.cache
 def help_of(module):
-    """Returns what a benchmark shows of itself."""
-    command = [sys.executable, "-m", module, "--help"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    """Returns what a command shows of itself."""
+    return in_process.run(module, "--help").stdout
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands(name)])
@@ -143,14 +143,11 @@ def on_a_slice(tmp_path, *arguments, **environment):
     fake(tmp_path, "systemd-run", 'while [[ $1 == --* ]]; do case $1 in --setenv=*) '
          'printf "<%s>" "${1#*=}";; esac; shift; done; printf "<%s>" "$@"; echo')  # fmt: skip
     fake(tmp_path, "docker", 'printf "<%s>" "$@"; echo')
-    done = subprocess.run(
+    done = completed(
         ["scripts/tpu_pod.sh", *arguments],
-        cwd=ROOT,
         env=os.environ
         | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/home/me"}
         | environment,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -171,7 +168,7 @@ def test_every_host_of_a_slice_gets_the_same_command(tmp_path):
     assert on_a_slice(tmp_path, *START) == [shown("LIBTPU_INIT_ARGS=", *python, *STARTED)] * 4
     with_flags = on_a_slice(tmp_path, *START, LIBTPU_INIT_ARGS=COMPILER)
     assert with_flags == [shown(f"LIBTPU_INIT_ARGS={COMPILER}", *python, *STARTED)] * 4
-    usage = subprocess.run(["scripts/tpu_pod.sh"], cwd=ROOT, capture_output=True, text=True)
+    usage = completed(["scripts/tpu_pod.sh"])
     assert usage.returncode == 2
     assert "scripts/tpu_pod.sh start" in usage.stderr
     assert "LIBTPU_INIT_ARGS" in usage.stderr

@@ -23,15 +23,15 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.vocabulary import PAIR_BORDER
-from trainer.starting import trained_run
+from trainer.trained import trained_run
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
+    from trainer.conversion.card import Named
     from trainer.data.features import Batch
-    from trainer.huggingface.card import Named
+    from trainer.data.prepared import Run
     from trainer.huggingface.parity import Parity
     from trainer.huggingface.tokenizer import Match, Roles
-    from trainer.setup import Run
 
 _EXIT_NOT_EQUAL = 1
 # Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
@@ -83,8 +83,8 @@ def export(
       NotEqual: transformers computes different logits or ids. Nothing was written.
     """
     _check_packages()
-    from trainer.conversion import record
-    from trainer.huggingface import card, configs, weights
+    from trainer.conversion import card, record
+    from trainer.huggingface import configs, weights
 
     shard_bytes = weights.size(max_shard_size)
     target = _target(output)
@@ -155,7 +155,8 @@ def _write(
     Raises:
       NotEqual: transformers computes different logits or ids.
     """
-    from trainer.huggingface import card, configs, folding, names, parity, tokenizer, weights
+    from trainer.conversion import card
+    from trainer.huggingface import configs, folding, names, parity, tokenizer, weights
 
     model = run.config.model
     converter = run.converter
@@ -339,7 +340,7 @@ class Flags:
 
 def run(flags: Flags) -> int:
     """Exports; returns 1 if transformers computes something different."""
-    from trainer.huggingface.card import Named
+    from trainer.conversion.card import Named
 
     if flags.push_to:
         from trainer.huggingface import hub

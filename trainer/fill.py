@@ -26,7 +26,8 @@ class Flags(TrainedFlags):
 
 def run(flags: Flags) -> None:
     """Prints the filled text."""
-    from trainer.decoding import prompts, text
+    from trainer.decoding import text
+    from trainer.trained import prompts
 
     gaps = text.sentinels(flags.text)
     if not gaps:

@@ -38,8 +38,8 @@ def run(flags: Flags) -> None:
     if (flags.input is None) != (flags.output is None):
         raise UserError("--input and --output belong together")
 
-    from trainer.decoding import prompts
     from trainer.engine import processes
+    from trainer.trained import prompts
 
     with processes.joined(flags.processes):
         if flags.input is not None and flags.output is not None:

@@ -41,9 +41,9 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Settings of the counting of words: by this process, or by Beam if there are `beam_arguments`.
+    """How words are counted: by this process, or by Beam if there are `beam_arguments`.
 
-    It does not affect the vocabulary.
+    The vocabulary does not depend on it.
     """
 
     beam_arguments: list[str] | None = None
@@ -194,7 +194,7 @@ def _counted(counts: count.Counts) -> str:
 def _finished(
     options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`; None if there is none yet. `record` is of its corpora.
+    """Returns the vocabulary in `output`; None if there is none. `record` describes its corpora.
 
     Raises:
       UserError: `output` holds another vocabulary, or one whose model has changed.

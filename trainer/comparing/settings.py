@@ -10,7 +10,7 @@ from trainer.config import changes
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
-# Effects of a field: other results, the same but for rounding, the same bits.
+# Effects of a field: other results, results that differ by rounding, the same bits.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
 # Effects by what a field changes; what acts on updates to come changes results of whole runs.
 _EFFECTS: dict[Changes, str] = {
@@ -61,7 +61,7 @@ def of_data(found: Sequence[Setting]) -> bool:
 
 
 def software(one: History, other: History) -> list[tuple[str, Any, Any]]:
-    """Returns (name, value, value) of the software and hardware of the last starts that differ."""
+    """Returns (name, value, value) of software and hardware that differ between the last starts."""
     sides = [
         {
             "commit": each.software.get("commit"),

@@ -12,7 +12,7 @@ from trainer.config.evaluation import (
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.resuming import changes, config_changes, keep_order
+from trainer.config.resuming import changes, config_changes
 from trainer.config.run import (
     CONFIG_FILE,
     NORMALIZERS,
@@ -47,7 +47,6 @@ __all__ = [
     "VocabularyConfig",
     "changes",
     "config_changes",
-    "keep_order",
     "load_config",
     "load_record",
     "save_config",

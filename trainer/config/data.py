@@ -7,8 +7,8 @@ from tasks.storage import files
 from tasks.terminal.fields import ReadIf, Rule, above, at_least, check, field, require
 
 _SHUFFLES = ("global", "block", "none")
-# Versions of the order of data, by `DataConfig.order`; new runs have the last.
-_ORDERS = (1, 2)
+# The version of the order of data; runs that began with another one cannot be resumed.
+_ORDER = 2
 
 
 _SEQIO = ReadIf(
@@ -125,11 +125,9 @@ class DataConfig:
         changes="batches",
     )
     order: int = field(
-        _ORDERS[-1],
-        "version of the order of data, which a resumed run keeps; 2 = windows run over the borders "
-        "of shards, 1 = windows begin anew in each shard, whose last tokens are not read, as in "
-        "runs begun before version 2",
-        choices=_ORDERS,
+        _ORDER,
+        "version of the order of data; runs begun with version 1 cannot be resumed",
+        choices=(_ORDER,),
         unstored=1,
         changes="batches",
         read_if=ReadIf(

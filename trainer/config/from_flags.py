@@ -14,7 +14,6 @@ from tasks.terminal.flags import Given, flags_of, parse, refuse_unknown
 from trainer.config import fields, from_transformers, help
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
-from trainer.config.resuming import keep_order
 from trainer.config.run import CONFIG_FILE, Config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
@@ -227,7 +226,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
         config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)
         config = from_transformers.adopt_model(config, origins)
     refuse_unread(config, origins)
-    return keep_order(config, origins), origins
+    return config, origins
 
 
 def model_of_run(source: str, own: str | None) -> ModelConfig:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -12,8 +11,7 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
-# The reader of a folder's config.json, imported only for such a run.
-_READER = "trainer.huggingface:model_config"
+_READER = "trainer.huggingface"
 # Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
@@ -77,6 +75,5 @@ def _model(source: str, model_dir: str) -> ModelConfig:
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
-    module, _, name = _READER.partition(":")
-    read: Callable[[str], ModelConfig] = getattr(importlib.import_module(module), name)
-    return read(source.removeprefix(PREFIX))
+    # Imported only here, since it reads the formats of another library.
+    return importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))

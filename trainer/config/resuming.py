@@ -5,11 +5,9 @@ import typing
 from typing import Any
 
 from tasks import mixture
-from tasks.storage import files
-from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Changes
 from trainer.config import fields
-from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
 
 # What fields may change that a resumed run sets otherwise: parameters of earlier steps stay as they
@@ -30,34 +28,6 @@ def changes(path: str) -> Changes:
         found = each.metadata["changes"] or found
         kind = typing.get_type_hints(kind)[name]
     return found
-
-
-# The field that a resumed run takes over, unless it is set on the command line.
-_ORDER = "data.order"
-
-
-def keep_order(config: Config, origins: dict[str, str]) -> Config:
-    """Returns `config` with the version of the order of data of the run in model_dir, if any.
-
-    Its origin is recorded. A version set on the command line stays, and is compared on resume.
-
-    Raises:
-      UserError: the configuration of the run in model_dir is damaged, or of a later version.
-    """
-    path = files.join(config.model_dir, CONFIG_FILE)
-    if not config.model_dir or origins.get(_ORDER) == "command line" or not files.exists(path):
-        return config
-    try:
-        stored = files.read_json(path)["config"]["data"].get("order", 1)
-        kept = fields.replace(config, _ORDER, stored)
-    except (KeyError, TypeError, AttributeError, fields.RejectedField) as error:
-        raise UserError(
-            f"{path} is not a run's configuration of this version ({error}): use the version that "
-            "wrote it, or another --model_dir"
-        ) from error
-    if kept.data.order != config.data.order:
-        origins[_ORDER] = "the run in model_dir"
-    return kept
 
 
 def _parts_matter(config: Config) -> str:

@@ -10,12 +10,15 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import Config, MixingConfig, fields, load_config
+from trainer.config.this_machine import on_this_machine
+from trainer.data.prepared import Run
+from trainer.data.task_record import warn_of_changes
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
 from trainer.evaluating.evaluation import Evaluation
 from trainer.reporting.evaluations import evaluation_table
 from trainer.reporting.metrics import EVALUATION_FILE
-from trainer.setup import Run, on_this_machine, prepare, vocabulary_sha256, warn_of_changes
+from trainer.setup import prepare
 
 if TYPE_CHECKING:
     from trainer.config.evaluation import EvaluateFlags as Flags
@@ -59,7 +62,7 @@ def evaluate(flags: Flags) -> None:
 
     run = prepare(on_this_machine(config), origins)
     if label == flags.split:
-        warn_of_changes(flags.model_dir, run)
+        warn_of_changes(flags.model_dir, run.data.tasks_record)
     checkpoints = Checkpoints(flags.model_dir, writable=False)
     steps = chosen_steps(flags.steps, checkpoints.steps(), flags.model_dir)
     _check_vocabulary(run, checkpoints.path(steps[0]))
@@ -93,7 +96,7 @@ def _check_vocabulary(run: Run, checkpoint: str) -> None:
     """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
     trained, now = (
         metadata.read(checkpoint).get("vocabulary_sha256"),
-        vocabulary_sha256(run.data),
+        run.data.vocabulary_sha256,
     )
     if trained and now and trained != now:
         raise UserError(

@@ -3,7 +3,6 @@
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from pipeline import build
 from pipeline.runners import beam_options
 from tasks.terminal.flags import made, parse
+from tests.support.processes import completed
 
 pytestmark = pytest.mark.processes
 
@@ -39,7 +39,7 @@ def test_flags_exist(command):
     _, _, module, *flags = shlex.split(command)
     if module != "pipeline.build":
         run = [sys.executable, "-m", module, "--help"]
-        shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        shown = completed(run, check=True).stdout
         assert all(re.search(rf"{flag.split('=')[0]}\b", shown) for flag in flags)
         return
     given = made(build.Flags, parse(build.Flags, flags))

@@ -18,6 +18,7 @@ from trainer.config import (
     load_config,
     save_config,
 )
+from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.from_flags import build_config
 from trainer.config.optimizer import (
     OPTIMIZER_PRESETS,
@@ -28,7 +29,7 @@ from trainer.config.optimizer import (
 from trainer.config.presets import MODEL_PRESETS
 from trainer.config.unused_fields import refuse_unread
 from trainer.pretrain import main
-from trainer.setup import batch_of_tokens, prepare
+from trainer.setup import prepare
 
 
 def build(*flags, **kwargs):

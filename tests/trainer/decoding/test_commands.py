@@ -15,9 +15,9 @@ from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
-from trainer.decoding import prompts as prompts_module
 from trainer.decoding import text
-from trainer.decoding.generator import Generator
+from trainer.trained import prompts as prompts_module
+from trainer.trained.generator import Generator
 
 ROOT = Path(__file__).parents[3]
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]

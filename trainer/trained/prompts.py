@@ -16,8 +16,8 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.config.decoding import Decoding, TrainedFlags
-from trainer.decoding.generator import Generator
 from trainer.engine import processes
+from trainer.trained.generator import Generator
 
 # Batches between two writes; also what a killed command loses at most.
 _BATCHES = 8
