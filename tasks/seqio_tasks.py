@@ -248,10 +248,7 @@ def rows_to_examples(
         out: list[np.ndarray] = []
         for name in names:
             values_WN, sizes_W = examples[name]
-            out += [
-                values_WN[noise.within(sizes_W, values_WN.shape[1])],
-                sizes_W.astype(np.int64),
-            ]
+            out += [values_WN[noise.within(sizes_W, values_WN.shape[1])], sizes_W.astype(np.int64)]
         return out
 
     @seqio.map_over_dataset(num_seeds=1)

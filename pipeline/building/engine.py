@@ -259,10 +259,7 @@ def _kept(
 
 
 def _work(
-    job: graph.Job,
-    assignments: list[graph.Assignment],
-    options: Options,
-    beam_arguments: list[str],
+    job: graph.Job, assignments: list[graph.Assignment], options: Options, beam_arguments: list[str]
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
     """Builds missing and damaged shards; returns the bytes of corpus read, and all receipts."""
     found = lifecycle.survey(job.folder, job.plan)

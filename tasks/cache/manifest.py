@@ -57,9 +57,6 @@ ROWS = "rows"
 PACKINGS = (*TEXT_PACKINGS, PAIRS, ROWS)
 SEPARATORS = ("none", "eos")
 
-# Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
-LONGEST_DOCUMENT_BYTES = 256 << 10
-
 # The row index, one element per row. `offset`: bytes from the start of the shard to the record's
 # framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
 # earlier rows of the shard, which is the first row of the lineage table that belongs to this one.
