@@ -56,7 +56,7 @@ class FastTokenizer:
     pieces: Pieces
     processor: Any
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.refused = 0
         scale = 4 if len(self.pieces.scores) >= _LARGE else 1
         self._out = np.empty(_OUT_TOKENS, np.int32)
