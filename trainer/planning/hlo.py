@@ -70,7 +70,7 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result: one, or those of a tuple in order."""
+        """The arrays of the result: one, or a tuple's in order."""
         return arrays(self.shape)
 
     @property
@@ -129,7 +129,7 @@ class Module:
         return max(constants, default=1)
 
     def called(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        """Yields (computation, number of runs) that an instruction runs one after the other.
+        """Yields (computation, number of runs) of what an instruction runs in turn.
 
         The computations of fusions are not among them: a fusion is one piece of work.
         """
@@ -157,7 +157,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Returns the program of a text.
+    """Parses the text of a program.
 
     Raises:
       ValueError: the text has no entry computation.
