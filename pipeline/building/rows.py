@@ -98,7 +98,7 @@ def _packed(values: np.ndarray, begin: int, end: int) -> int:
 
 
 @compiled
-def _feature_size(packed: int, name: np.ndarray) -> tuple[int, int, int]:
+def _feature_size(packed: int, name: int) -> tuple[int, int, int]:
     """Returns the sizes of (Int64List, Feature, map entry) for `packed` bytes of varints."""
     values = 1 + _width(packed) + packed if packed else 0
     feature = 1 + _width(values) + values

@@ -62,7 +62,7 @@ def test_a_plateau_before_the_fall_is_refused(losses):
     late = np.where(STEPS < 7500, 5.0, 3 + 2 * np.exp(-(STEPS - 7500) / 2500))
     seen = STEPS >= 1000
     found = curve.fit(STEPS[seen], late[seen] + losses[seen] % 0.01, draws=5)
-    assert "no single power law" in found.refusal
+    assert "not one power law" in found.refusal
 
 
 def test_a_negative_limit_is_refused():

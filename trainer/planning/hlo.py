@@ -1,6 +1,8 @@
 """Reads the text of an optimised XLA program: computations, instructions, loops, bytes of shapes.
 
-The text is that of `jax.stages.Compiled.as_text()`, in the order of execution.
+The text is that of `jax.stages.Compiled.as_text()`, in the order of execution. It is parsed here,
+because XLA's `cost_analysis` counts the body of a loop once and knows no order, and jaxlib has no
+Python classes for the protobuf of a program; TensorFlow has, which the trainer does without.
 """
 
 from __future__ import annotations
