@@ -1,19 +1,15 @@
 """Writes the rows of a data set as pairs of texts.
 
-python -m tasks.write_pairs --task=glue_cola --input=train.parquet --output=train.jsonl
+    python -m tasks.write_pairs --task=glue_cola --input=train.parquet --output=train.jsonl
+
+pipeline.build reads them.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import json
-from collections.abc import Iterator
-from typing import Any
 
-from tasks.storage import files
 from tasks.supervised import table
+from tasks.supervised.rows import write_pairs
 from tasks.terminal.command import Command
-from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
 
@@ -35,37 +31,8 @@ class Flags:
 def run(flags: Flags) -> None:
     """Writes the pairs."""
     task = table.get(flags.task)
-    count = 0
-    try:
-        with files.atomic_write(flags.output) as file:
-            for pair in task.examples(_rows(flags.input), flags.evaluating):
-                file.write(json.dumps(pair, ensure_ascii=False).encode() + b"\n")
-                count += 1
-            if not count:
-                raise UserError(f"--input={flags.input} has no rows that make pairs")
-    except (LookupError, TypeError) as error:
-        raise UserError(
-            f"--input={flags.input}: {task.name} needs the columns of {task.source} on the Hub "
-            f"and its labels ({error!r} is missing or of another type)"
-        ) from error
+    count = write_pairs(task, flags.input, flags.output, flags.evaluating)
     print(f"{flags.output}: {count:,} pairs of {task.name}; metrics {', '.join(task.metrics)}")
-
-
-def _rows(path: str) -> Iterator[dict[str, Any]]:
-    if not files.exists(path):
-        raise UserError(f"--input={path}: no such file")
-    if path.endswith(".parquet"):
-        import pyarrow.parquet as parquet
-
-        with files.open_read(path) as file:
-            for batch in parquet.ParquetFile(file).iter_batches():
-                yield from batch.to_pylist()
-        return
-    for number, line in enumerate(files.read_lines(path), 1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise UserError(f"--input={path}, line {number}: this is not JSON") from error
 
 
 main = Command(Flags, run)

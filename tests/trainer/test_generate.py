@@ -19,7 +19,7 @@ from trainer.decoding import text
 from trainer.trained import prompts as prompts_module
 from trainer.trained.generator import Generator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]
 
 
