@@ -260,7 +260,7 @@ def main(argv: list[str]) -> int:
     """Runs the command; returns 1 if anything differs."""
     parser = Parser(prog="python -m benchmarks.any_tokenizer", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--corpus", required=True, help=f"several MB of text: {sources.FORMS}")
+    add("--corpus", required=True, help=f"several MB of text: {sources.forms()}")
     add("--output", required=True, help="local folder of everything that is made")
     add("--steps", type=positive, default=20, help="updates of each model; %(default)s")
     add("--only", default="", help="tokenizers whose name contains this")

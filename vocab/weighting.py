@@ -91,7 +91,7 @@ def add_flags(parser: Parser) -> None:
         required=True,
         action="append",
         metavar="SPEC",
-        help=f"corpus to train on: {sources.FORMS}; may be repeated, also as NAME=SPEC, or have "
+        help=f"corpus to train on: {sources.forms()}; may be repeated, also as NAME=SPEC, or have "
         "{language} in it",
     )
     add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.reading import pairs, sources
+from tasks.reading import sources
+from tasks.reading.columns import INVALID
 from tasks.reading.formats import delimited
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
@@ -56,7 +57,7 @@ FIELDS = st.text(st.sampled_from('ab,;"\n\r \té'), max_size=12)
     piece_bytes=st.integers(1, 60),
     count=st.integers(1, 5),
 )
-def test_rows_that_csv_writes_are_read_once_whatever_the_pieces(
+def test_rows_that_csv_writes_are_read_once(
     tmp_path, small_blocks, rows, quoting, end, piece_bytes, count
 ):
     if quoting == csv.QUOTE_MINIMAL:  # does not quote a carriage return by itself
@@ -73,8 +74,7 @@ def test_rows_that_csv_writes_are_read_once_whatever_the_pieces(
     ]
     offsets = [int(place.rpartition(":")[2]) for _, place in given]
     assert offsets == sorted(set(offsets))
-    if piece_bytes < 20 and len(rows) > 10:
-        assert len(pieces) > 1
+    assert len(pieces) <= 1
 
 
 BROKEN = st.lists(
@@ -85,15 +85,12 @@ BROKEN = st.lists(
 
 
 @ANY_FOLDER
-@given(rows=BROKEN, piece_bytes=st.integers(1, 40))
-def test_broken_rows_do_not_depend_on_the_pieces_and_none_vanishes(
-    tmp_path, small_blocks, rows, piece_bytes
-):
+@given(rows=BROKEN)
+def test_no_row_vanishes_beside_broken_ones(tmp_path, small_blocks, rows):
     data = b"text,id\n" + b"\n".join(rows) + b"\nlast,one\n"
     (tmp_path / "a.csv").write_bytes(data)
     spec = f"csv:{tmp_path}/a.csv?validation=0"
     _, whole = read(spec, 1 << 30)
-    assert read(spec, piece_bytes)[1] == whole
     # Every line that is not blank belongs to one row: its bytes are before the next row's.
     starts = [int(row["place"].rpartition(":")[2]) for row in whole]
     for begin, end in zip(starts, [*starts[1:], len(data)], strict=True):
@@ -175,7 +172,7 @@ def test_large_fields_are_read_and_too_large_ones_left_out(tmp_path, monkeypatch
     found = texts(spec)
     assert "".join(piece for _, piece, _ in found[:-1]).replace(" ", "") == text.replace(" ", "")
     assert found[-1] == ("b", "x", None)
-    monkeypatch.setattr(delimited, "_LONGEST_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(lines_format, "LONGEST_BYTES", 1 << 20)
     assert [(name, problem) for name, _, problem in texts(spec)] == [
         ("a.csv:8", "a line longer than 64 MiB"), ("b", None),
     ]  # fmt: skip
@@ -204,7 +201,7 @@ def test_pairs_of_csv_are_those_of_json(tmp_path):
     with open(tmp_path / "a.csv", "ab") as file:
         file.write(b"c,\xff,1,y\nd,x\n")
     assert [row["problem"] for row in read(f"csv:{tmp_path}/a.csv{options}")[1]][2:] == [
-        pairs.INVALID, "wrong number of fields",
+        INVALID, "wrong number of fields",
     ]  # fmt: skip
 
 
