@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from tasks.terminal.command_line import UserError
 
+__all__ = ["MixtureSpec"]
+
 # What may be a task's size in rates: windows of its training split at this run's lengths, or
 # documents, tokens or UTF-8 bytes of that split, by its manifest.
 SIZES = ("examples", "documents", "tokens", "bytes")

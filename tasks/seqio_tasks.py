@@ -29,6 +29,8 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES
 
+__all__ = ["register"]
+
 # Rows whose tokens are concatenated before windows are cut, as T5's reduce_concat_tokens does with
 # documents. The last window of each group may be shorter.
 _ROWS_PER_GROUP = 128

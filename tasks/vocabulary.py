@@ -47,6 +47,10 @@ __all__ = [
     "OwnVocabulary",
     "SpecialIds",
     "TokenIds",
+    "Vocabulary",
+    "VocabularyRecord",
+    "from_bytes",
+    "load",
     "register",
     "sentinel_piece",
 ]

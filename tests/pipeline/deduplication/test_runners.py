@@ -11,9 +11,9 @@ import time
 import pytest
 
 from pipeline import dedup
-from pipeline.faults.pools import Cluster
 from tests import dataflow_worker
 from tests.dataflow_server import DataflowServer
+from tests.faults.pools import Cluster
 from tests.gcs_server import GcsServer
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -1,28 +1,27 @@
-"""Tests that trainer.chaos --follow finds killed builds and runs equal, and notices differences."""
+"""Kills of builds and of runs that follow them: results are equal, and differences are noticed."""
 
 import argparse
 import re
 import signal
-import sys
 
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.faults import __main__ as faults
+from tests.faults import followed
+from tests.faults.command import Command
+from tests.faults.commands import Run
+from tests.faults.comparing import cache_differences
 from tests.trainer.conftest import shard_bytes_of
-from trainer import chaos
-from trainer.faults import followed
-from trainer.faults.build import cache_differences
-from trainer.faults.command import Command
-from trainer.faults.subject import Subject
 
 TASK = "rlm_span_corruption"
 
 
 @pytest.mark.slow
 def test_kills_of_builds_and_runs_leave_no_trace(text_cache, many_shards, tmp_path, capsys):
-    code = chaos.main(
+    code = faults.main(
         [
-            *("--follow", f"--model_dir={tmp_path}/lab", f"--task={TASK}", "--kills=4"),
+            *("followed", f"--output={tmp_path}/lab", f"--task={TASK}", "--kills=4"),
             *(f"--corpus=text:{many_shards}", f"--shard_bytes={shard_bytes_of(many_shards)}"),
             *(f"--vocabulary={text_cache.parents[1]}/vocabulary", "--steps=60", "--seed=3"),
         ]
@@ -54,12 +53,11 @@ def test_every_difference_of_caches_is_noticed(tmp_path):
 
 FLAGS = argparse.Namespace(
     task=TASK, preset="t5_1_1_tiny", steps=20, corpus="text:a", vocabulary="v", shard_bytes=1,
-    cache_dir="cache",
 )  # fmt: skip
 
 
 def test_what_a_run_waits_for_is_told_by_its_output(tmp_path):
-    subject = Subject(FLAGS, [], tmp_path / "model")
+    run = Run(FLAGS, "cache", tmp_path / "model", [])
     said = ""
     for line, expected in (
         ("a line", ""),
@@ -69,19 +67,18 @@ def test_what_a_run_waits_for_is_told_by_its_output(tmp_path):
         ("waiting for train shards 8 to 11 of 64 of a/cache: 19 of", "train shards 8 to 11"),
     ):
         said += f"{line}\n"
-        subject.process = argparse.Namespace(output=lambda said=said: said)
-        assert subject.waits_for() == expected
+        run.process = argparse.Namespace(output=lambda said=said: said)
+        assert run.waits_for() == expected
 
 
 def stub(tmp_path, script):
-    command = Command("a stub", [sys.executable, "-c", script], tmp_path / "log")
-    command.start()
-    return command
+    (tmp_path / "stub.py").write_text(script)
+    return Command("a stub", ["stub"], tmp_path / "log").start(cwd=tmp_path)
 
 
 def test_a_traceback_and_a_code_of_its_own_are_noticed(tmp_path):
     command = stub(tmp_path, "raise ValueError('something')")
-    with pytest.raises(UserError, match=r"(?s)a stub ended with 1: .*something"):
+    with pytest.raises(UserError, match=r"(?s)a stub printed a traceback: .*something"):
         command.finish()
     with pytest.raises(UserError, match="a stub ended with 1"):
         command.check_alive()
@@ -101,7 +98,7 @@ def test_a_traceback_and_a_code_of_its_own_are_noticed(tmp_path):
 
 
 def test_a_process_that_is_left_behind_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.faults.command._END_SECONDS", 0.2)
+    monkeypatch.setattr("tests.faults.command._END_SECONDS", 0.2)
     child = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
     command = stub(
         tmp_path,
@@ -118,9 +115,9 @@ def test_a_process_that_is_left_behind_is_noticed(tmp_path, monkeypatch):
 def test_a_build_that_fails_ends_the_trials(text_cache, tmp_path):
     vocabulary = text_cache.parents[1] / "vocabulary"
     with pytest.raises(UserError, match=r"a build ended with 2: .*nowhere"):
-        chaos.main(
+        faults.main(
             [
-                *("--follow", f"--model_dir={tmp_path}/lab", f"--vocabulary={vocabulary}"),
+                *("followed", f"--output={tmp_path}/lab", f"--vocabulary={vocabulary}"),
                 f"--corpus=text:{tmp_path}/nowhere.txt",
             ]
         )
@@ -159,8 +156,8 @@ def test_a_hang_and_a_difference_are_failures(found, tmp_path, monkeypatch, caps
     monkeypatch.setattr(StubPair, "found", [] if found is hang else found)
     monkeypatch.setattr(followed, "Pair", StubPair)
     monkeypatch.setattr(followed._Trial, "run", hang if found is hang else run)
-    flags = [f"--model_dir={tmp_path}/lab", f"--vocabulary={tmp_path}", "--kills=2", "--follow"]
-    assert chaos.main(flags) == (1 if found else 0)
+    flags = ["followed", f"--output={tmp_path}/lab", f"--vocabulary={tmp_path}", "--kills=2"]
+    assert faults.main(flags) == (1 if found else 0)
     out, err = capsys.readouterr()
     assert ("differ from" in out) == bool(found)
     for text in ["a run hung for 600 s"] if found is hang else found:

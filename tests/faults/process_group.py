@@ -28,6 +28,11 @@ class ProcessGroup:
             )
 
     @property
+    def pid(self) -> int:
+        """Id of the process and of its group."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """The command's exit code; None while it runs."""
         return self._process.poll()

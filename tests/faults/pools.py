@@ -1,8 +1,8 @@
-"""Faults of builds by Beam's portable runner: `python -m pipeline.chaos --pools=3`.
+"""A job service and pools of workers on this machine, of which processes are killed.
 
-A job service and pools of workers run as processes on this machine. While rows are being written, a
-worker, a pool with its worker, or the job service is killed. The build must then end by itself, and
-the same command must resume once the killed process was restarted.
+While rows are being written, a worker, a pool with its worker, or the job service is killed. The
+build must then end by itself, and the same command must resume once the killed process was
+restarted.
 """
 
 import os
@@ -13,11 +13,10 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from pipeline.faults.harness import Fault, Trial
-from pipeline.faults.local import KILLS_PER_TRIAL
-from pipeline.faults.process_group import ModuleGroup
 from pipeline.job_service import LOCALHOST
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
+from tests.faults.builds import KILLS_PER_TRIAL, Fault, Trial
+from tests.faults.command import Command
 
 _START_SECONDS = 120
 # The longest time between the first row and a kill.
@@ -40,11 +39,15 @@ class Cluster:
 
     def __init__(self, pools: int, folder: pathlib.Path, host: str = LOCALHOST):
         ports = _free_ports(pools + 1)
-        self._host = host
-        self._service = f"pipeline.job_service --host={host} --port={ports[0]}"
-        self._pools = [f"pipeline.worker_pool --port={port}" for port in ports[1:]]
-        self._folder = folder
-        self._running: dict[str, ModuleGroup] = {}
+        modules = [("pipeline.job_service", f"--host={host}", f"--port={ports[0]}")]
+        modules += [("pipeline.worker_pool", f"--port={port}") for port in ports[1:]]
+        self._ports = ports
+        self._hosts = [host, *[LOCALHOST] * pools]
+        self._commands = [
+            Command(f"python -m {' '.join(module)}", module, folder / f"{module[0]}-{port}.log")
+            for module, port in zip(modules, ports, strict=True)
+        ]
+        self._service, *self._pools = self._commands
         addresses = ",".join(f"localhost:{port}" for port in ports[1:])
         self.flags = (
             "--runner=PortableRunner",
@@ -58,8 +61,9 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._running.values():
-            process.kill()
+        for each in self._commands:
+            if each.process:
+                each.process.kill()
 
     def repair(self) -> None:
         """Starts every process that is not running, and waits until all of them answer.
@@ -67,21 +71,19 @@ class Cluster:
         Raises:
           UserError: a process ended at once, or does not answer.
         """
-        for name in (self._service, *self._pools):
-            if name not in self._running or not self._running[name].running:
-                log = self._folder / f"{name.split()[0]}-{name.rpartition('=')[2]}.log"
-                self._running[name] = ModuleGroup(name.split(), log)
+        for each in self._commands:
+            if not each.running:
+                each.start()
         end = time.monotonic() + _START_SECONDS
-        for name, process in self._running.items():
-            port = int(name.rpartition("=")[2])
-            while not _answers(self._host if name == self._service else LOCALHOST, port):
-                if not process.running or time.monotonic() > end:
-                    raise UserError(f"python -m {name} does not start: {process.log_tail(300)}")
+        for each, host, port in zip(self._commands, self._hosts, self._ports, strict=True):
+            while not _answers(host, port):
+                if not each.running or time.monotonic() > end:
+                    raise UserError(f"{each.name} does not start: {each.tail(300)}")
                 time.sleep(0.2)
 
     def workers(self) -> list[int]:
         """Returns the process ids of the workers."""
-        parents = {str(self._running[name].pid) for name in self._pools}
+        parents = {str(each.process.pid) for each in self._pools}
         listed = subprocess.run(
             ["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True
         ).stdout.splitlines()
@@ -94,17 +96,13 @@ class Cluster:
         workers = max(kills - pools - services, 1)
 
         def fault(victim: str, injections: int, kill: Callable[[Trial], bool]) -> Fault:
-            return Fault(
-                f"SIGKILL of a {victim}",
-                injections,
-                lambda trial: self._run_trial(trial, kill),
-                KILLS_PER_TRIAL,
-            )
+            name = f"SIGKILL of a {victim}"
+            return Fault(name, injections, lambda trial: self._break(trial, kill), KILLS_PER_TRIAL)
 
         return [
             fault("worker", workers, self._kill_worker),
-            fault("pool", pools, self._kill_pool),
-            fault("job service", services, self._kill_service),
+            fault("pool", pools, lambda trial: trial.random.choice(self._pools).kill()),
+            fault("job service", services, lambda _: self._service.kill()),
         ]
 
     def _kill_worker(self, trial: Trial) -> bool:
@@ -114,30 +112,17 @@ class Cluster:
             os.kill(trial.random.choice(workers), signal.SIGKILL)
         return bool(workers)
 
-    def _kill_pool(self, trial: Trial) -> bool:
-        self._running[trial.random.choice(self._pools)].kill()
-        return True
-
-    def _kill_service(self, trial: Trial) -> bool:
-        self._running[self._service].kill()
-        return True
-
-    def _run_trial(self, trial: Trial, kill: Callable[[Trial], bool]) -> None:
-        for _ in range(trial.injections):
-            self.repair()
-            build = trial.start(1)
-            if not trial.wait_for_rows(build):
-                break  # the build finished first
+    def _break(self, trial: Trial, kill: Callable[[Trial], bool]) -> None:
+        def strike(trial: Trial) -> bool:
             time.sleep(trial.random.uniform(0, _MAX_DELAY_SECONDS))
-            if build.running and kill(trial):
+            if trial.command.running and kill(trial):
                 trial.count_injection()
-            code = trial.finish(build)
-            if code not in (0, EXIT_USER_ERROR):
-                trial.outcome.failures.append(
-                    f"the build ended with code {code}: {build.log_tail()}"
-                )
-        self.repair()
-        trial.rebuild_and_audit()
+            if trial.finish() not in (0, EXIT_USER_ERROR):
+                raise UserError(f"the build ended by itself: {trial.command.tail()}")
+            return trial.command.process.exit_code != 0
+
+        trial.before_start = self.repair
+        trial.break_and_audit(Trial.reach_rows, strike)
 
 
 def _answers(host: str, port: int) -> bool:

@@ -1,9 +1,9 @@
-"""Kills of builds, and of runs that follow them: `python -m trainer.chaos --follow`.
+"""Kills of builds, and of runs that follow them.
 
 A run with --follow on a finished cache is the reference. In each trial a run starts before there is
 a plan, and a build beside it; the build, the run or both are ended at random moments, and started
 again by the same commands until both have finished. Every file of the cache and every bit of the
-run must be those of the reference.
+run must equal the reference's.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import contextlib
 import pathlib
 import random
 import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,9 +19,9 @@ from typing import NamedTuple
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
-from trainer.faults.build import Build, cache_differences
-from trainer.faults.command import DEADLINE_SECONDS, Command, draw_signal
-from trainer.faults.subject import Subject, differences
+from tests.faults.command import DEADLINE_SECONDS, Command, draw_signal, stop_before_kill
+from tests.faults.commands import Build, Run
+from tests.faults.comparing import cache_differences, run_differences
 
 # Large batches read the first epoch, which waits for shards, within few updates.
 _SETTINGS = ("--follow", "--data.follow_shards=2", "--batch_size=64")
@@ -31,10 +30,11 @@ _PAUSE_SECONDS = 0.005
 
 
 class Pair:
-    """A build and a run that follows it, each in processes of its own.
+    """A build and a run that follows it.
 
     Args:
-      flags: as of `Build` and `Subject`, without a cache_dir.
+      flags: the task, the corpus, the vocabulary and shard_bytes of the build; see `Run` for the
+        run's.
       settings: further flags of trainer.pretrain.
       folder: holds the cache and the model directory.
       of_build: further flags of pipeline.build.
@@ -49,13 +49,11 @@ class Pair:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.build = Build(flags, folder / "cache", [*of_build])
-        of_run = argparse.Namespace(**{**vars(flags), "cache_dir": str(folder / "cache")})
-        self.run = Subject(of_run, [*_SETTINGS, *settings], folder / "model")
-
-    @property
-    def _commands(self) -> tuple[Command, Command]:
-        return self.build, self.run
+        given = [f"--{name}={getattr(flags, name)}" for name in ("task", "corpus", "vocabulary")]
+        given += [f"--shard_bytes={flags.shard_bytes}", *of_build]
+        self.build = Build(folder / "cache" / flags.task, folder / "build.log", *given)
+        self.run = Run(flags, folder / "cache", folder / "model", [*_SETTINGS, *settings])
+        self._commands: tuple[Command, Command] = self.build, self.run
 
     def start(self) -> None:
         """Starts what neither runs nor has finished."""
@@ -75,11 +73,8 @@ class Pair:
             for each in self._commands:
                 each.check_alive()
             if time.monotonic() > end:
-                said = [each.output()[-500:] for each in self._commands]
-                raise UserError(
-                    f"waited {DEADLINE_SECONDS} s in vain for {what}; the build said {said[0]} and "
-                    f"the run {said[1]}"
-                )
+                said = " and ".join(f"{each.name} said {each.tail()}" for each in self._commands)
+                raise UserError(f"waited {DEADLINE_SECONDS} s in vain for {what}; {said}")
             time.sleep(_PAUSE_SECONDS)
 
     def finish(self) -> None:
@@ -92,13 +87,13 @@ class Pair:
         """Kills what is running."""
         for each in self._commands:
             if each.running:
-                each.process.kill()
+                each.kill()
 
     def differences(self, other: "Pair", step: int) -> list[str]:
         """Returns the differences between two pairs that have finished: files, tensors, metrics."""
         return [
             *cache_differences(self.build.cache, other.build.cache),
-            *differences(self.run, other.run, step),
+            *run_differences(self.run.folder, other.run.folder, step),
         ]
 
 
@@ -125,15 +120,15 @@ class Kill(NamedTuple):
 
 
 class _Trial:
-    """A pair that is broken at random moments.
+    """A pair that is killed at random moments, until both have finished.
 
     Args:
       number: number of the trial.
-      pair: the pair.
-      shards: how many shards the cache will have.
-      steps: the last step of the run.
-      seconds: how long a build takes to its first shard.
-      generator: source of all random choices.
+      pair: the build and the run.
+      shards: number of shards of the cache.
+      steps: number of updates.
+      seconds: from the start of a build to its first shard.
+      generator: source of the random moments.
     """
 
     def __init__(
@@ -150,7 +145,7 @@ class _Trial:
         self._build, self._run = pair.build, pair.run
 
     def run(self, kills: list[Kill], most: int) -> None:
-        """Kills at random moments, up to `most` times, and finishes; appends to `kills`.
+        """Kills up to `most` times, and finishes; appends to `kills`.
 
         Raises:
           UserError: the build or the run failed, hung, or printed a traceback.
@@ -159,11 +154,11 @@ class _Trial:
         self._pair.wait_until(lambda: self._run.waits_for() == "the plan", "the run to wait")
         # Moments in their order, each with its share of the trials and the weights of the victims.
         for reach, share, victims in (
-            (self._before_the_plan, 0.5, {_BUILD: 2, _RUN: 2, _BOTH: 1}),
-            (self._first_half, 1.0, {_BUILD: 3, _BOTH: 2}),
-            (self._wait, 1.0, {_BUILD: 4, _RUN: 2, _BOTH: 2}),
-            (self._any_shard, 0.6, {_BUILD: 2, _RUN: 1, _BOTH: 2}),
-            (self._update, 0.8, {_RUN: 4, _BOTH: 1}),
+            (self._reach_the_plan, 0.5, {_BUILD: 2, _RUN: 2, _BOTH: 1}),
+            (lambda: self._reach_shards(self._shards // 2), 1.0, {_BUILD: 3, _BOTH: 2}),
+            (self._reach_a_wait, 1.0, {_BUILD: 4, _RUN: 2, _BOTH: 2}),
+            (lambda: self._reach_shards(self._shards - 1), 0.6, {_BUILD: 2, _RUN: 1, _BOTH: 2}),
+            (self._reach_an_update, 0.8, {_RUN: 4, _BOTH: 1}),
         ):
             if most > 0 and self._random.random() < share:
                 reach()
@@ -172,29 +167,28 @@ class _Trial:
                 most -= bool(kill)
         self._pair.finish()
 
-    def _before_the_plan(self) -> None:
+    def _reach_the_plan(self) -> None:
         self._pair.start()
         time.sleep(self._random.uniform(0, self._seconds))
 
-    def _first_half(self) -> None:
-        self._reach_shards(self._shards // 2)
-
-    def _any_shard(self) -> None:
-        self._reach_shards(self._shards - 1)
-
     def _reach_shards(self, last: int) -> None:
         """Waits for a random number of finished shards, `last` at most."""
+        self._reach_count(self._build, self._build.shards, last, "a shard")
+
+    def _reach_an_update(self) -> None:
+        self._reach_count(self._run, self._run.step, self._steps * 9 // 10, "an update")
+
+    def _reach_count(self, command: Command, count: Callable[[], int], last: int, what: str):
+        """Starts both, and waits until the command has counted to a random number."""
         self._pair.start()
-        first = self._build.shards() + 1
+        first = count() + 1
         target = self._random.randint(first, max(first, last))
-        self._pair.wait_until(
-            lambda: self._build.shards() >= target or not self._build.running, "a shard"
-        )
+        self._pair.wait_until(lambda: count() >= target or not command.running, what)
 
-    def _wait(self) -> None:
-        """Waits until the run has overtaken the build, and if this has ended until the run says so.
+    def _reach_a_wait(self) -> None:
+        """Waits until the run has overtaken the build.
 
-        The build is then started again.
+        If the build has been killed, waits until the run says so, and starts the build again.
         """
         if not self._run.running and not self._run.finished:
             self._run.start()
@@ -206,55 +200,37 @@ class _Trial:
             )
             return
         self._pair.wait_until(
-            lambda: "no build is running in" in self._run.process.output() or not self._run.running,
+            lambda: "no build is running in" in self._run.output() or not self._run.running,
             "the run to say that no build is running",
         )
         self._build.start()
         time.sleep(self._random.uniform(0, self._seconds))
 
-    def _update(self) -> None:
-        self._pair.start()
-        first = self._run.step() + 1
-        target = self._random.randint(first, max(first, self._steps * 9 // 10))
-        self._pair.wait_until(
-            lambda: self._run.step() >= target or not self._run.running, "an update"
-        )
-
     def _kill(self, weights: dict[str, int]) -> Kill | None:
         """Ends one of the victims that are running; returns None if there is none."""
-        running = {
-            _BUILD: self._build.running,
-            _RUN: self._run.running,
-            _BOTH: self._build.running and self._run.running,
-        }
-        possible = [victim for victim in weights if running[victim]]
-        if not possible:
-            return None
-        (victim,) = self._random.choices(possible, [weights[each] for each in possible])
-        number = draw_signal(self._random)
-        commands: dict[str, list[Command]] = {
+        victims: dict[str, list[Command]] = {
             _BUILD: [self._build],
             _RUN: [self._run],
             _BOTH: [self._build, self._run],
         }
-        # Stopped first, so that they are killed in what is recorded.
-        if number == signal.SIGKILL:
-            for each in commands[victim]:
-                each.process.signal(signal.SIGSTOP)
+        possible = [name for name in weights if all(each.running for each in victims[name])]
+        if not possible:
+            return None
+        (victim,) = self._random.choices(possible, [weights[each] for each in possible])
+        number = draw_signal(self._random)
+        stop_before_kill(number, *victims[victim])
         kill = Kill(
             *(self._number, victim, number.name, self._build.shards(), self._build.activity()),
             *(self._run.step(), self._run.activity()),
         )
-        for each in commands[victim]:
+        for each in victims[victim]:
             each.send(number)
-        for each in commands[victim]:
+        for each in victims[victim]:
             each.check_end(number)
         return kill
 
 
-def kill_pairs(
-    flags: argparse.Namespace, settings: list[str], folder: pathlib.Path, generator: random.Random
-) -> list[str]:
+def break_pairs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
     """Runs trials until there were `flags.kills` kills, and prints them.
 
     A trial that fails is the last one.
@@ -265,7 +241,7 @@ def kill_pairs(
     Raises:
       UserError: the reference cannot be made.
     """
-    begin = time.monotonic()
+    begin, generator = time.monotonic(), random.Random(flags.seed)
     kills: list[Kill] = []
     failures: list[str] = []
     trials = 0
@@ -300,7 +276,11 @@ def kill_pairs(
             if not found:
                 shutil.rmtree(pair.folder)
             bar.update(len(kills), f"{len(failures)} failures")
-    print(_table(kills, shards))
+    header = (
+        *("kill", "trial", "victim", "signal", f"finished shards of {shards}"),
+        *("the build was", "last step with metrics", "the run was"),
+    )
+    print(table(header, [(number, *kill) for number, kill in enumerate(kills, 1)], markdown=True))
     lines, counts = len(reference.run.lines()), Counter(kill.victim for kill in kills)
     verdict = "differ from" if failures else "equal, bit for bit,"
     named = ", ".join(f"{counts[victim]} of {victim}" for victim in (_BUILD, _RUN, _BOTH))
@@ -313,13 +293,3 @@ def kill_pairs(
         f"{progress.clock(time.monotonic() - begin)}"
     )
     return failures
-
-
-def _table(kills: list[Kill], shards: int) -> str:
-    """Returns the kills as a Markdown table."""
-    header = (
-        *("kill", "trial", "victim", "signal", f"finished shards of {shards}"),
-        *("the build was", "last step with metrics", "the run was"),
-    )
-    rows = [(number, *kill) for number, kill in enumerate(kills, 1)]
-    return table(header, rows, markdown=True)

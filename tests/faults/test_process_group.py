@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tasks.terminal.process_group import ProcessGroup
+from tests.faults.process_group import ProcessGroup
 
 
 def started(tmp_path, script):
