@@ -47,7 +47,7 @@ def read(checkpoint: str) -> dict[str, Any]:
 
     Raises:
       Damaged: it is missing, cannot be read, or does not match its SHA-256.
-      UserError: the store cannot be reached; see `files.on_store`.
+      UserError: the store cannot be reached; see `store.Store`.
     """
     name = "/".join(_FILE)
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tasks.reading import listers
 from tasks.reading.corpus import CorpusSpec
 from tasks.reading.spec import parse
-from tasks.storage import files
+from tasks.storage import store
 from tasks.terminal.command_line import UserError
 
 PLACE = "{language}"
@@ -90,7 +90,7 @@ def _found(text: str, head: str) -> list[str]:
     if not lister.has_paths or re.search(r"[*?\[]", before + suffix):
         raise UserError(f"--corpus={text}: name its languages, as --languages=ro,en")
     place = folder or ("/" if before.startswith("/") else ".")
-    fs, path = files.filesystem(place)
+    fs, path = store.filesystem(place)
     try:
         entries = fs.ls(path, detail=True)
     except (FileNotFoundError, NotADirectoryError) as error:

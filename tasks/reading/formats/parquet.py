@@ -8,7 +8,7 @@ from tasks.reading.batches import Batches
 from tasks.reading.columns import Columns
 from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import tables
-from tasks.storage import files
+from tasks.storage import files, store
 
 # Read ahead of each column of a local file.
 _COLUMN_BYTES = 1 << 20
@@ -72,7 +72,7 @@ def _open(handle: IO[bytes], path: str) -> Any:
     """
     import pyarrow.parquet as pq
 
-    ahead = opening.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
+    ahead = store.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
     return pq.ParquetFile(handle, pre_buffer=False, buffer_size=ahead)
 
 

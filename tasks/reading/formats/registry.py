@@ -12,6 +12,7 @@ from tasks.reading.formats.json_lines import JsonLines
 from tasks.reading.formats.parquet import Parquet
 from tasks.reading.formats.text import Text
 from tasks.reading.formats.warc import Warc
+from tasks.terminal.command_line import UserError
 
 FORMATS: dict[str, Format] = {
     "parquet": Parquet(),
@@ -40,7 +41,16 @@ def register_format(kind: str, form: Format) -> None:
 
 
 def format_of(kind: str, module: str = "") -> Format:
-    """Returns a format; if it is not registered yet, imports the `module` that registers it."""
+    """Returns a format; if it is not registered yet, imports the `module` that registers it.
+
+    Raises:
+      UserError: the module cannot be imported.
+    """
     if kind not in FORMATS and module:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(
+                f"{module}, which registers the format {kind}, cannot be imported: {error}"
+            ) from error
     return FORMATS[kind]

@@ -1,4 +1,4 @@
-"""CSV and TSV: the rows of Python's `csv`, wherever a file is cut, and what becomes of bad ones."""
+"""CSV and TSV: the rows of Python's `csv`, and what becomes of bad ones."""
 
 import bz2
 import csv
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tasks.reading import sources
 from tasks.reading.columns import INVALID
-from tasks.reading.formats import delimited
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
 
@@ -40,8 +39,7 @@ def texts(spec, **how):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Makes files be cut, and blocks end, after a few bytes."""
-    monkeypatch.setattr(delimited, "_CUT_BYTES", 8)
+    """Makes blocks end after a few bytes."""
     monkeypatch.setattr(lines_format, "_BLOCK_BYTES", 16)
     monkeypatch.setattr("tasks.reading.cutting._LEAST_PIECE_BYTES", 1)
 
@@ -257,7 +255,7 @@ def test_a_file_without_quotes_is_cut_as_lines_are(tmp_path):
     plain, same = read(f"{spec}&quote=none", 300_000)
     assert found == same
     assert len(found) == 100_000
-    assert len(quoted) > 1
+    assert len(quoted) == 1
     assert len(plain) > 1
 
 
