@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs docs ci test test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install demo demo-gcs docs ci test test-processes test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,12 +57,12 @@ demo-at:
 	$(BIN)/python -m trainer.fill $(GAPS) --model_dir=$(AT)/model --max_new_tokens=29
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
-	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \
+	$(BIN)/python -m tests.support.servers.gcs --faults=0.05 --seed=1 -- \
 	    $(MAKE) --no-print-directory demo-at same-demo AT=gs://bucket/demo
 
 .PHONY: same-demo
 same-demo:
-	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
+	$(BIN)/python -m tests.support.same_demo $(DEMO) $(AT)
 
 $(VENV)/.docs: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -70,12 +70,18 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 	@touch $@
 
 docs: $(VENV)/.docs ## build the documentation site into site/; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-ci: check docs test ## run what CI runs: checks, then tests
+ci: check docs test test-processes ## run what CI runs: checks, then tests
 
-test: $(VENV)/.dev ## run all tests but the slow ones, under 15 minutes on 2 cores
-	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
+# Each file's tests run in one process, the longest files first.
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
+
+test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes
+	$(PYTEST) -m 'not slow and not processes'
+
+test-processes: $(VENV)/.dev ## run the tests of whole processes: kills, faults, several hosts
+	$(PYTEST) -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
@@ -101,9 +107,9 @@ pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after ma
 	    --optimizer.steps_per_cycle=600 --metrics.every_steps=10 --evaluation.every_steps=100 \
 	    --checkpoint.every_steps=300 || exit; done
 	$(BIN)/python -m trainer.report $(RATES:%=$(DEMO)/rates/%) --output=$(DEMO)/rates/report.html
-	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report.png \
+	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report.png \
 	    --width=1120 --height=480 --scroll_to='#curves'
-	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report_phone.png \
+	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report_phone.png \
 	    --width=390 --height=800 --scroll_to='#curves' --dark
 
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from tasks.terminal.command_line import UserError
 
@@ -141,7 +142,7 @@ def parse(text: str) -> MixtureSpec:
     return checked(name=text.strip(), tasks=tuple(tasks))
 
 
-def checked(**fields) -> MixtureSpec:
+def checked(**fields: Any) -> MixtureSpec:
     """Returns MixtureSpec(**fields), whose errors are reported as the user's.
 
     Raises:

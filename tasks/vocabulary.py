@@ -168,7 +168,7 @@ class Vocabulary:
         return _codec(self.model, self.name)
 
     @property
-    def processor(self):
+    def processor(self) -> Any:
         """The sentencepiece.SentencePieceProcessor.
 
         Raises:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tasks.pages import document as html_page
 from vocab import scripts
-from vocab.report import Report
+from vocab.fit import Report
 
 SUBJECT_HEADER = ("vocabulary", "kind", "ids", "sentinels", "sha256")
 HEADER = (

@@ -26,7 +26,7 @@ from tasks.storage import files, lock
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, folder, learn, report, weighting, words
+from vocab import count, extend, fit, folder, learn, weighting, word_splitter
 from vocab.options import Options, add_flags, options_of
 from vocab.weighting import Corpora, as_corpora
 
@@ -87,14 +87,7 @@ def train(
             print(weighting.shares(sizes, factors))
         loaded = vocabulary.from_bytes(model)
         _verify(loaded, options)
-        measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
-        # Written first, it marks an unfinished folder as this command's (see `_claimed`).
-        files.write_json(files.join(output, _REPORT), report.as_json(measured))
-        files.write_bytes(files.join(output, VOCABULARY), model)
-        files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
-        if base:
-            ids = extend.id_map(base, loaded.size, options.extra_ids)
-            files.write_json(files.join(output, _ID_MAP), ids)
+        _write(output, loaded, options, corpora, base)
         manifest = {
             "format": _FORMAT,
             "model": as_json(loaded.record),
@@ -114,7 +107,25 @@ def train(
     return loaded
 
 
-def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Splitter:
+def _write(
+    output: str,
+    loaded: vocabulary.Vocabulary,
+    options: Options,
+    corpora: Corpora,
+    base: vocabulary.Vocabulary | None,
+) -> None:
+    """Writes every file but the manifest."""
+    measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
+    # Written first, it marks an unfinished folder as this command's (see `_claimed`).
+    files.write_json(files.join(output, _REPORT), fit.as_json(measured))
+    files.write_bytes(files.join(output, VOCABULARY), loaded.model)
+    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
+    if base:
+        ids = extend.id_map(base, loaded.size, options.extra_ids)
+        files.write_json(files.join(output, _ID_MAP), ids)
+
+
+def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_splitter.Splitter:
     sentinels = tuple(map(vocabulary.sentinel_piece, range(options.extra_ids)))
     if base:
         own = extend.own_sentinels(base)
@@ -122,12 +133,12 @@ def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Spl
         symbols = extend.symbols(model)
     else:
         symbols = (*options.symbols, *sentinels)
-        model = words.normaliser(options.normalization, options.keep_whitespace, symbols)
-    return words.Splitter(model, symbols, options.keep_whitespace)
+        model = word_splitter.normaliser(options.normalization, options.keep_whitespace, symbols)
+    return word_splitter.Splitter(model, symbols, options.keep_whitespace)
 
 
 def _job(
-    options: Options, splitter: words.Splitter, corpus: sources.Corpus, output: str
+    options: Options, splitter: word_splitter.Splitter, corpus: sources.Corpus, output: str
 ) -> count.Job:
     parts = [
         _FORMAT,
@@ -143,7 +154,7 @@ def _job(
 def _model(
     options: Options,
     counts: count.Counts,
-    splitter: words.Splitter,
+    splitter: word_splitter.Splitter,
     base: vocabulary.Vocabulary | None,
 ) -> bytes:
     settings = learn.Settings(
@@ -344,12 +355,12 @@ def main(argv: list[str]) -> None:
     options, base = options_of(flags)
     work = Work(beam_arguments, flags.verbose)
     loaded = train(options, corpora, output, base, work)
-    measured = report.from_json(files.read_json(files.join(output, _REPORT)))
+    measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
         print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
-    print(report.table(list(measured.items())))
+    print(fit.table(list(measured.items())))
     command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)
     command += [f"--languages={flags.languages}"] if flags.languages else []

@@ -7,14 +7,16 @@ map (field 1: entry) of names (1) to Features (2), and a Feature an Int64List (3
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 # Codes in place of the beginning of a list that is not there.
 MISSING, NOT_IDS, MALFORMED = -1, -2, -3
 
+_Int = int | np.int64
+
 
 @compiled(nogil=True)
-def _varint(raw, place, end, most):
+def _varint(raw: np.ndarray, place: _Int, end: _Int, most: _Int) -> tuple[_Int, _Int]:
     """Returns (value, position after it) of the varint at `place`.
 
     The position is -1 if the varint reaches beyond `end` or is longer than `most` bytes.
@@ -32,7 +34,7 @@ def _varint(raw, place, end, most):
 
 
 @compiled(nogil=True)
-def _field(raw, place, end):
+def _field(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int, _Int]:
     """Returns (number, begin, end) of the length-delimited field at `place`.
 
     Its end is -1 if there is no such field or it reaches beyond `end`.
@@ -49,7 +51,7 @@ def _field(raw, place, end):
 
 
 @compiled(nogil=True)
-def _ids(raw, place, end):
+def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
     """Returns where the varints of the Feature at [place, end) begin and end, or a code and 0."""
     begin, stop = place, place  # a Feature without a list is an empty one
     while place < end:
@@ -67,9 +69,10 @@ def _ids(raw, place, end):
 
 
 @compiled(nogil=True)
-def _list_of(raw, place, end, name):
+def _list_of(raw: np.ndarray, place: _Int, end: _Int, name: np.ndarray) -> tuple[_Int, _Int]:
     """Returns where the ids of the feature `name` begin and end in one Example, or a code and 0."""
-    found, stop = MISSING, 0
+    found: _Int = MISSING
+    stop: _Int = 0
     while place < end:
         number, entry, place = _field(raw, place, end)
         if place < 0:
@@ -99,7 +102,9 @@ def _list_of(raw, place, end, name):
 
 
 @compiled(nogil=True)
-def lists_of(raw, begins_R, ends_R, name):
+def lists_of(
+    raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, name: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (begin, end, number) of the ids of feature `name` in each Example, int64 [R] each.
 
     The beginning is MISSING, NOT_IDS or MALFORMED if there are none.
@@ -121,7 +126,7 @@ def lists_of(raw, begins_R, ends_R, name):
 
 
 @compiled(nogil=True)
-def ending_in(raw, begins_R, ends_R, token):
+def ending_in(raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, token: _Int) -> np.ndarray:
     """Returns bool [R], whether the last varint of each list is `token`, which is not negative."""
     found_R = np.zeros(len(begins_R), np.bool_)
     for row in range(len(begins_R)):
@@ -137,7 +142,9 @@ def ending_in(raw, begins_R, ends_R, token):
 
 
 @compiled(nogil=True)
-def extremes(raw, begins_R, ends_R):
+def extremes(
+    raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray
+) -> tuple[_Int, _Int, _Int, _Int, _Int]:
     """Returns (lowest id, highest id, first row with each, number of zeros) of lists of varints.
 
     Without ids, the lowest is 0 and the highest -1.
@@ -162,7 +169,7 @@ def extremes(raw, begins_R, ends_R):
 
 
 @compiled(nogil=True)
-def rows_at(begins_R, places_P):
+def rows_at(begins_R: np.ndarray, places_P: np.ndarray) -> np.ndarray:
     """Returns the row that contains each position of a token stream, int64 [P].
 
     `begins_R` may be memory-mapped; few of its pages are read.

@@ -4,6 +4,7 @@ Dimensions: W windows, N tokens of a window.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,12 @@ class PairWindows(Windows):
     """
 
     def __init__(
-        self, sides: tuple[int, int], folder: str, manifest: CacheManifest, split: str, **reading
+        self,
+        sides: tuple[int, int],
+        folder: str,
+        manifest: CacheManifest,
+        split: str,
+        **reading: Any,
     ):
         super().__init__(folder, manifest, split, sum(sides) + 1, **reading)
         self._sides = sides
@@ -104,7 +110,7 @@ def open_windows(
     split: str,
     objective: Objective,
     lengths: Lengths,
-    **reading,
+    **reading: Any,
 ) -> Windows:
     """Returns the windows from which an objective makes examples of these lengths.
 
@@ -164,7 +170,7 @@ def _refuse_longer(
             )
 
 
-def row_windows(folder: str, manifest: CacheManifest, split: str, **reading) -> Windows:
+def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any) -> Windows:
     """Returns the rows of a split as windows; arguments are those of `Windows`.
 
     Raises:

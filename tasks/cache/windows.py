@@ -12,6 +12,7 @@ shards.
 import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -221,7 +222,7 @@ class Windows:
         within_WN = np.arange(tokens_WN.shape[1]) < lengths_W[:, None]
         return tokens_WN, lengths_W, np.cumsum(marks_WN, axis=1, dtype=np.int32) * within_WN
 
-    def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple]:
+    def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[Any, ...]]:
         """Returns (tokens, lengths, parts, rows) of windows.
 
         Parts are (window, skip, count, index in the rows), int64 [P] each.

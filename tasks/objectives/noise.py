@@ -155,7 +155,9 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
     return noise_loops.compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
 
 
-def alternate(clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int):
+def alternate(
+    clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int
+) -> np.ndarray:
     """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
 
     Args:

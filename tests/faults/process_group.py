@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class ProcessGroup:
@@ -20,7 +21,7 @@ class ProcessGroup:
       **options: further arguments of subprocess.Popen.
     """
 
-    def __init__(self, command: Sequence[str], log: pathlib.Path, **options):
+    def __init__(self, command: Sequence[str], log: pathlib.Path, **options: Any):
         self._log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(

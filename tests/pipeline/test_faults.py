@@ -9,6 +9,7 @@ from tasks.terminal.command_line import UserError
 from tests.faults import __main__ as faults
 from tests.faults.builds import Lab, Outcome, Trial
 
+pytestmark = pytest.mark.processes
 THREE_TIMES = (
     "Ctrl-C, once or twice",
     "search for duplicates killed",

@@ -14,13 +14,13 @@ from tasks.cache.manifest import CacheManifest, as_json, plan_from_dict
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 from tests.trainer.model.conftest import TinyModel
 from trainer import export, generate, pretrain
 from trainer.config import presets
 from trainer.config.run import LossConfig
 from trainer.data.features import converter, filling
-from trainer.data.recorded import plain
+from trainer.data.task_record import plain
 from trainer.engine.loss import model_loss
 from trainer.model.transformer import run_model
 

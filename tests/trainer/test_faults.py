@@ -12,6 +12,8 @@ from tasks.terminal.command_line import UserError
 from tests.faults import __main__ as faults
 from tests.faults.comparing import run_differences
 
+pytestmark = pytest.mark.processes
+
 SHORT = ("--steps=20", "--evaluation.every_steps=10")
 
 

@@ -14,6 +14,8 @@ from tests.faults.commands import Run
 from tests.faults.comparing import cache_differences
 from tests.trainer.conftest import shard_bytes_of
 
+pytestmark = pytest.mark.processes
+
 TASK = "rlm_span_corruption"
 
 

@@ -10,8 +10,10 @@ from pyarrow import parquet
 
 from tests.faults.comparing import run_differences
 from tests.faults.followed import Pair
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
 from tests.trainer.conftest import assert_one_line, command, shard_bytes_of
+
+pytestmark = pytest.mark.processes
 
 TASK, STEPS, SHARDS = "rlm_span_corruption", 60, 24
 

@@ -13,7 +13,7 @@ import io
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tasks.reading import opening
 from tasks.reading.batches import Batches
@@ -302,7 +302,7 @@ class _Spliced(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         while self._left and self._left[0][0] >= self._left[0][1]:
             del self._left[0]
         if not self._left:

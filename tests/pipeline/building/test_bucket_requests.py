@@ -12,7 +12,9 @@ from pipeline.building.graph import Assignment
 from pipeline.building.monitor import Monitor
 from tasks.cache.manifest import FileEntry, Plan, Shard, shard_file
 from tasks.vocabulary import VocabularyRecord
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
+
+pytestmark = pytest.mark.processes
 
 SHARDS = 50
 FOLDER = "gs://bucket/cache/python_docs_span_corruption"

@@ -31,9 +31,11 @@ from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
 from tasks.reading.corpus import FilePart, SourceFile
 from tasks.terminal.command_line import UserError
-from tests import dataflow_worker
-from tests.dataflow_server import DataflowServer
-from tests.gcs_server import GcsServer
+from tests.support.servers import dataflow_worker
+from tests.support.servers.dataflow import DataflowServer
+from tests.support.servers.gcs import GcsServer
+
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[3]
 VERSION = metadata.version("palimpsest")

@@ -15,6 +15,8 @@ from tasks.terminal.command_line import UserError
 from tests.faults import __main__ as faults
 from tests.faults.pools import Cluster
 
+pytestmark = pytest.mark.processes
+
 TASK = "python_docs_span_corruption"
 
 

@@ -19,7 +19,7 @@ from tasks.objectives import (
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from tests import window_caches
+from tests.support import window_caches
 from trainer.config import Config, DataConfig, LossConfig
 from trainer.config.presets import model_preset
 from trainer.data import features, segments
@@ -27,7 +27,7 @@ from trainer.data.batches import BatchMaker
 from trainer.engine.loss import decoder_loss
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
-from trainer.planning.subject import Subject
+from trainer.planning.planned_run import Subject
 
 IDS = TokenIds(600, 100)
 # Objective -> (preset, lengths).

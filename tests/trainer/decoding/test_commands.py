@@ -14,8 +14,8 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
+from trainer.config.decoding import Decoding
 from trainer.decoding import text
-from trainer.decoding.config import Decoding
 from trainer.decoding.generator import Generator
 
 ROOT = Path(__file__).parents[3]
@@ -77,6 +77,7 @@ def counting(results, firsts):
     return counted
 
 
+@pytest.mark.processes
 def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"

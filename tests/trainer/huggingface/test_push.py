@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
-from tests.hub_upload_server import TOKEN, HubUploadServer
+from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import convert
 from trainer.config.presets import model_preset
 from trainer.conversion.sources import tree_of
@@ -22,7 +22,10 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 
 # huggingface_hub's own use of httpx.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
+]
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("checkpoint_1000", "checkpoint_2000")
 

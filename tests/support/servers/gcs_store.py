@@ -1,4 +1,4 @@
-"""The storage of tests/gcs_server.py: in-memory buckets with Cloud Storage's rules."""
+"""The storage of tests/support/servers/gcs.py: in-memory buckets with Cloud Storage's rules."""
 
 import base64
 import dataclasses

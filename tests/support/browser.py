@@ -1,6 +1,6 @@
 """A headless Chromium that opens pages as a reader would, for tests and for pictures of the docs.
 
-    python -m tests.browser PAGE.html PICTURE.png [--width=1280] [--height=900] [--dark]
+    python -m tests.support.browser PAGE.html PICTURE.png [--width=1280] [--height=900] [--dark]
         [--scroll_to=CSS]
 
 Needs the package playwright, and Chromium: that of `playwright install chromium`, one on PATH, or

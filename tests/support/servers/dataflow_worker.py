@@ -61,7 +61,7 @@ def _required(*extras: str) -> list[str]:
     """Returns the requirements in pyproject.toml, with those of the extras."""
     import tomllib
 
-    path = pathlib.Path(__file__).parents[1] / "pyproject.toml"
+    path = pathlib.Path(__file__).parents[3] / "pyproject.toml"
     project = tomllib.loads(path.read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][e] for e in extras)]
     return [each for wanted in lists for each in wanted]
@@ -87,7 +87,7 @@ def _closure(*requirements: str) -> set[str]:
 
 
 def work(job: Any, gcs: Any, folder: pathlib.Path, **environment: str) -> dict[str, int]:
-    """Does the work of a job of tests.dataflow_server, using only the files it staged in `gcs`.
+    """Does the work of a job of dataflow.py, using only the files that it staged in `gcs`.
 
     Source: `sdks/python/container/piputil.go` of Apache Beam, for what is installed and how.
     """

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tasks.storage import protobuf
-from tests import plain_records
+from tests.support import plain_records
 
 # Code of a token's type in an index. Source: Megatron-LM `indexed_dataset.py`, DType.
 _CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "uint16": 8}

@@ -11,7 +11,7 @@ import re
 import threading
 import urllib.parse
 
-from tests.quiet_server import QuietHandler, QuietServer
+from tests.support.servers.quiet import QuietHandler, QuietServer
 
 TOKEN = "hf_may_write"
 LARGE_BYTES = 1000

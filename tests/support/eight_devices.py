@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(module: str, *arguments: str, timeout: float = 600) -> Any:

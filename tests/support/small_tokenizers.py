@@ -17,7 +17,7 @@ from tokenizers import (
 )
 
 SIZE = 400
-_DOCS = pathlib.Path(__file__).parents[1] / "docs"
+_DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 def documents(count: int) -> list[str]:

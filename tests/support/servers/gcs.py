@@ -10,8 +10,8 @@ the name of googleapis.com. In tests:
 
 By hand, it prints the variables to export and runs until it is interrupted:
 
-    python -m tests.gcs_server --port=9023 [--faults=0.05 --seed=1] [--tls=FOLDER]
-    python -m tests.gcs_server [--faults=0.05 --seed=1] -- COMMAND …     # or while a command runs
+    python -m tests.support.servers.gcs --port=9023 [--faults=0.05 --seed=1] [--tls=FOLDER]
+    python -m tests.support.servers.gcs [--faults=0.05 --seed=1] -- COMMAND …  # while it runs
 """
 
 import argparse
@@ -31,8 +31,8 @@ import urllib.parse
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from tests.gcs_http import Handler
-from tests.gcs_store import Store
+from tests.support.servers.gcs_http import Handler
+from tests.support.servers.gcs_store import Store
 
 # Faults of a request. "reset": the connection breaks before anything is done; "lost": the request
 # is carried out but the response is lost; "cut off": half of the response arrives.
@@ -188,7 +188,7 @@ def _authority(folder: pathlib.Path) -> tuple[pathlib.Path, ssl.SSLContext]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.gcs_server", description=__doc__,
+        prog="python -m tests.support.servers.gcs", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=0, help="where to listen; 0: a free port")

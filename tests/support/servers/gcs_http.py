@@ -1,4 +1,4 @@
-"""The request handler of tests/gcs_server.py.
+"""The request handler of tests/support/servers/gcs.py.
 
 It serves the JSON API of Cloud Storage, some of its XML API, the metadata server of a virtual
 machine, and CONNECT.
@@ -15,7 +15,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from tests.gcs_store import Answer, bucket_resource, parts_of
+from tests.support.servers.gcs_store import Answer, bucket_resource, parts_of
 
 TOKEN = "a-token-of-the-metadata-server"
 # The size of every part of an upload but the last is a multiple of this.

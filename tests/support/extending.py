@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def example(heading: str) -> str:

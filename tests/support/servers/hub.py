@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.parse
 
-from tests.quiet_server import QuietHandler, QuietServer
+from tests.support.servers.quiet import QuietHandler, QuietServer
 
 REPOSITORY = "an/owner"
 COMMIT = "c0ffee" * 6 + "abcd"
