@@ -243,17 +243,6 @@ def test_a_damaged_plan_of_a_finished_cache_is_repaired(build, tmp_path, growing
     assert files.sha256(str(cache / "plan.json")) == expected["plan.json"]
 
 
-def test_a_cache_of_an_unreleased_version_is_refused(build, tmp_path, growing):
-    folder, _ = growing
-    cache = build(tmp_path / "cache", flag(folder))
-    plan = json.loads((cache / "plan.json").read_text())
-    del plan["corpus"]["rules"]
-    (cache / "manifest.json").unlink()
-    (cache / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(UserError, match=r"was built before version 0\.2\.0: build it in another"):
-        build(tmp_path / "cache", flag(folder))
-
-
 def test_a_file_of_another_split_changes_no_plan(build, tmp_path, growing, capsys):
     folder, add = growing
     cache = build(tmp_path / "cache", flag(folder))

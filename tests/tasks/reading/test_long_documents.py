@@ -258,7 +258,7 @@ def test_a_line_of_50_mb_takes_little_memory(tmp_path, form):
     growth, size, documents = measure(tmp_path, form, CHUNKS["wide"], 50)
     assert 49 << 20 < size < 51 << 20
     assert documents in range(200, 205)  # of 256 KiB
-    assert growth < {"text": 130, "json": 650, "parquet": 300}[form]
+    assert growth < {"text": 130, "json": 800, "parquet": 300}[form]
 
 
 @pytest.mark.slow

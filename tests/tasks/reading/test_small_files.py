@@ -174,3 +174,12 @@ def test_files_of_an_extended_cache_are_told_apart_in_little_time():
     assert [[each.file for each in some] for some in generations] == [
         found[:20_000], found[20_000:29_990], found[29_990:]
     ]  # fmt: skip
+
+
+def test_a_cache_of_an_unreleased_version_is_refused(folder):
+    record = resolve(f"text:{folder}/*").record
+    sources.check_record("cache", record)
+    sources.check_record("cache", resolve("python_docs").record)
+    del record["rules"]
+    with pytest.raises(UserError, match=r"^cache was built before version 0\.2\.0: build it in"):
+        sources.check_record("cache", record)
