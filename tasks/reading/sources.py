@@ -47,9 +47,9 @@ The modules, in the order in which a corpus passes through them:
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
 from tasks.reading import listers, splits
 from tasks.reading.corpus import TRAIN, VALIDATION, Corpus, CorpusSpec, Piece
+from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.reading.spec import forms, parse
 from tasks.terminal.command_line import UserError
 
