@@ -4,8 +4,6 @@ import dataclasses
 import glob
 import importlib.util
 import json
-import pathlib
-import subprocess
 import sys
 import types
 
@@ -16,16 +14,17 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
+from tests.support.processes import completed
 from trainer import export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine.program import Program
 from trainer.model.paths import path_name
 from trainer.pretrain import build_config
+from trainer.starting.resume import start
 from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
 
-ROOT = pathlib.Path(__file__).parents[2]
 T5X = importlib.util.find_spec("t5x") is not None
 STEP = 7
 
@@ -120,7 +119,8 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     model_dir.mkdir()
     save_config(config, {})
     run = types.SimpleNamespace(
-        config=config, data=types.SimpleNamespace(fingerprints={}, record={})
+        config=config,
+        data=types.SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None),
     )
     state = Program(run).initial_state()
     checkpoints = Checkpoints(str(model_dir))
@@ -198,7 +198,7 @@ def test_missing_t5x_is_an_error_that_says_where_to_get_it():
     converter = types.SimpleNamespace(special=T5_IDS)
     run = types.SimpleNamespace(config=config_of(), converter=converter)
     with pytest.raises(UserError) as error:
-        engine.train(run, {})
+        engine.train(run, {}, start)
     for word in ("no package registry", "google-research/t5x", engine.TESTED_COMMIT, "airio"):
         assert word in str(error.value)
 
@@ -215,7 +215,7 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
         command += ["--metrics.every_steps=1", "--evaluation.every_steps=20"]
         command += ["--checkpoint.every_steps=10", f"--train_steps={steps}"]
         command += [f"--model_dir={model_dir}", *flags]
-        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        made = completed(command)
         assert made.returncode == 0, made.stderr[-2000:]
 
     def scalars(folder, tag):

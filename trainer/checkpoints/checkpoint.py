@@ -29,16 +29,17 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
 from trainer.checkpoints.early_stopping import Watch
-from trainer.checkpoints.metadata import CHECKSUMS, STEP, Damaged
+from trainer.checkpoints.metadata import CHECKSUMS, STEP
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import task_record
-from trainer.engine import checksums, guard, processes
+from trainer.data.prepared import Run
+from trainer.engine import checksums, processes
+from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
-from trainer.setup import Run, vocabulary_sha256
 
 _PREFIX = "checkpoint"
-# Beginnings of errors of reads that were left when another one failed.
+# How errors of reads begin that were abandoned when another one failed.
 _LATE_READS = ("Event loop is closed", "Encountered error while reading array")
 # Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
 # or file descriptors ran out.
@@ -55,12 +56,12 @@ class Checkpoints:
       model_dir: local or remote folder.
       policy: which checkpoints to keep; None keeps all.
       writable: False to only read.
-      watch: follows the evaluations; None: only the best metric of `policy`.
+      watch: follows the evaluations; by default, only the best metric of `policy`.
 
     Attributes:
       watch: follows the evaluations of the run; checkpoints hold its state.
-      evaluated: False if the checkpoint of `check_resumable` was saved by a run that had to stop
-        before it had evaluated this step.
+      evaluated: False if the run of `check_resumable`'s checkpoint stopped before it had
+        evaluated this step.
     """
 
     def __init__(
@@ -74,12 +75,7 @@ class Checkpoints:
         self._policy = policy or CheckpointConfig(keep=None)
         self.watch = watch or Watch(self._policy)
         self.evaluated = True
-        self._warned = False
-        # For every error that it raises, Orbax also logs a traceback from another thread, and
-        # asyncio one for every array that was being read.
-        for logger in ("absl", "asyncio"):
-            logging.getLogger(logger).setLevel(logging.CRITICAL)
-        sys.unraisablehook = _without_late_reads
+        _silence()
         if files.is_remote(model_dir):
             remote.prepare(model_dir)
         self._manager = ocp.CheckpointManager(
@@ -98,7 +94,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def kept(self, steps: Sequence[int]) -> list[bool]:
-        """Returns for each of the checkpoints with these ascending steps whether it is kept."""
+        """Returns whether each checkpoint is kept, given the ascending steps of all."""
         keep, every = self._policy.keep, self._policy.keep_every_steps
         best = self.watch.best
         return [
@@ -118,7 +114,7 @@ class Checkpoints:
           step: number of updates made.
           state: the state after them.
           run: the run.
-          evaluated: False if the evaluation of this step is due and has not been made.
+          evaluated: False if this step is still to be evaluated.
 
         Raises:
           UserError: the disk does not have enough free space.
@@ -128,7 +124,7 @@ class Checkpoints:
         of_run = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
-            "vocabulary_sha256": vocabulary_sha256(run.data),
+            "vocabulary_sha256": run.data.vocabulary_sha256,
             **self.watch.record(),
             "evaluated": evaluated,
             STEP: step,
@@ -145,7 +141,7 @@ class Checkpoints:
             )
 
     def record_evaluation(self, step: int) -> None:
-        """Notes in the checkpoint at `step` that its evaluation has been made and watched."""
+        """Records in the checkpoint at `step` that it has been evaluated."""
         if processes.is_first():
             metadata.update(self.path(step), evaluated=True, **self.watch.record())
 
@@ -164,32 +160,11 @@ class Checkpoints:
         """
         path = self.path(step)
         with processes.failing_together():
-            stored = metadata.read(path).get(CHECKSUMS)
-            if stored is None:
-                state = self._read_unchecked(path, abstract)
-            else:
-                _check_arrays(path, stored, abstract)
-                state = _read(path, abstract)
-        if stored is not None:
-            metadata.compare(path, stored, checksums.of_state(state))
+            stored = metadata.read(path)[CHECKSUMS]
+            _check_arrays(path, stored, abstract)
+            state = _read(path, abstract)
+        metadata.compare(path, stored, checksums.of_state(state))
         return state
-
-    def _read_unchecked(self, path: str, abstract: TrainState) -> TrainState:
-        """Returns the state of a checkpoint that was written without checksums."""
-        if processes.is_first() and not self._warned:
-            self._warned = True
-            print(
-                f"checkpoint {path} was written without checksums: damage to its arrays would not "
-                "be noticed",
-                file=sys.stderr,
-            )
-        if "guard/updates" in metadata.array_names(path):
-            return _read(path, abstract)
-        before: Any = guard.older(abstract.guard)
-        state: Any = _read(path, dataclasses.replace(abstract, guard=before))
-        return dataclasses.replace(
-            state, guard=guard.upgraded(state.guard, state.step, abstract.guard)
-        )
 
     def check_resumable(self, step: int, run: Run) -> None:
         """Checks that `run` continues the run that wrote the checkpoint, and recalls its watch.
@@ -210,11 +185,6 @@ class Checkpoints:
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         differences += task_record.changes(stored, run.data.record, step)
-        if "tasks" not in stored and processes.is_first():
-            print(
-                f"checkpoint {step} does not say what its tasks were: that their objectives and "
-                "rates are the same as before cannot be checked"
-            )
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} has changed"
@@ -222,18 +192,18 @@ class Checkpoints:
             if now.get(task, fingerprint) != fingerprint
         ]
         vocabulary = stored.get("vocabulary_sha256")
-        if vocabulary and vocabulary != vocabulary_sha256(run.data):
+        if vocabulary and vocabulary != run.data.vocabulary_sha256:
             differences.append("the vocabulary has changed")
         if differences:
             raise UserError(
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
                 "use the same settings or another --model_dir"
             )
-        self.evaluated = stored.get("evaluated", True)
+        self.evaluated = stored["evaluated"]
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
-        """Returns the step of the newest undamaged checkpoint older than `before`, None if none."""
+        """Returns the step of the newest sound checkpoint older than `before`; None if none is."""
         for step in reversed([step for step in self.steps() if step < before]):
             try:
                 self.check_resumable(step, run)
@@ -259,14 +229,14 @@ class Checkpoints:
         return moved
 
     def close(self) -> None:
-        """Waits until every checkpoint that was started is written, and frees resources."""
+        """Waits until all started checkpoints are written, and frees resources."""
         with files.naming_full_disk(self._model_dir):
             self._manager.close()
 
     def _check_room(self, state: TrainState) -> None:
         """Rejects a checkpoint larger than the free disk space.
 
-        It is checked before writing because TensorStore's threads print pages when a disk fills up.
+        This comes before writing because TensorStore's threads print pages when a disk fills up.
         """
         if files.is_remote(self._model_dir) or not processes.is_first():
             return
@@ -310,21 +280,32 @@ def _read(path: str, abstract: TrainState) -> TrainState:
 
 
 def _reason(path: str, text: str) -> str:
-    """Returns what an error of TensorStore says about an array and a file, without its details."""
+    """Returns the array and the file that an error of TensorStore is about."""
     array = re.search(r"""["']([\w.]+)/(?:\.zarray|zarr\.json|[\d.]+)?["']""", text)
     below = re.escape(f"{files.local_path(path).rstrip('/')}/")
     file = re.search(rf"""{below}([\w./-]*\w)["']""", text)
     said = [array[1].replace(".", "/")] if array else []
     said += [f"file {file[1]}"] if file else []
-    # Nothing else is read that has not been checked before.
+    # Everything else that is read was checked before.
     said = said or ["state/array_metadatas or state/_sharding"]
     return f"{' in '.join(said)} cannot be read"
 
 
-def _without_late_reads(unraisable: Any) -> None:
-    """Prints an error that cannot be raised, unless it is that of a read which nobody waits for.
+def _silence() -> None:
+    """Silences, for the whole process, what Orbax prints beside the errors that it raises.
 
-    Such reads and writes are left when one fails: Orbax has closed their event loop by then.
+    It logs a traceback from another thread for each of them, and asyncio one for every array that
+    was being read.
+    """
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    sys.unraisablehook = _without_late_reads
+
+
+def _without_late_reads(unraisable: Any) -> None:
+    """Prints an error that cannot be raised, unless it comes from an abandoned read.
+
+    Orbax abandons reads and writes when one fails, and closes their event loop.
     """
     if not str(unraisable.exc_value).startswith(_LATE_READS):
         sys.__unraisablehook__(unraisable)
@@ -366,7 +347,7 @@ def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
     """Returns the steps that "all", "latest" or "1000,2000" selects among a run's checkpoints.
 
     Raises:
-      UserError: there is no checkpoint, or not of every step named.
+      UserError: a checkpoint is missing.
     """
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")

@@ -23,8 +23,8 @@ class Verdict:
       settings: fields that differ.
       software: (name, value, value) of software and hardware that differ.
       data: the comparison of the data.
-      steps: that of the metrics.
-      tensors: that of the checkpoints.
+      steps: the comparison of metrics.
+      tensors: the comparison of checkpoints.
     """
 
     runs: tuple[History, History]
@@ -62,13 +62,13 @@ def compare(
     Args:
       folders: their model directories.
       cache_dirs: folders of their caches by task, if they were moved.
-      batches: batches of so many updates are compared even if nothing suggests a difference; -1:
-        all.
+      batches: number of updates whose batches are compared even if nothing suggests a
+        difference; -1: all.
       verify: one of `tensors.VERIFIED`.
 
     Raises:
-      UserError: a run is not there or cannot be read, or the batches that `batches` asks for cannot
-        be made again.
+      UserError: a run is missing or cannot be read, or the batches that `batches` asks for can no
+        longer be made.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)

@@ -18,19 +18,22 @@ from tasks.vocabulary import T5_IDS, Vocabulary
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
+from trainer.conversion import card
 from trainer.conversion.sources import FLAG, Opened, tree_of
+from trainer.data.prepared import Run
 from trainer.engine.step import TrainState, zero_metrics
-from trainer.huggingface import card, configs, folding, names, tokenizer, weights
+from trainer.huggingface import configs, folding, names, tokenizer, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
-from trainer.setup import Run, prepare
-from trainer.starting import init_from, trained_run
+from trainer.setup import prepare
+from trainer.starting import init_from
 from trainer.t5x import write
 from trainer.t5x.layout import Parts
 from trainer.t5x.tensors import held
+from trainer.trained import trained_run
 
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
 FORMATS = (HUGGING_FACE, T5X, OURS)
@@ -47,11 +50,11 @@ class Settings:
 
     Attributes:
       format: one of FORMATS.
-      dtype: one of DTYPES, that of the stored parameters.
+      dtype: dtype of the stored parameters, one of DTYPES.
       scanned: joins layers, as T5X's `scalable_t5` does.
       custom_code: writes a modelling file for a model that transformers does not have.
       shard_bytes: largest size of a weights file of transformers.
-      vocabulary: is written along; None for none.
+      vocabulary: written too, if given.
       task: the task of a run of this trainer, "" for none.
       cache_dir: the folder of its caches.
       roles: the pieces that begin, end and mask texts; None: those of the model's architecture.
@@ -69,7 +72,7 @@ class Settings:
 
 
 def refuse(opened: Opened, settings: Settings) -> None:
-    """Rejects a model that the format does not have, and a vocabulary that is not the model's.
+    """Rejects a model that the format lacks, and a vocabulary that does not fit the model.
 
     Raises:
       UserError: says why.
@@ -118,7 +121,7 @@ def values(opened: Opened, dtype: str) -> Arrays:
 
 
 def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
-    """Returns the model that transformers has, and its parameters: multipliers are folded away."""
+    """Returns an equal model of transformers and its parameters, with multipliers folded away."""
     model = opened.model.config
     plain = configs.exportable(model)[0]
     if plain == model:
@@ -215,7 +218,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
     """Returns the run of a converted model, which has data if a task was named.
 
     Raises:
-      UserError: the task cannot be opened, or is not for this model.
+      UserError: the task cannot be opened, or does not fit the model.
     """
     model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
     config = Config(
@@ -243,7 +246,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
-    """Writes config.json of a converted run, and its vocabulary, unless they are there.
+    """Writes a converted run's config.json and vocabulary, unless they exist.
 
     Raises:
       UserError: the folder holds another run.

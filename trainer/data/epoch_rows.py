@@ -48,7 +48,7 @@ class Layout(Protocol):
     """A layout of rows.
 
     Attributes:
-      rows_per_epoch: rows in which all windows are read once, on average.
+      rows_per_epoch: rows that read every window once, on average.
     """
 
     @property
@@ -127,11 +127,11 @@ class PackedPairs:
 
     The rows are planned when the layout is made, from the lengths in the cache's index: pairs that
     are neighbours in the cache are packed together, best fit decreasing. This takes about a
-    microsecond and, kept, 12 bytes of memory a pair.
+    microsecond per pair, and 12 bytes of memory for each.
 
     Args:
       windows: the pairs.
-      ends: tokens that each side has besides those of the cache, its EOS.
+      ends: tokens that each side has beside the cache's: its EOS.
       rows: lengths of a row.
       together: whether both sides share one sequence, as in a decoder.
       blocks: int64 [B + 1], the first pair of each block of pairs that are read together, as

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tasks.cache import following, subset
-from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
@@ -25,47 +24,40 @@ from tasks.mixture import MixtureSpec
 from tasks.objectives.objective import Objective
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
-from trainer.config import Config
-from trainer.data.order import ROUNDS, BlockOrder, Epochs, Order, Reading, within_block
+from trainer.config import Config, DataConfig
+from trainer.data.cached_task import CachedTask
+from trainer.data.order import BlockOrder, Epochs, Order, Reading, within_block
 
 _SPLIT = "train"
 
 
 class FollowedOrder:
-    """The windows of a cache in the order in which a run reads them that may follow its build.
+    """The windows of a cache in the order of a run that may follow its build.
 
     Args:
       windows: the windows of the shards that are known, which grow; nothing else grows them.
-      folder: the cache.
-      manifest: its manifest; of a cache that is being built, that of `following`.
-      following: the cache, while it is being built; None if it is finished.
-      block_shards: number of shards of a block.
+      task: the task and its cache, finished or not.
+      reading: the shards of a block, and whether the windows of a block are permuted.
       wanted: how much of the split is taken; None for all of it.
       seed: seed of the order.
-      version: version of the order.
-      shuffled: whether the windows of a block are permuted.
       later: makes the order of the epochs after the first, when all windows are known.
     """
 
     def __init__(
         self,
         windows: Windows,
-        folder: str,
-        manifest: CacheManifest,
-        following: Following | None,
-        block_shards: int,
+        task: CachedTask,
+        reading: DataConfig,
         wanted: Take | None,
         seed: int,
-        version: int,
-        shuffled: bool,
         later: Callable[[], Order],
     ):
-        self._windows, self._folder, self._manifest = windows, folder, manifest
-        self._following, self._block_shards, self._wanted = following, block_shards, wanted
-        self._seed, self._rounds, self._shuffled = seed, ROUNDS[version], shuffled
-        self._later = later
+        self._windows, self._folder, self._manifest = windows, task.cache, task.manifest
+        self._following, self._wanted, self._later = task.following, wanted, later
+        self._block_shards, self._seed = reading.follow_shards, seed
+        self._shuffled = reading.shuffle != "none"
         # The first window of each block that is known, then the number of their windows; and the
-        # order of later epochs, once these are all windows. One value, as threads read both.
+        # order of later epochs, once these are all windows. One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
         self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
         self._growing = threading.Lock()
@@ -93,17 +85,17 @@ class FollowedOrder:
         return self._manifest.plan.shards[_SPLIT]
 
     def _border(self, shards: int) -> int:
-        """Returns where the block ends that begins after `shards` shards."""
+        """Returns the end of the block that begins after `shards` shards."""
         return min(shards + self._block_shards, self._of)
 
     def advance(self) -> None:
-        """Takes note of the next blocks, as far as they are finished; does not wait."""
+        """Records the next finished blocks, without waiting."""
         with self._growing:
             if not self.complete and (borders := list(self._finished())):
                 self._add_blocks(borders)
 
     def _finished(self) -> Iterator[int]:
-        """Yields where the next blocks end, as far as they are finished."""
+        """Yields the ends of the next finished blocks."""
         shards, held = self._shards, self._held
         while shards < self._of:
             border = self._border(shards)
@@ -140,7 +132,7 @@ class FollowedOrder:
                 "lengths"
             )
         self._shards = borders[-1]
-        # A block whose windows were all left out by `wanted` is none.
+        # A block without wanted windows does not count.
         firsts = np.maximum.accumulate(np.concatenate([firsts, ends]))
         self._state = firsts, self._later() if last else None
 
@@ -152,10 +144,10 @@ class FollowedOrder:
         return later is not None or rank < int(firsts[-1])
 
     def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
-        """Waits until the window at a rank is known, and says so; False if `stopping()` came first.
+        """Waits until the window at a rank is known; returns False if `stopping()` came first.
 
         Raises:
-          UserError: as `tasks.cache.following.wait` does, or this is no run that waits.
+          UserError: as `tasks.cache.following.wait`, or this run does not wait.
         """
         if self.knows(rank):
             return True
@@ -179,7 +171,7 @@ class FollowedOrder:
         """Returns what `order.Reading` does; waits for what is not known, if the cache allows it.
 
         Raises:
-          UserError: a shard is not finished, and this is no run that waits.
+          UserError: a shard is not finished, and this run does not wait.
         """
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
@@ -208,9 +200,7 @@ class FollowedOrder:
             some, first = blocks_W == block, int(firsts[block])
             size = int(firsts[block + 1]) - first
             inside_W = ranks_W[some] - first
-            windows_W[some] = first + within_block(
-                inside_W, size, self._seed, 0, block, self._rounds
-            )
+            windows_W[some] = first + within_block(inside_W, size, self._seed, 0, block)
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
@@ -224,12 +214,12 @@ class FollowedOrder:
 
 
 def reading(order: Order | FollowedOrder, windows: int) -> Reading:
-    """Returns the order of a run's windows, of which an epoch has `windows` where that is known."""
+    """Returns the order of a run's windows; `windows` is their number per epoch, if known."""
     return order if isinstance(order, FollowedOrder) else Epochs(windows, order)
 
 
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest with no shards of a split as yet.
+    """Returns a manifest without the shards of a split.
 
     Raises:
       UserError: the cache will not have such a split.
@@ -239,18 +229,14 @@ def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Refuses settings that depend on what is not known before a cache is finished.
+    """Refuses settings that need a finished cache.
 
-    They are refused of finished caches, too, so that a run does not depend on when it begins.
+    They are refused for finished caches too, so that a run does not depend on when it begins.
 
     Raises:
       UserError: names the setting.
     """
     follow = "with --data.follow=true"
-    if config.data.order == 1:
-        raise UserError(
-            f"--data.order=1 {follow}: shards end in windows of their own; leave it out"
-        )
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")
     if config.mixing.max_epochs is not None or any(each.max_epochs for each in mixtures):
@@ -267,9 +253,9 @@ def check_task(
     objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
     packs: bool, wanted: Take | None,
 ) -> None:  # fmt: skip
-    """Refuses a task that depends on what is not known before its cache is finished.
+    """Refuses a task that needs a finished cache.
 
-    `sides`: most ids of the inputs and targets of a pair that is not cut; None where any pair fits.
+    `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
 
     Raises:
       UserError: names the setting.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Ranks that are permuted together: those of 128 batches of 128.
+# Ranks that are permuted together: 128 batches of 128 rows.
 _STRETCH = 1 << 14
 # The cipher's fewest bits. All numbers of so few bits are encrypted at once.
 _LEAST_BITS = 16
@@ -23,7 +23,7 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
 
     The permutation is grain's, `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an
     even number of bits, at least 16, is repeated until the result is below `count`. Here one pass
-    of numpy permutes a stretch of ranks, which is cached, as ranks of a batch are neighbours.
+    of numpy permutes a stretch of ranks, which is cached since ranks of a batch are neighbours.
 
     Args:
       ranks_W: int64 [W], from 0 to `count` - 1.
@@ -73,7 +73,7 @@ def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
       section 3.2; grain `index_shuffle.cc`, simon_encrypt.
     """
     word_bits = bits // 2
-    # A word beside its copy, from which a shift takes the word rotated.
+    # A shift of a word beside its copy rotates the word.
     kind: Any = np.uint32 if word_bits <= 16 else np.uint64
     mask = kind((1 << word_bits) - 1)
     high: np.ndarray = (values >> np.uint64(word_bits)).astype(kind)

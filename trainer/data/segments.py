@@ -1,4 +1,4 @@
-"""Segments by document: a row's tokens attend only to those of their own document.
+"""Segments by document: tokens attend only to tokens of their own document.
 
 The examples are those of windows without segments; only attention, positions and the decoder's
 first input of each document differ. Every token of the window belongs to its document. A sentinel,
@@ -88,7 +88,7 @@ def documents_of(
 
 
 def _filled(own_WN: np.ndarray, shown_WN: np.ndarray) -> np.ndarray:
-    """Returns documents with the unknown ones, 0, filled in from the next known position.
+    """Returns documents with unknown ones, 0, filled in from the next known position.
 
     At the end they come from the last known one. 1 if none is known, 0 where nothing is shown.
     """

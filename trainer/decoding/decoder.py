@@ -64,14 +64,14 @@ class Decoded(NamedTuple):
 class Decoder:
     """Generates ids after prompts, by a model and the choices of a `Decoding`.
 
-    Results do not depend on the order of the prompts nor on what else is decoded, up to rounding:
+    Up to rounding, results depend neither on the order of the prompts nor on what else is decoded:
     rows of a batch do not see one another, a prompt's places depend on its own length, and draws
-    on the seed and the example's id.
+    depend on the seed and the example's id.
 
     Args:
       model_config: the model.
       decoding: the choices.
-      mesh: devices that divide rows and parameters; None: the default device.
+      mesh: devices that divide rows and parameters; the default device by default.
       rules: name of one of `config.mesh.RULES`, by which `mesh` divides parameters.
       special: special ids of the vocabulary: what begins a text and, unless `decoding` names
         another id than T5's, what ends it.
@@ -118,7 +118,7 @@ class Decoder:
 
     @property
     def longest_prompt(self) -> int | None:
-        """The most tokens of a prompt; None if there is no bound."""
+        """The longest prompt in tokens; None if unbounded."""
         if not self._config.counts_positions:
             return None
         if self._spec.encoder is not None:
@@ -137,7 +137,7 @@ class Decoder:
           params: the model's parameters, float32, on the mesh or elsewhere.
           prompts: ids, int [tokens]: what the encoder reads, its EOS included, or the beginning of
             the text in a decoder-only model; what begins a text is added here.
-          example_ids: a number for each prompt, on which its draws depend; None: its place.
+          example_ids: a number per prompt that its draws depend on; its place by default.
 
         Raises:
           UserError: a prompt or the new tokens are longer than the model's positions.
@@ -275,7 +275,7 @@ def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
 def bucket(length: int, most: int | None = None) -> int:
     """Returns the places for a prompt: the next of four sizes for every power of two, up to `most`.
 
-    So few lengths are compiled, and at most a fifth of the places is padding.
+    Few lengths are compiled this way, and at most a fifth of the places is padding.
     """
     step = max(_SHORTEST, (1 << max(length - 1, 1).bit_length()) // 8)
     places = max(_SHORTEST, -(-length // step) * step)

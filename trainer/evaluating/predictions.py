@@ -15,15 +15,15 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
+from trainer.data.prepared import Run
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
-from trainer.setup import Run
 
 # Folder of the files in model_dir.
 PREDICTIONS = "predictions"
-# Batches that are decoded between two looks at whether the run shall stop.
+# Batches that are decoded between two checks of whether the run should stop.
 _BATCHES_AT_ONCE = 4
 
 
@@ -31,10 +31,10 @@ class Predicting:
     """Generates text for the examples of a split and computes the metrics of their tasks.
 
     Attributes:
-      sets: the examples, by task; those of tasks without metrics are left out.
+      sets: the examples of each task that has metrics.
 
     Raises:
-      UserError: at construction, if there is no such split, metric or decoder.
+      UserError: at construction, if the split, a metric or the decoder is missing.
     """
 
     def __init__(self, run: Run, split: str, program: Program):
@@ -67,7 +67,7 @@ class Predicting:
         """Returns metrics by split: of all tasks, and of each task of a mixture.
 
         Under the split's name are the means over the tasks that have a metric, and under SPLIT/TASK
-        those of a task. With one task there are only its own.
+        a task's own. With one task there are only its own.
 
         Args:
           params: parameters of the program's state.
@@ -181,7 +181,7 @@ def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, fl
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the values that are numbers, also those in seqio's Scalar; texts are left out."""
+    """Returns the numeric values, including seqio's Scalar; texts are left out."""
     found = {}
     for name, value in values.items():
         value = getattr(value, "value", value)

@@ -15,10 +15,10 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.data.prepared import Run
 from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
-from trainer.setup import Run
 
 # The split under which metrics of probes are written.
 PROBES = "probes"
@@ -60,7 +60,7 @@ class Probes:
         """Returns {"probes": values} for the parameters of the program's state.
 
         `probe_accuracy` is the percentage of clozes whose answer is the most likely choice,
-        `probe_perplexity` that of all texts together, per token.
+        `probe_perplexity` the perplexity per token of all texts together.
         """
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]

@@ -27,7 +27,7 @@ _SLOT = re.compile(r"(.+)_slot_(vr|vc|v|m)")
 _MOMENTS = {"vr": "v_row", "vc": "v_col", "v": "v", "m": "m"}
 # The state of Mesh's other optimizers, which is not taken over.
 _OF_OTHER_OPTIMIZERS = ("/adam_m", "/adam_v", "_momentum_v")
-# The names of norms, of which the first two are one norm: the older files have "layer_norm".
+# Names of norms; the first two are one norm, called "layer_norm" in older files.
 _NORM = (
     r"(?:(?:layer_norm|rms_norm|final_layer_norm)/|"
     r"true_layer_norm/layer_prepostprocess/layer_norm/layer_norm_|"
@@ -162,7 +162,7 @@ def _in_block(tower: str, layer: int, layers: int, name: str) -> str | None:
 
 
 def _shared_tables(names: Iterable[str]) -> dict[str, str]:
-    """Returns new names of the tables that layer 0 holds for its whole stack."""
+    """Returns new names for the tables that layer 0 holds for its whole stack."""
     own = [name for name in names if name.endswith(_TABLE)]
     stacks = [name.partition("/")[0] for name in own]
     return {

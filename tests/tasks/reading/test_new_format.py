@@ -4,12 +4,11 @@ import hashlib
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from tests.support.extending import example
+from tests.support.processes import started
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -41,9 +40,7 @@ def sequences(tree):
 
 def run(tree, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True
-    )
+    return started(*arguments, cwd=tree, env=environment)
 
 
 READ = """
