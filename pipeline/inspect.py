@@ -5,6 +5,7 @@ python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,1
 
 import argparse
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,7 @@ def samples(
     return [sample(index) for index in indices]
 
 
-def _task(flags, cache: Cache) -> TaskSpec | None:
+def _task(flags: Any, cache: Cache) -> TaskSpec | None:
     if flags.task:
         return registry.get(flags.task, flags.task_module)
     return registry.find(cache.manifest.plan.task, flags.task_module)

@@ -154,7 +154,7 @@ def _parser() -> command_line.Parser:
         action="append",
         metavar="SPEC",
         help=f"corpus to measure on; may be repeated, also as NAME=SPEC, or have {{language}} in "
-        f"it: {sources.FORMS}",
+        f"it: {sources.forms()}",
     )
     add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
     add("--task_module", metavar="MODULE", help="Python module that registers vocabularies")

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
         required=True,
         action="append",
         metavar="SPEC",
-        help=f"corpus to measure on; may be repeated to compare: {sources.FORMS}",
+        help=f"corpus to measure on; may be repeated to compare: {sources.forms()}",
     )
     add(
         "--extra_ids",

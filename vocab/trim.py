@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
     add = parser.add_argument
     add("--vocabulary", required=True, metavar="PATH", help=f"what to cut: {vocabulary.FORMS}")
     add("--extra_ids", type=int, default=0, help="sentinels to add to one that has none; T5: 100")
-    add("--corpus", required=True, metavar="SPEC", help=f"text to keep: {sources.FORMS}")
+    add("--corpus", required=True, metavar="SPEC", help=f"text to keep: {sources.forms()}")
     add("--output", required=True, metavar="DIR", help="folder to write, local or remote")
     add("--min_count", type=positive, default=1, help="least occurrences of a kept piece")
     add("--vocab_size", type=positive, help="most pieces, without sentinels; no limit if left out")

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks import registry
 from tasks.reading import languages, sources
 from tasks.terminal.command_line import Parser, UserError
 from tasks.terminal.table import table
@@ -91,7 +92,7 @@ def add_flags(parser: Parser) -> None:
         required=True,
         action="append",
         metavar="SPEC",
-        help=f"corpus to train on: {sources.FORMS}; may be repeated, also as NAME=SPEC, or have "
+        help=f"corpus to train on: {sources.forms()}; may be repeated, also as NAME=SPEC, or have "
         "{language} in it",
     )
     add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
@@ -107,6 +108,7 @@ def add_flags(parser: Parser) -> None:
         help="share of each corpus in proportion to its bytes to this power, from 0 (equal shares) "
         "to 1, the default; mT5's is 0.3",
     )
+    add("--task_module", metavar="MODULE", help="Python module that registers corpus formats")
 
 
 def corpora_of(flags: Any) -> Corpora:
@@ -115,6 +117,8 @@ def corpora_of(flags: Any) -> Corpora:
     Raises:
       UserError: a flag is wrong, or a corpus cannot be read.
     """
+    if flags.task_module:
+        registry.load(flags.task_module)
     specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]

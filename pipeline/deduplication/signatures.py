@@ -9,6 +9,7 @@ a hash of theirs. Shingles over the borders of parts are missing.
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -170,7 +171,7 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
     }
 
 
-def _neighbours(ids: list[str], places: list[str]):
+def _neighbours(ids: list[str], places: list[str]) -> Any:
     named = list(zip(ids, places, strict=True))
     return zip(named[1:], named, strict=False)
 

@@ -18,7 +18,7 @@ from trainer.config.decoding import Decoding
 from trainer.decoding import text
 from trainer.trained.generator import Generator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]
 
 

@@ -1,9 +1,7 @@
 """Runs that start from checkpoints: T5X's in all layouts, ours, and checkpoints that do not fit."""
 
 import dataclasses
-import importlib.util
 import json
-import pathlib
 import re
 import shutil
 import types
@@ -15,6 +13,7 @@ import pytest
 from flax import serialization
 
 from tasks.terminal.command_line import UserError
+from tests.support import t5x_files
 from trainer import loop
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -28,11 +27,6 @@ from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
 
-_SPEC = importlib.util.spec_from_file_location(
-    "t5x_files", pathlib.Path(__file__).with_name("t5x_files.py")
-)
-t5x_files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(t5x_files)
 STEP, D, V = t5x_files.STEP, t5x_files.D, t5x_files.V
 
 SIZES = [f"--model.vocab_size={V}", "--train_steps=20", "--batch_size=2"]

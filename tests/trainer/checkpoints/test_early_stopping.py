@@ -13,8 +13,8 @@ import pytest
 
 from tasks.metrics.metric import Metric
 from tasks.terminal.command_line import UserError
-from tests.trainer.test_commands import assert_same_state, curve, run, state
 from tests.trainer.test_evaluation_stops import pretrain, start
+from tests.trainer.test_pretrain import assert_same_state, curve, run, state
 from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import CheckpointConfig, PlateauConfig, StoppingConfig
 

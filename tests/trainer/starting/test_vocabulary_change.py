@@ -1,9 +1,7 @@
 """Runs that start from parameters of another vocabulary, and their optimizer's state."""
 
 import hashlib
-import importlib.util
 import json
-import pathlib
 import sys
 import types
 
@@ -13,7 +11,7 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes.rows import by_piece
-from tests.support import eight_devices, small_tokenizers
+from tests.support import eight_devices, small_tokenizers, t5x_files
 from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.pretrain import build_config
@@ -21,11 +19,6 @@ from trainer.starting import init_from, vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.tensors import held
 
-_SPEC = importlib.util.spec_from_file_location(
-    "t5x_files", pathlib.Path(__file__).with_name("t5x_files.py")
-)
-t5x_files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(t5x_files)
 V, D = t5x_files.V, t5x_files.D
 PARAMETERS = t5x_files.parameters()
 ROWS = 160  # of the new table

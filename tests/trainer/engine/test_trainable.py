@@ -139,7 +139,7 @@ MESHES = {
 @pytest.mark.processes
 @pytest.mark.parametrize("mesh", slow_unless({"both"}, MESHES))
 def test_on_a_mesh_lora_learns_the_same(mesh):
-    found = eight_devices.run("tests/trainer/engine/test_tuning.py", *MESHES[mesh])
+    found = eight_devices.run("tests/trainer/engine/test_trainable.py", *MESHES[mesh])
     assert found == pytest.approx(sums(), rel=1e-4, abs=1e-7)
 
 

@@ -138,7 +138,7 @@ def test_rates_may_change_ahead(run_of):
 
 
 def test_a_checkpoint_is_resumed_by_the_same_tasks_alone(run_of, tmp_path, capsys):
-    from tests.trainer.test_checkpoint import STATE
+    from tests.trainer.checkpoints.test_checkpoint import STATE
 
     run = run_of("my_spans")
     checkpoints = Checkpoints(str(tmp_path / "model"), run.config.checkpoint)
