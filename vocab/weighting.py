@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks import registry
 from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, SHARE, field
@@ -109,6 +110,7 @@ class CorporaFlags:
         "shares) to 1, the default; mT5's is 0.3",
         rule=SHARE,
     )
+    add("--task_module", metavar="MODULE", help="Python module that registers corpus formats")
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
@@ -117,6 +119,8 @@ def corpora_of(flags: CorporaFlags) -> Corpora:
     Raises:
       UserError: a flag is wrong, or a corpus cannot be read.
     """
+    if flags.task_module:
+        registry.load(flags.task_module)
     specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]
