@@ -151,7 +151,7 @@ class Flags:
     corpus: tuple[str, ...] = field(
         REQUIRED,
         "corpus to measure on; may be repeated, also as NAME=SPEC, or contain {language}: "
-        f"{sources.FORMS}",
+        f"{sources.forms()}",
         metavar="SPEC",
         repeated=True,
     )

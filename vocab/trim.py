@@ -85,7 +85,7 @@ class Flags:
 
     vocabulary: str = field(REQUIRED, f"vocabulary to cut: {vocabulary.FORMS}", metavar="PATH")
     extra_ids: int = field(0, "sentinels to add to a vocabulary that has none; T5: 100")
-    corpus: str = field(REQUIRED, f"text to keep: {sources.FORMS}", metavar="SPEC")
+    corpus: str = field(REQUIRED, f"text to keep: {sources.forms()}", metavar="SPEC")
     output: str = field(REQUIRED, "folder to write, local or remote", metavar="DIR")
     min_count: int = field(1, "least occurrences of a kept piece", rule=at_least(1))
     vocab_size: int | None = field(

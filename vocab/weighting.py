@@ -91,7 +91,7 @@ class CorporaFlags:
 
     corpus: tuple[str, ...] = field(
         REQUIRED,
-        f"corpus to train on: {sources.FORMS}; may be repeated, also as NAME=SPEC, or contain "
+        f"corpus to train on: {sources.forms()}; may be repeated, also as NAME=SPEC, or contain "
         "{language}",
         metavar="SPEC",
         repeated=True,
@@ -110,7 +110,9 @@ class CorporaFlags:
         "shares) to 1, the default; mT5's is 0.3",
         rule=SHARE,
     )
-    add("--task_module", metavar="MODULE", help="Python module that registers corpus formats")
+    task_module: str | None = field(
+        None, "Python module that registers corpus formats", metavar="MODULE"
+    )
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
