@@ -26,9 +26,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.facts import LANES, fills_lanes
+from trainer.model.device import LANES, fills_lanes
 from trainer.model.fused_kernels import Operands, backward_kernel, forward_kernel
-from trainer.model.fused_layouts import Tables
+from trainer.model.fused_sparsity import Tables
 from trainer.model.fused_tiles import Plan, Visits, blocks_of
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import RelativeBias

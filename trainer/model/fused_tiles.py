@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from trainer.model.facts import LANES
+from trainer.model.device import LANES
 from trainer.model.masks import Predicate
 from trainer.model.positions import T5RelativePosition
 

@@ -21,10 +21,10 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.model.dense import einsum_float32
-from trainer.model.layouts import Group, Pattern, groups_of, visited
 from trainer.model.masks import Predicate, Rows
 from trainer.model.mixers import MASKED_LOGIT, add_bias
 from trainer.model.positions import spread_diagonals
+from trainer.model.sparsity import Group, Pattern, groups_of, visited
 
 _WEIGHTS = "block_sparse_weights"
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from trainer.model.config import ModelConfig
-from trainer.model.facts import DECODER, ENCODER, FAMILIES
+from trainer.model.capabilities import DECODER, ENCODER
+from trainer.model.parts import FAMILIES
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
-from trainer.model.fused_layouts import tables_of
-from trainer.model.layouts import BigBird
+from trainer.model.fused_sparsity import tables_of
+from trainer.model.sparsity import BigBird
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition
 

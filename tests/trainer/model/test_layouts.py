@@ -13,8 +13,8 @@ from trainer.engine.cost import flops_per_step
 from trainer.huggingface.names import places
 from trainer.model import facts
 from trainer.model.config import ModelConfig
-from trainer.model.fused_layouts import tables_of
-from trainer.model.layouts import (
+from trainer.model.fused_sparsity import tables_of
+from trainer.model.sparsity import (
     PATTERNS,
     BigBird,
     Dilated,

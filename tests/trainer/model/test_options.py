@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.model.conftest import tiny_config
 from trainer.model import facts, options
-from trainer.model.config import SLOTS
+from trainer.model.parts import SLOTS
 from trainer.model.options import Part, parse
 
 CLASSES = [(slot, name, kind) for slot, known in SLOTS.items() for name, kind in known().items()]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.model.facts import FAMILIES, POSITION_NAMES
+from trainer.model.parts import FAMILIES, POSITION_NAMES
 
 L = 12
 

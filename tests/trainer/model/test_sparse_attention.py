@@ -23,7 +23,7 @@ from trainer.engine.sharding import rows as rows_on
 from trainer.model import layouts
 from trainer.model.config import ModelConfig
 from trainer.model.fused_attention import fused_attention
-from trainer.model.fused_layouts import tables_of
+from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition, alibi_slopes
 from trainer.model.sparse_attention import Dropping, block_sparse_attention
