@@ -29,7 +29,7 @@ from tasks.terminal.command_line import Parser
 from tasks.terminal.table import table
 from trainer.config.optimizer import OptimizerConfig
 from trainer.model.config import ModelConfig
-from trainer.model.options import READOUTS
+from trainer.model.parts import READOUTS
 from trainer.model.positions import RotaryPosition, rotate
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params

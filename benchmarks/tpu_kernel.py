@@ -70,7 +70,7 @@ def _compiled(
     import jax.numpy as jnp
 
     from trainer.engine.hardware import peak_flops
-    from trainer.model.attention import kernel_memory
+    from trainer.model.device import Device
     from trainer.model.fused_attention import fused_attention
     from trainer.model.masks import Predicate, Rows
     from trainer.model.positions import RelativeBias, T5RelativePosition
@@ -104,7 +104,7 @@ def _compiled(
                 if arguments.bias
                 else None,
                 scale,
-                vmem_bytes=kernel_memory(kind),
+                vmem_bytes=Device(kind).kernel_bytes,
             )
 
         return jax.vjp(attend, q, k, v, table_HR)[1](gradient)
