@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs ci test test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install demo demo-gcs docs ci test test-processes test-slow test-browser pictures fuzz chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,17 +57,31 @@ demo-at:
 	$(BIN)/python -m trainer.fill $(GAPS) --model_dir=$(AT)/model --max_new_tokens=29
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
-	$(BIN)/python -m tests.gcs_server --faults=0.05 --seed=1 -- \
+	$(BIN)/python -m tests.support.servers.gcs --faults=0.05 --seed=1 -- \
 	    $(MAKE) --no-print-directory demo-at same-demo AT=gs://bucket/demo
 
 .PHONY: same-demo
 same-demo:
-	$(BIN)/python -m tests.same_demo $(DEMO) $(AT)
+	$(BIN)/python -m tests.support.same_demo $(DEMO) $(AT)
 
-ci: check test ## run what CI runs: checks, then tests
+$(VENV)/.docs: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[docs]'
+	@touch $@
 
-test: $(VENV)/.dev ## run all tests but the slow ones, under 15 minutes on 2 cores
-	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile --durations=15
+docs: $(VENV)/.docs ## build the documentation site into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+ci: check docs test test-processes ## run what CI runs: checks, then tests
+
+# Each file's tests run in one process, the longest files first.
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
+
+test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes
+	$(PYTEST) -m 'not slow and not processes'
+
+test-processes: $(VENV)/.dev ## run the tests of whole processes: kills, faults, several hosts
+	$(PYTEST) -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
@@ -93,9 +107,9 @@ pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after ma
 	    --optimizer.steps_per_cycle=600 --metrics.every_steps=10 --evaluation.every_steps=100 \
 	    --checkpoint.every_steps=300 || exit; done
 	$(BIN)/python -m trainer.report $(RATES:%=$(DEMO)/rates/%) --output=$(DEMO)/rates/report.html
-	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report.png \
+	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report.png \
 	    --width=1120 --height=480 --scroll_to='#curves'
-	$(BIN)/python -m tests.browser $(DEMO)/rates/report.html docs/report_phone.png \
+	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report_phone.png \
 	    --width=390 --height=800 --scroll_to='#curves' --dark
 
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
@@ -104,19 +118,19 @@ fuzz: $(VENV)/.dev ## search for examples that break a property, each time among
 chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 144 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m pipeline.chaos --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \
+	$(BIN)/python -m tests.faults builds --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \
 	    --workers=1-4 --seed=7
 
 chaos-train: $(VENV)/.demo ## break training runs 20 times and compare their results (after make demo)
 	@rm -rf $(DEMO)/chaos
-	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
+	$(BIN)/python -m tests.faults runs --output=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
 	    --kills=10 --damages=9 --steps=200 --seed=7
 
 chaos-follow: $(VENV)/.demo ## break builds and the runs that follow them 15 times, and compare their results
 	@rm -rf $(DEMO)/chaos_follow
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m trainer.chaos --model_dir=$(DEMO)/chaos_follow --follow \
+	$(BIN)/python -m tests.faults followed --output=$(DEMO)/chaos_follow \
 	    --vocabulary=$(DEMO)/vocabulary --kills=15 --steps=200 --seed=7
 
 benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes

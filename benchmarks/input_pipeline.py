@@ -16,11 +16,6 @@ ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, f
 T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption in TensorFlow
        operations, EOS, trim and pad, shift, batch; without shuffling, which would cost more
 
---packed compares rows of several examples with rows of one instead: UL2 (examples of 384 inputs and
-384 targets, in rows of 2,304 and 1,088), the prefix LM (511 and 512, in rows of 512 and 512), and
-pairs of exponential lengths, 60 inputs and 15 targets on average (in rows of 512 and 128). It
-prints how full both sides are, and tokens of text a second.
-
 Every measurement is a separate process. The first three rows make batches in one thread on the
 first of --cores; their speed is by processor time, the median of --repeats intervals of --seconds
 each, and they alternate for --rounds. In rows of "n threads", grain prefetches batches on all
@@ -95,107 +90,24 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     files.write_json(str(folder / MANIFEST), as_json(manifest))
 
 
-def source(folder: str, local_dir: str | None = None):
-    """Returns a cache as a source in global order; `local_dir` is for copies of remote files."""
+def ours(folder: str, batch_size: int):
+    """Returns the trainer's batches of a cache, in global order."""
     from tasks.cache.manifest import CacheManifest
     from tasks.cache.windows import Windows
     from tasks.objectives import Lengths, span_corruption
     from tasks.vocabulary import TokenIds
-    from trainer.data.batches import BatchMaker, Source
+    from trainer.data.batches import BatchMaker, Source, TrainingBatches
     from trainer.data.features import FeatureConverter
     from trainer.data.order import GlobalOrder
 
     manifest = CacheManifest.load(folder)
     objective, lengths = span_corruption(), Lengths(INPUTS, TARGETS)
-    window = objective.window_tokens(lengths)
-    windows = Windows(folder, manifest, "train", window, local_dir=local_dir)
+    windows = Windows(folder, manifest, "train", objective.window_tokens(lengths))
     vocabulary = manifest.plan.vocabulary
     ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
     maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
-    return Source("", maker, GlobalOrder(len(windows), 0, version=2), 0)
-
-
-def ours(folder: str, batch_size: int):
-    """Returns the trainer's batches of a cache."""
-    from trainer.data.batches import TrainingBatches
-
-    return TrainingBatches([source(folder)], batch_size)
-
-
-# Name -> (lengths of an example, lengths of a packed row).
-_PACKED = {
-    "ul2": ((384, 384), (2304, 1088)),
-    "prefix_lm": ((511, 512), (512, 512)),
-    "supervised": ((512, 128), (512, 128)),
-}
-_PAIRS = 200_000
-
-
-def make_pairs(folder: pathlib.Path) -> None:
-    """Writes a cache of pairs, in one shard."""
-    import pyarrow as pa
-
-    from pipeline.building import write
-    from tasks.cache.manifest import (
-        MANIFEST,
-        CacheManifest,
-        PairLimits,
-        Plan,
-        as_json,
-        shard_file,
-        shard_from_dict,
-    )
-    from tasks.cache.pack import Pairs
-    from tasks.storage import files
-    from tasks.vocabulary import VocabularyRecord
-
-    vocabulary, limits = (
-        VocabularyRecord("", _PIECES, _SENTINELS, _SENTINELS),
-        PairLimits(0, 0, "cut"),
-    )
-    plan = Plan("benchmark", {}, vocabulary, "pairs", 0, "none", {"train": 1}, pairs=limits)
-    generator = np.random.default_rng(0)
-    with write.ShardWriter(str(folder), plan, "train", 0) as writer:
-        sides = []
-        for mean, most in ((60, 511), (15, 127)):
-            lengths = np.clip(generator.exponential(mean, _PAIRS), 1, most).astype(np.int64)
-            sides += [generator.integers(3, _PIECES, lengths.sum(), np.int32), lengths]
-        writer.add_pairs(Pairs(pa.array(map(str, range(_PAIRS))), *sides), 0)
-    receipt = files.read_json(str(folder / shard_file("train", "receipt", 0, 1)))
-    manifest = CacheManifest(plan, {"train": (shard_from_dict(receipt),)}, {})
-    files.write_json(str(folder / MANIFEST), as_json(manifest))
-
-
-def packed(folder: str, objective: str, batch_size: int, packs: bool):
-    """Returns the trainer's batches of an objective, with several examples a row or one."""
-    from tasks.cache.manifest import CacheManifest
-    from tasks.cache.pair_windows import PairWindows, open_windows
-    from tasks.objectives import Lengths
-    from tasks.objectives.packing import deck
-    from tasks.task import OBJECTIVES
-    from tasks.vocabulary import TokenIds
-    from trainer.data.batches import BatchMaker, Source, TrainingBatches
-    from trainer.data.features import FeatureConverter
-    from trainer.data.layout import Decks, PackedPairs, PairRows
-    from trainer.data.order import Epochs, GlobalOrder
-
-    manifest, (made, _) = CacheManifest.load(folder), OBJECTIVES[objective]
-    example, rows = (Lengths(*lengths) for lengths in _PACKED[objective])
-    windows = open_windows(folder, manifest, "train", made, example)
-    ids = TokenIds(manifest.plan.vocabulary.size, manifest.plan.vocabulary.sentinels, b"")
     order = GlobalOrder(len(windows), 0, version=2)
-    if not packs:
-        maker = BatchMaker(windows, made, FeatureConverter(example, True), ids)
-        return TrainingBatches([Source("", maker, order, 0)], batch_size)
-    maker = BatchMaker(windows, made, FeatureConverter(rows, True), ids, example)
-    if isinstance(windows, PairWindows):
-        plan = PackedPairs(windows, (1, 1), rows, together=False)
-        layout = PairRows(plan, GlobalOrder(plan.rows, 0, version=2))
-    else:
-        layout = Decks(
-            Epochs(len(windows), order), deck(made.kinds(example), rows, together=False), 0
-        )
-    return TrainingBatches([Source("", maker, order, 0, layout)], batch_size)
+    return TrainingBatches([Source("", maker, order, 0)], batch_size)
 
 
 def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
@@ -317,60 +229,6 @@ def measure(flags: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def measure_packed(flags: argparse.Namespace) -> None:
-    """Prints tokens of text per second and how full both sides are, as JSON."""
-    from trainer.data.features import filling
-
-    os.sched_setaffinity(0, [int(flags.cores.split(",")[0])])
-    objective, _, kind = flags.side.partition(":")
-    batches = packed(flags.cache, objective, flags.batch_size, kind == "packed")
-    for step in range(4):
-        assert filling(batches[step])
-    speeds, step, filled = [], 4, []
-    for _ in range(flags.repeats):
-        until, begin, tokens = time.monotonic() + flags.seconds, time.process_time(), 0
-        while time.monotonic() < until:
-            batch = batches[step]
-            step += 1
-            sides = (batch["encoder_input_tokens"], batch["decoder_target_tokens"])
-            tokens += sum(map(np.count_nonzero, sides))
-            if step < 100:
-                filled.append(list(filling(batch).values()))
-        speeds.append(tokens / (time.process_time() - begin))
-    print(json.dumps([statistics.median(speeds), *np.mean(filled, axis=0).tolist()]))
-
-
-def compare_packed(flags: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Runs the measurements of --packed and prints the table."""
-    for name in ("texts", "pairs"):
-        (folder / name).mkdir()
-    make_cache(folder / "texts", 2048, int(flags.tokens), int(flags.shard_tokens))
-    make_pairs(folder / "pairs")
-    rows = []
-    for objective in _PACKED:
-        found: dict[str, list[list[float]]] = {"one a row": [], "packed": []}
-        cache = folder / ("pairs" if objective == "supervised" else "texts")
-        for _ in range(flags.rounds):
-            for kind, results in found.items():
-                command = [
-                    sys.executable, "-m", "benchmarks.input_pipeline", "--packed",
-                    f"--side={objective}:{kind}", f"--cache={cache}", f"--seconds={flags.seconds}",
-                    f"--batch_size={flags.batch_size}", f"--repeats={flags.repeats}",
-                    f"--cores={flags.cores}",
-                ]  # fmt: skip
-                result = subprocess.run(command, capture_output=True, text=True)
-                if result.returncode:
-                    sys.exit(f"{' '.join(command)} failed:\n{result.stderr}")
-                results.append(json.loads(result.stdout.splitlines()[-1]))
-        for kind, results in found.items():
-            speed, inputs, targets = np.median(results, axis=0)
-            shares = (f"{inputs:.1%}", f"{targets:.1%}")
-            rows.append((objective, kind, *shares, f"{speed / 1e6:.2f}"))
-    print(machine())
-    header = ("objective", "rows", "inputs full", "targets full", "M tokens/s")
-    print(table(header, rows, markdown=True))
-
-
 def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     """Runs all measurements and prints the table."""
 
@@ -432,13 +290,12 @@ def main() -> None:
     for name in ("side", "cache"):
         add(f"--{name}", help=argparse.SUPPRESS)
     add("--threads", type=int, default=0, help=argparse.SUPPRESS)
-    add("--packed", action="store_true", help="compare rows of several examples with rows of one")
     flags = parser.parse_args()
     if flags.side:
-        measure_packed(flags) if flags.packed else measure(flags)
+        measure(flags)
         return
     with tempfile.TemporaryDirectory() as folder:
-        (compare_packed if flags.packed else compare)(flags, pathlib.Path(folder))
+        compare(flags, pathlib.Path(folder))
 
 
 if __name__ == "__main__":

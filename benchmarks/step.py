@@ -8,7 +8,8 @@ The step is the trainer's, on full rows of random tokens. A round is `--steps` s
 after the other as in a run; a sample is the time of a round divided by its steps. More steps per
 round hide more of the dispatch overhead on an accelerator. Any field of the configuration is a
 flag. `--deterministic=false` lets XLA use kernels on GPUs whose results differ from run to run; the
-ratio of two commands, with it and without, is the cost of reproducible bits.
+ratio of two commands, with it and without, is the cost of reproducible bits. `--output` adds the
+minimum seconds of a step to a file for `experiments.sweep --step_times`.
 
 With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only example, Adafactor,
 the same shapes and dtypes) in a separate process, alternating with ours round by round. Its
@@ -24,7 +25,11 @@ machine hardly changes.
 """
 
 import argparse
+import json
+import os
+import pathlib
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -38,7 +43,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import t5x
 from benchmarks.machine import machine
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import Parser, UserError, positive, run
@@ -91,6 +95,7 @@ def main(argv: list[str]) -> None:
     add("--steps", type=positive, default=1, help="steps per round")
     add("--parts", action=argparse.BooleanOptionalAction, default=True,
         help="measure forward, backward and optimizer separately too")  # fmt: skip
+    add("--output", help="JSON file of seconds a step by preset, to which the minimum is added")
     add("--t5x", help="T5X's source folders, separated by colons; T5X is not measured if left out")
     add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
     arguments, overrides = parser.parse_known_args(argv)
@@ -162,6 +167,11 @@ def main(argv: list[str]) -> None:
         if _on_cpu():
             show("processor", f"{_statistics(processor['T5X'])}; T5X / ours {_ratios(processor)}")
         theirs.close()
+    if arguments.output:
+        path = pathlib.Path(arguments.output)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        least = min((processor if _on_cpu() else samples)["ours"])
+        path.write_text(json.dumps({**known, config.preset: least}, indent=1))
     if arguments.parts:
         whole = min((processor if _on_cpu() else samples)["ours"])
         for name, seconds in ours.parts(arguments.rounds).items():
@@ -261,8 +271,17 @@ class T5X:
     def __init__(
         self, config: Config, inputs: int, targets: int, sources: str, python: str
     ) -> None:
-        sizes = t5x.sizes(config, inputs, targets)
-        self._process = t5x.start("t5x_step", sizes, sources, python)
+        # What this process finds by PYTHONPATH, such as libtpu, is found there, too.
+        others = [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
+        root = str(pathlib.Path(__file__).parents[1])
+        paths = [os.path.abspath(path) for path in (*sources.split(":"), root, *others)]
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.t5x_step", json.dumps(t5x_sizes(config, inputs, targets))],
+            env={**os.environ, "PYTHONPATH": ":".join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.compile_seconds, _ = self._answer()
 
     def seconds(self, steps: int) -> tuple[float, float]:
@@ -281,6 +300,34 @@ class T5X:
                 _, wall, core = line.split()
                 return float(wall), float(core)
         raise UserError("--t5x: T5X's process failed, see its output above")
+
+
+def t5x_sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
+    """Returns the model and batch of a configuration, as T5X's process reads them.
+
+    Raises:
+      UserError: T5X has no such model or optimizer.
+    """
+    model = config.model
+    if model.architecture == "encoder" or config.optimizer.name != "adafactor":
+        raise UserError("--t5x: T5X has no encoder-only models, and only its Adafactor is compared")
+    spec = model_spec(model)
+    same = (
+        *("vocab_size", "dtype", "emb_dim", "num_heads", "head_dim", "mlp_dim"),
+        *("num_encoder_layers", "num_decoder_layers", "dropout_rate"),
+    )
+    return {
+        "decoder_only": model.architecture == "decoder",
+        "network": {
+            **{name: getattr(model, name) for name in same},
+            "mlp_activations": spec.decoder.layers[0].feed_forward.activations,
+            "logits_via_embedding": spec.output.tied,
+        },
+        "microbatches": config.microbatches,
+        "batch_size": config.batch_size,
+        "inputs": inputs,
+        "targets": targets,
+    }
 
 
 def make_batch(config: Config, inputs: int, targets: int) -> Batch:

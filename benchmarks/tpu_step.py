@@ -1,17 +1,11 @@
-"""Compares our training step with T5X's on a TPU slice that is not there, by the same estimates.
+"""Estimates a training step on a TPU slice that is not there, with layers scanned and unrolled.
 
     python -m benchmarks.tpu_step --preset=t5_1_1_base --topology=v5e:2x2 --batch_size=64 \\
-        --inputs=512 --targets=114 [--steps=scanned,unrolled,t5x_minimal,t5x_unrolled] \\
-        [--depths=1,2] [--t5x=T5X_CHECKOUT:AIRIO:JESTIMATOR] [--field.path=value] [--json]
+        --inputs=512 --targets=114 [--steps=scanned,unrolled] [--depths=1,2] [--field.path=value]
 
-libtpu (the extra `tpu`) compiles each step ahead of time, and `trainer.planning` reads off its
-program what a device holds and how long the parts take. Prints a row of Markdown for each step.
-Times are the compiler's estimates and not a clock: compare with them.
-
-Steps: `scanned` and `unrolled` are ours, with any field of the configuration as a flag; T5X's, in a
-process of their own, are `t5x_unrolled` (its example t5, or decoder_only), and with scanned layers
-(its example scalable_t5) `t5x_minimal`, `t5x_none` and `t5x_full`, by their policy of
-rematerialisation, of which minimal is its default. All have the same global batch and Adafactor.
+libtpu (the extra `tpu`) compiles each step ahead of time, as in `trainer.plan`, which estimates
+what a device holds and how long the parts take. Prints a row of Markdown for each step. Times are
+the compiler's estimates and not a clock: compare with them.
 
 Unrolled layers take the compiler minutes to hours. `--depths=1,2` compiles unrolled steps with 1
 and 2 layers in each stack, and continues the time and the memory of each part in a straight line to
@@ -20,14 +14,11 @@ all layers; such rows say so.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import t5x
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
 from trainer.plan import target_of
@@ -38,9 +29,7 @@ if TYPE_CHECKING:
     from trainer.planning.compiled import Target
     from trainer.planning.subject import Subject
 
-_OURS = {"scanned": True, "unrolled": False}
-_POLICIES = {"t5x_unrolled": "", "t5x_minimal": "minimal", "t5x_none": "none", "t5x_full": "full"}
-_UNROLLED = ("unrolled", "t5x_unrolled")
+_STEPS = {"scanned": True, "unrolled": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +73,8 @@ def main(argv: list[str]) -> None:
             *overrides,
         ],
     )
-    names = _names(arguments.steps, config, bool(arguments.t5x))
+    names = _names(arguments.steps)
     depths = _depths(arguments.depths, config)
-    # Before ours asks libtpu for the schedules of all its kernels, which takes long.
-    environment = dict(os.environ)
     target = target_of(arguments.topology)
 
     import jax
@@ -99,16 +86,12 @@ def main(argv: list[str]) -> None:
     trained = subject(config, origins, len(target.devices))
     estimates = {}
     for name in names:
-        compiler = (
-            _Ours(target, _OURS[name])
-            if name in _OURS
-            else _T5X(arguments, _POLICIES[name], environment)
-        )
-        if depths and name in _UNROLLED:
-            each = [compiler.estimate(_with_layers(trained, depth)) for depth in depths]
+        scan = _STEPS[name]
+        if depths and not scan:
+            each = [_estimate(_with_layers(trained, depth), target, scan) for depth in depths]
             estimates[name] = extrapolated(*each, depths, _layers(config))
         else:
-            estimates[name] = compiler.estimate(trained)
+            estimates[name] = _estimate(trained, target, scan)
         print(f"{name}: {_progress(estimates[name])}", file=sys.stderr, flush=True)
     least = _least_seconds(trained, target)
     if arguments.json:
@@ -119,55 +102,16 @@ def main(argv: list[str]) -> None:
         raise UserError("no step could be compiled, see above")
 
 
-class _Ours:
-    """Compiles our step, with its layers scanned or not."""
+def _estimate(trained: Subject, target: Target, scan: bool) -> Estimate:
+    """Compiles a step, with its layers scanned or not."""
+    from trainer.planning.compiled import compile_plan
 
-    def __init__(self, target: Target, scan: bool) -> None:
-        self._target, self._scan = target, scan
-
-    def estimate(self, trained: Subject) -> Estimate:
-        """Returns the estimate of a step."""
-        from trainer.planning.compiled import compile_plan
-
-        chosen = trained.with_values({"model.scan_layers": self._scan})
-        try:
-            plan = compile_plan(chosen, self._target, evaluation=False)
-        except UserError as error:
-            return Estimate({}, {}, refused=str(error))
-        return Estimate(plan.train.timing.seconds, plan.train.memory.parts, plan.train.seconds)
-
-
-class _T5X:
-    """Compiles T5X's step in a separate process."""
-
-    def __init__(
-        self, arguments: argparse.Namespace, policy: str, environment: dict[str, str]
-    ) -> None:
-        self._arguments, self._policy, self._environment = arguments, policy, environment
-
-    def estimate(self, trained: Subject) -> Estimate:
-        """Returns the estimate of a step.
-
-        Raises:
-          UserError: T5X has no such model, or its process failed.
-        """
-        arguments = self._arguments
-        sizes = t5x.sizes(trained.config, *trained.lengths) | {
-            "remat_policy": self._policy,
-            "topology": arguments.topology,
-            "submesh": arguments.t5x_submesh,
-            "parameter_dims": arguments.t5x_parameter_dims,
-        }
-        process = t5x.start(
-            "t5x_compile", sizes, arguments.t5x, arguments.t5x_python, self._environment
-        )
-        output, _ = process.communicate()
-        if process.returncode:
-            raise UserError("--t5x: T5X's process failed, see its output above")
-        answer = json.loads(output.splitlines()[-1])
-        if "refused" in answer:
-            return Estimate({}, {}, refused=answer["refused"])
-        return Estimate(answer["seconds"], answer["bytes"], answer["compile_seconds"])
+    chosen = trained.with_values({"model.scan_layers": scan})
+    try:
+        plan = compile_plan(chosen, target, evaluation=False)
+    except UserError as error:
+        return Estimate({}, {}, refused=str(error))
+    return Estimate(plan.train.timing.seconds, plan.train.memory.parts, plan.train.seconds)
 
 
 def extrapolated(
@@ -199,15 +143,15 @@ def extrapolated(
 def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
     """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, ratio.
 
-    The ratio is the time of a step divided by that of our fastest.
+    The ratio is the time of a step divided by the fastest one's.
 
     Args:
       estimates: by name of the step.
       least: seconds of a step at the peak of the devices.
       memory: bytes that a step may use on a device.
     """
-    ours = [each.step for name, each in estimates.items() if name in _OURS and not each.refused]
-    header = ("step", "ms", "MFU", "HBM, GB", "of ours", *parts.PARTS)
+    found = [each.step for each in estimates.values() if not each.refused]
+    header = ("step", "ms", "MFU", "HBM, GB", "of fastest", *parts.PARTS)
     lines = [header, ("---", *["---:"] * (len(header) - 1))]
     for name, each in estimates.items():
         if each.refused:
@@ -221,7 +165,7 @@ def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
                 f"{each.step * 1e3:,.1f}",
                 f"{least / each.step:.1%}",
                 f"{held / 1e9:,.2f}" + ", does not fit" * (held > memory),
-                f"{each.step / min(ours):.2f}" if ours else "",
+                f"{each.step / min(found):.2f}",
                 *(f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS),
             )
         )
@@ -253,23 +197,12 @@ def _least_seconds(trained: Subject, target: Target) -> float:
     return flops / len(target.devices) / peak_flops(target.kind)
 
 
-def _names(text: str | None, config: Config, with_t5x: bool) -> list[str]:
-    """Returns the steps to compile.
-
-    Raises:
-      UserError: there is no such step, or it needs --t5x.
-    """
-    decoder_only = config.model.architecture == "decoder"
-    theirs = ("t5x_unrolled",) if decoder_only else ("t5x_minimal", "t5x_unrolled")
-    names = text.split(",") if text else [*_OURS, *(theirs if with_t5x else ())]
+def _names(text: str | None) -> list[str]:
+    """Returns the steps to compile; raises UserError if there is no such step."""
+    names = text.split(",") if text else [*_STEPS]
     for name in names:
-        if name not in (*_OURS, *_POLICIES):
-            known = ", ".join((*_OURS, *_POLICIES))
-            raise UserError(f"--steps={text}: unknown step {name}; there are {known}")
-        if name in _POLICIES and not with_t5x:
-            raise UserError(f"--steps={text}: {name} needs --t5x")
-        if decoder_only and _POLICIES.get(name):
-            raise UserError(f"--steps={text}: T5X scans no decoder-only models: use t5x_unrolled")
+        if name not in _STEPS:
+            raise UserError(f"--steps={text}: unknown step {name}; there are {', '.join(_STEPS)}")
     return names
 
 
@@ -304,13 +237,6 @@ def _with_layers(trained: Subject, layers: int) -> Subject:
     return trained.with_values({f"model.{name}": layers for name in names if getattr(model, name)})
 
 
-def _submesh(text: str) -> list[int]:
-    sizes = text.split(",")
-    if len(sizes) != 4 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text} is not four sizes, as 1,1,1,1")
-    return [int(size) for size in sizes]
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks.tpu_step",
@@ -324,14 +250,8 @@ def _parser() -> Parser:
     add("--inputs", type=int, default=512, help="length of the inputs in tokens")
     add("--targets", type=int, default=114, help="length of the targets in tokens")
     add("--dtype", default="bfloat16", help="dtype of the computation: float32 or bfloat16")
-    add("--steps", help=f"steps, separated by commas: {', '.join((*_OURS, *_POLICIES))}")
+    add("--steps", help=f"steps, separated by commas: {', '.join(_STEPS)}")
     add("--depths", metavar="LOW,HIGH", help="layers of unrolled steps to continue in a line")
-    add("--t5x", help="T5X's source folders, separated by colons; T5X is left out without")
-    add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
-    add("--t5x_submesh", type=_submesh, default=[1, 1, 1, 1], metavar="X,Y,Z,CORES",
-        help="chips that share T5X's model, its model_parallel_submesh")  # fmt: skip
-    add("--t5x_parameter_dims", type=int, choices=(1, 2), default=1,
-        help="2 divides T5X's parameters over the data axis, too")  # fmt: skip
     add("--json", action="store_true", help="print JSON: seconds and bytes")
     return parser
 

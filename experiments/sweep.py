@@ -110,8 +110,8 @@ def _parser() -> Parser:
     add(
         "--step_times",
         metavar="FILE",
-        help="JSON of seconds per step by preset, as written by benchmarks.variants --output, for "
-        "the column speed-up",
+        help="JSON of seconds per step by preset, as written by benchmarks.step --output, for the "
+        "column speed-up",
     )
     return parser
 
@@ -201,14 +201,14 @@ def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Val
         times = files.read_json(path)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(
-            f"--step_times={path}: {error}; write the file with benchmarks.variants --output"
+            f"--step_times={path}: {error}; write the file with benchmarks.step --output"
         ) from error
     presets = {tuple(cell.values.items()): cell.config.preset for cell in planned}
     for preset in presets.values():
         if preset not in times:
             raise UserError(
-                f"--step_times={path} lacks {preset}: measure it with benchmarks.variants "
-                f"--presets={','.join(dict.fromkeys(presets.values()))}"
+                f"--step_times={path} lacks {preset}: measure it with "
+                f"benchmarks.step --preset={preset} --output={path}"
             )
     return {values: times[preset] for values, preset in presets.items()}
 

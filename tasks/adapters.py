@@ -21,6 +21,8 @@ from tasks.objectives import Lengths, noise
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 
+__all__ = ["CacheSource", "grain_dataset", "iterable_dataset", "torch_dataset"]
+
 # Elements that an IterableDataset reads at a time.
 _READ_AHEAD = 64
 

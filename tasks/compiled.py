@@ -1,12 +1,22 @@
 """Numba's compiler with its cache on disk, where the machine allows one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numba
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-def compiled(function: Callable | None = None, **options: Any) -> Any:
+
+@overload
+def compiled(function: _Function) -> _Function: ...
+
+
+@overload
+def compiled(**options: Any) -> Callable[[_Function], _Function]: ...
+
+
+def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Decorates a function to be compiled at its first call; `options` are numba.njit's.
 
     The code is cached beside the source or in the user's cache folder. If neither can be written,

@@ -2,8 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from tasks.terminal.command_line import UserError
+
+__all__ = ["MixtureSpec"]
 
 # What may be a task's size in rates: windows of its training split at this run's lengths, or
 # documents, tokens or UTF-8 bytes of that split, by its manifest.
@@ -139,7 +142,7 @@ def parse(text: str) -> MixtureSpec:
     return checked(name=text.strip(), tasks=tuple(tasks))
 
 
-def checked(**fields) -> MixtureSpec:
+def checked(**fields: Any) -> MixtureSpec:
     """Returns MixtureSpec(**fields), whose errors are reported as the user's.
 
     Raises:

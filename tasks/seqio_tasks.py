@@ -13,7 +13,7 @@ it. Windows are cut and noise is drawn after it, again in every epoch.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,14 @@ import seqio
 import tensorflow as tf
 
 from tasks import registry, vocabulary
-from tasks.cache.pack import Documents, packer
+from tasks.cache.pack import Documents, Rows, packer
 from tasks.objectives import Lengths, noise
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES
+
+__all__ = ["register"]
 
 # Rows whose tokens are concatenated before windows are cut, as T5's reduce_concat_tokens does with
 # documents. The last window of each group may be shorter.
@@ -134,9 +137,9 @@ class CorpusSource(seqio.DataSource):
             order = np.random.default_rng(seed).permutation(len(pieces))
             pieces = [pieces[index] for index in order]
 
-        names = ("id", *pairs.texts(sources.parse(self._spec)))
+        names = ("id", *sources.parse(self._spec).unit.columns)
 
-        def documents():
+        def documents() -> Iterator[dict[str, str]]:
             for piece in pieces:
                 for of_split, batch in sources.read(self._corpus, piece):
                     if of_split != split:
@@ -162,11 +165,10 @@ def pack_rows(
     separator: str,
     task_module: str | None = None,
 ) -> tf.data.Dataset:
-    """Packs documents into rows like pipeline.build: {"targets", "document_starts"}, int32 [None]
-    each."""
+    """Packs documents as pipeline.build does, into {"targets", "document_starts"}, int32 [None]."""
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
-    def rows():
+    def rows() -> Iterator[dict[str, np.ndarray]]:
         pack = packer(packing, row_tokens, separator, loaded.special.eos)
         for document in dataset.as_numpy_iterator():
             ids = loaded.try_encode(document["text"].decode())
@@ -189,16 +191,15 @@ def encode_pairs(
     """
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
-    def encoded():
+    def encoded() -> Iterator[dict[str, np.ndarray]]:
         for pair in dataset.as_numpy_iterator():
-            sides = [loaded.try_encode(pair[side].decode()) for side in pairs.SIDES]
-            if all(
-                not isinstance(ids, str) and len(ids) and not loaded.reserved[ids].any()
-                for ids in sides
-            ):
-                yield dict(zip(pairs.SIDES, sides, strict=True))
+            made = {side: loaded.try_encode(pair[side].decode()) for side in SIDES}
+            sides = {side: ids for side, ids in made.items() if not isinstance(ids, str)}
+            usable = [len(ids) and not loaded.reserved[ids].any() for ids in sides.values()]
+            if len(usable) == len(SIDES) and all(usable):
+                yield sides
 
-    signature = {side: tf.TensorSpec([None], tf.int32) for side in pairs.SIDES}
+    signature = {side: tf.TensorSpec([None], tf.int32) for side in SIDES}
     return tf.data.Dataset.from_generator(encoded, output_signature=signature)
 
 
@@ -208,7 +209,7 @@ def _loaded(path: str, extra_ids: int, task_module: str | None) -> vocabulary.Vo
     return vocabulary.load(path, extra_ids)
 
 
-def _as_dicts(rows):
+def _as_dicts(rows: Rows) -> Iterator[dict[str, np.ndarray]]:
     for row in rows:
         yield {"targets": row.targets, "document_starts": row.document_starts}
 

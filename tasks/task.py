@@ -18,6 +18,8 @@ from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 
+__all__ = ["TaskSpec", "denoising_tasks", "language_modeling_task", "pretraining_tasks"]
+
 _INPUTS = 512
 
 

@@ -47,6 +47,10 @@ __all__ = [
     "OwnVocabulary",
     "SpecialIds",
     "TokenIds",
+    "Vocabulary",
+    "VocabularyRecord",
+    "from_bytes",
+    "load",
     "register",
     "sentinel_piece",
 ]
@@ -164,7 +168,7 @@ class Vocabulary:
         return _codec(self.model, self.name)
 
     @property
-    def processor(self):
+    def processor(self) -> Any:
         """The sentencepiece.SentencePieceProcessor.
 
         Raises:
@@ -177,8 +181,10 @@ class Vocabulary:
 
     @functools.cached_property
     def reserved(self) -> np.ndarray:
-        """Ids that no text may contain, bool [size]: sentinels and, where text can spell them,
-        which it cannot in SentencePiece, control pieces."""
+        """Ids that text may not contain, bool [size]: sentinels, spellable control pieces.
+
+        In SentencePiece, text cannot spell control pieces.
+        """
         found = np.arange(self.size) >= self.first_sentinel
         if not self.is_sentencepiece:
             found[: len(self.ids.kinds)] |= np.array(self.ids.kinds) == CONTROL

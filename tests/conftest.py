@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
 
 # This cuts the compile time of small models by a third, here and in every process that a test
 # starts, so that bitwise comparisons stay fair. JAX reads it when it is first imported.
@@ -48,7 +48,7 @@ def browser():
     pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
     from playwright.sync_api import Error
 
-    from tests.browser import chromium
+    from tests.support.browser import chromium
 
     with contextlib.ExitStack() as stack:
         try:
@@ -63,6 +63,24 @@ def pytest_sessionstart() -> None:
     # Python's thresholds, the garbage collector's passes over them take a seventh of the time.
     gc.freeze()
     gc.set_threshold(200_000, 20, 1000)
+
+
+# Files of 15 processor seconds or more. They begin first, so that both workers end together.
+LONGEST = (
+    "model/test_every_preset.py", "trainer/test_commands.py", "comparing/test_compare.py",
+    "model/test_layers.py", "engine/test_sharding.py", "engine/test_processes.py",
+    "building/test_build_exact.py", "reading/test_hub.py", "optim/test_optimizer.py",
+    "model/test_sparse_attention.py", "model/test_encoder.py", "model/test_shared_slots.py",
+    "model/test_march_models.py", "engine/test_microbatches.py", "model/test_cdq.py",
+    "tokenizer/test_word_tokenizer.py", "trainer/test_objectives.py", "vocab/test_train.py",
+    "huggingface/test_export.py", "building/test_build_content.py",
+    "decoding/test_transformers.py", "data/test_seqio_data.py", "reporting/test_metrics.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,7 +101,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def in_bucket(monkeypatch):
-    """Returns a function that points this process at a server of tests/gcs_server.py."""
+    """Returns a function that points this process at a server of tests/support/servers/gcs.py."""
     import fsspec
 
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # read at the import

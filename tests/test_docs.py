@@ -1,6 +1,7 @@
 """Checks the documents: flags and links exist, and scripts do what the documents say."""
 
 import functools
+import importlib
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-DOCUMENTS = ["README.md", "CHANGELOG.md", *PAGES]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES]
 # Flags of trainer.pretrain itself, not of the configuration.
 OWN = {
     *("--gin", "--gin_file", "--gin_search_paths", "--gin_location_prefix", "--gin_param"),
@@ -116,6 +117,22 @@ def test_every_link_in_a_document_leads_to_a_file_or_heading(document):
         path = (ROOT / document).parent / name if name else ROOT / document
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    found = re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in found) == PAGES
+
+
+def test_the_api_page_has_every_public_module():
+    shown = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    for package in ("pipeline", "tasks", "trainer", "vocab"):
+        rooms = {name.split(".")[1] for name in shown if name.startswith(package)}
+        assert rooms == set(importlib.import_module(package).__all__)
+    for name in shown:
+        path = ROOT / name.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        assert "__all__ = [" in path.read_text(), name
 
 
 def test_the_documents_have_commands():

@@ -11,6 +11,8 @@ import pytest
 
 from tasks.reading import stdlib_docs
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[1]
 ERRANDS = ROOT / "tests" / "errands"
 FOUND = {

@@ -8,9 +8,11 @@ import urllib.request
 
 import pytest
 
-from tests.gcs_http import PART_BYTES
-from tests.gcs_server import FAULTS, GcsServer
-from tests.gcs_store import Answer, Store
+from tests.support.servers.gcs import FAULTS, GcsServer
+from tests.support.servers.gcs_http import PART_BYTES
+from tests.support.servers.gcs_store import Answer, Store
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Pretrains a model.
 
-    python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
+python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
         --cache_dir=DIR --model_dir=DIR [--train_steps=N] [--field.path=value]
-    python -m trainer.pretrain --gin_file=FILE [--gin_search_paths=DIR,DIR] [--gin.NAME=VALUE] \\
+python -m trainer.pretrain --gin_file=FILE [--gin_search_paths=DIR,DIR] [--gin.NAME=VALUE] \\
         --cache_dir=DIR
 """
 

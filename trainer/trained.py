@@ -37,8 +37,7 @@ def without_data(config: Config) -> Run:
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns the run in `model_dir`, prepared for this machine; its data are `NoData` if it has no
-    task.
+    """Returns the run in `model_dir`, prepared for this machine, with `NoData` if it has no task.
 
     Args:
       model_dir: folder of the run.

@@ -22,7 +22,7 @@ from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
-from vocab import compare_page, report
+from vocab import compare_page, fit
 from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
 
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
@@ -47,7 +47,7 @@ def compare(
     measured = []
     with progress.shown("comparing", len(loaded) * len(corpora)) as bar:
         for corpus, resolved in corpora.items():
-            split, texts = report.sample(resolved)
+            split, texts = fit.sample(resolved)
             for name, each in loaded.items():
                 measured.append(_measured(name, each, corpus, split, texts))
                 bar.update(len(measured))
@@ -60,7 +60,7 @@ def _measured(
     begun = time.perf_counter()
     encoded = loaded.encode(texts)
     seconds = time.perf_counter() - begun
-    found = report.of_texts(loaded, split, texts, space=" ")
+    found = fit.of_texts(loaded, split, texts, space=" ")
     decoded = [loaded.codec.decode(ids.tolist()) for ids in encoded]
     lines = [line for line in dict.fromkeys("\n".join(texts).split("\n")) if line.strip()]
     exact_lines = sum(

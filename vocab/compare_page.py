@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tasks.pages import document as html_page
 from vocab import scripts
-from vocab.report import Report
+from vocab.fit import Report
 
 SUBJECT_HEADER = ("vocabulary", "kind", "ids", "sentinels", "sha256")
 HEADER = (
@@ -115,8 +115,7 @@ class Comparison:
         }
 
     def examples(self) -> Iterator[tuple[str, str, tuple[str, str]]]:
-        """Yields (vocabulary, corpus, (text, what came back)) of the first difference of each
-        vocabulary."""
+        """Yields (vocabulary, corpus, (text, decoded)) of the first difference of a vocabulary."""
         for subject in self.subjects:
             for each in self.measured:
                 if each.vocabulary == subject.name and each.round_trip.example:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
@@ -179,7 +179,7 @@ def _passages(
     for split, batch in sources.read(corpus, piece):
         if split != sources.TRAIN:
             continue
-        names = ("problem", *pairs.texts(corpus.spec))
+        names = ("problem", *corpus.spec.unit.columns)
         columns = (batch.column(name).to_pylist() for name in names)
         for problem, *texts in zip(*columns, strict=True):
             if problem:

@@ -26,7 +26,7 @@ from tasks.storage import files, lock
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, folder, learn, report, weighting, words
+from vocab import count, extend, fit, folder, learn, weighting, words
 from vocab.options import Options, add_flags, options_of
 from vocab.weighting import Corpora, as_corpora
 
@@ -87,14 +87,7 @@ def train(
             print(weighting.shares(sizes, factors))
         loaded = vocabulary.from_bytes(model)
         _verify(loaded, options)
-        measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
-        # Written first, it marks an unfinished folder as this command's (see `_claimed`).
-        files.write_json(files.join(output, _REPORT), report.as_json(measured))
-        files.write_bytes(files.join(output, VOCABULARY), model)
-        files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
-        if base:
-            ids = extend.id_map(base, loaded.size, options.extra_ids)
-            files.write_json(files.join(output, _ID_MAP), ids)
+        _write(output, loaded, options, corpora, base)
         manifest = {
             "format": _FORMAT,
             "model": as_json(loaded.record),
@@ -112,6 +105,24 @@ def train(
         count.clean(output)
     print(f"wrote the vocabulary: {output} (sha256 {loaded.record.sha256[:12]})")
     return loaded
+
+
+def _write(
+    output: str,
+    loaded: vocabulary.Vocabulary,
+    options: Options,
+    corpora: Corpora,
+    base: vocabulary.Vocabulary | None,
+) -> None:
+    """Writes every file but the manifest."""
+    measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
+    # Written first, it marks an unfinished folder as this command's (see `_claimed`).
+    files.write_json(files.join(output, _REPORT), fit.as_json(measured))
+    files.write_bytes(files.join(output, VOCABULARY), loaded.model)
+    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
+    if base:
+        ids = extend.id_map(base, loaded.size, options.extra_ids)
+        files.write_json(files.join(output, _ID_MAP), ids)
 
 
 def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Splitter:
@@ -344,12 +355,12 @@ def main(argv: list[str]) -> None:
     options, base = options_of(flags)
     work = Work(beam_arguments, flags.verbose)
     loaded = train(options, corpora, output, base, work)
-    measured = report.from_json(files.read_json(files.join(output, _REPORT)))
+    measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
         print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
-    print(report.table(list(measured.items())))
+    print(fit.table(list(measured.items())))
     command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)
     command += [f"--languages={flags.languages}"] if flags.languages else []

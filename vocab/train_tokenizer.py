@@ -19,12 +19,12 @@ from typing import Any
 
 from tasks import vocabulary
 from tasks.cache.manifest import as_json
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError, positive
 from tasks.vocabularies import tokenizer_json
-from vocab import folder, report, weighting
+from vocab import fit, folder, weighting
 from vocab.weighting import Corpora, as_corpora
 
 BYTE_BPE, WORDPIECE = "byte_bpe", "wordpiece"
@@ -75,8 +75,8 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
     with folder.claimed(output, _FILES) as held:
         model = _trained(options, corpora).to_str(pretty=True).encode()
         loaded = vocabulary.from_bytes(model)
-        measured = {name: report.measure(loaded, each) for name, each in corpora.parts.items()}
-        files.write_json(files.join(output, _REPORT), report.as_json(measured))
+        measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
+        files.write_json(files.join(output, _REPORT), fit.as_json(measured))
         files.write_bytes(files.join(output, tokenizer_json.FILE), model)
         named = {f"{role}_token": piece for role, piece in SPECIAL[options.kind].items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
@@ -146,7 +146,7 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
     `tokenizers` takes texts, not counts. Of a number that is not whole, the rest is the share of
     documents, by a hash of their ids, that are yielded once more.
     """
-    columns = pairs.texts(corpus.spec)
+    columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1
     for piece in corpus.pieces:
         for split, batch in sources.read(corpus, piece):
@@ -194,8 +194,8 @@ def main(argv: list[str]) -> None:
     options = Options(flags.kind, flags.vocab_size, flags.extra_ids, bool(flags.cased))
     loaded = train(options, weighting.corpora_of(flags), flags.output)
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
-    measured = report.from_json(files.read_json(files.join(flags.output, _REPORT)))
-    print(report.table(list(measured.items())))
+    measured = fit.from_json(files.read_json(files.join(flags.output, _REPORT)))
+    print(fit.table(list(measured.items())))
 
 
 if __name__ == "__main__":

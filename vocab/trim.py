@@ -17,7 +17,7 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
 from tasks.vocabularies import tokenizer_json, trimming, usage
-from vocab import folder, report
+from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
 # The first is written first.
@@ -64,7 +64,7 @@ def trim(
         print(trimming.described(base, found, counts))
         left = found.vocabulary
         files.write_json(files.join(output, _ID_MAP), found.id_map)
-        files.write_json(files.join(output, _REPORT), report.measure(left, corpus).as_dict())
+        files.write_json(files.join(output, _REPORT), fit.measure(left, corpus).as_dict())
         if not left.is_sentencepiece:
             # An EOS that is only an id has no name in the file.
             named = {
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
     for note in corpus.notes:
         print(note)
     trim(base, corpus, flags.output, flags.min_count, flags.vocab_size, flags.workers)
-    print(report.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
+    print(fit.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.table import table
+from tasks.unit import Unit
 from tasks.vocabulary import Vocabulary
 
 
@@ -178,7 +179,7 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
     """
     of_pairs = {name: getattr(options, name) for name in ("max_inputs", "max_targets", "too_long")}
     if not task.objective.reads_pairs:
-        if spec.is_pairs:
+        if spec.unit is Unit.PAIR:
             raise UserError(
                 f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
                 "build a task NAME_supervised, or give ?column="
@@ -187,7 +188,7 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
             if value is not None:
                 raise UserError(f"--{name} is for pairs, and {task.name} reads texts: leave it out")
         return None
-    if not spec.is_pairs:
+    if spec.unit is Unit.TEXT:
         raise UserError(
             f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"

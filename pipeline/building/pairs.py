@@ -19,7 +19,7 @@ from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, PairLimits
 from tasks.cache.pack import Pairs
 from tasks.reading import long_documents
-from tasks.reading.pairs import SIDES
+from tasks.unit import SIDES
 from tasks.vocabulary import Vocabulary
 
 # Reasons to quarantine a pair besides the problems of reading it.
@@ -214,8 +214,10 @@ def _parts(text: str, limits: Limits) -> list[str]:
 
 
 def _without_empty(lengths: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `lengths` and `parts` without the stretches of no tokens, as of characters that
-    normalisation deletes; a side that has nothing else keeps the first of them."""
+    """Returns `lengths` and `parts` without empty parts; a side of only empty parts keeps one.
+
+    Parts are empty where normalisation deletes every character.
+    """
     kept = lengths > 0
     kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
     return lengths[kept], _sums(kept, parts)
@@ -228,7 +230,7 @@ def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
-    """Returns the ids of pairs that become `split` ones each: ID, ID#part2, …"""
+    """Returns the ids of pairs that become `split` pairs each: ID, ID#part2, and so on."""
     if (split == 1).all():
         return ids
     names = [

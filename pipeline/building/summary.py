@@ -87,8 +87,7 @@ def show(
 
 
 def _pair_rows(columns: dict[str, list[Shard]]) -> list[tuple[str, ...]]:
-    """Returns the lines of the report about pairs: their longest sides, and how many were cut or
-    split."""
+    """Returns the report's lines on pairs: longest sides, and how many were cut or split."""
     counts = {
         split: [shard.pairs for shard in shards if shard.pairs] for split, shards in columns.items()
     }

@@ -48,6 +48,7 @@ from tasks.storage import files, lock
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.watch import polling
+from tasks.unit import Unit
 
 # MinHash values of a unit: seven times those of Lee et al. (arXiv:2107.06499), who take the most.
 _MOST_VALUES = 1 << 16
@@ -61,7 +62,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
       OSError: the folder cannot be written. Finished files are kept.
     """
     spec = sources.parse(options.corpus)
-    if options.unit == PARAGRAPH and spec.is_pairs:
+    if options.unit == PARAGRAPH and spec.unit is Unit.PAIR:
         raise UserError(f"--unit={PARAGRAPH} is for texts, and corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")

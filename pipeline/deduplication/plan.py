@@ -119,8 +119,9 @@ def _equal(similarity: float) -> float:
 
 
 def _beta_cdf(at: float, trials: int) -> np.ndarray:
-    """Returns float64[trials + 1], for each k the probability that Beta(k + 1, trials - k + 1) is
-    below `at`: that of more than k successes in trials + 1 of chance `at`.
+    """Returns, for each k, the chance of more than k successes in trials + 1, each of chance `at`.
+
+    This is float64 [trials + 1], the probability that Beta(k + 1, trials - k + 1) is below `at`.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24.
     """

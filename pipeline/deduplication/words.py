@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.deduplication import kernels
-from tasks.reading.pairs import SIDES
+from tasks.unit import SIDES
 
 
 class Words:

@@ -140,8 +140,7 @@ class Filter:
         return sorted(found)
 
     def reasons(self, names: Sequence[str]) -> dict[int, str]:
-        """Returns the reasons of ids that a list has as whole documents of any place, by their
-        places in `names`."""
+        """Returns index in `names` -> reason, of ids listed as whole documents anywhere."""
         digests = id_digests(names)
         found: dict[int, str] = {}
         for each in self._lists:

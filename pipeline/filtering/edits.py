@@ -46,8 +46,10 @@ def _substituted(
 
 
 def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
-    """Removes citation marks, then the lines that do not end like a sentence, are too short, have a
-    word that is too long, or one of some phrases. Other lines lose the white space at their ends.
+    """Removes citation marks, then lines that are no sentences of a page's text.
+
+    These are lines that do not end like a sentence, are too short, or contain an overlong word or
+    one of the listed phrases. Other lines lose their trailing white space.
     """
     counts: Counter[str] = Counter()
     if settings["remove_citations"]:

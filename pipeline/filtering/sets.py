@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from pipeline.filtering import kernels
 from tasks import registry
 from tasks.cache.filtered import FilterRecord
-from tasks.reading.pairs import SIDES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
+from tasks.unit import SIDES
 
 # Part of every record of a plan: raised when a rule comes to judge any text differently.
 VERSION = 1

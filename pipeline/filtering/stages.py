@@ -21,9 +21,9 @@ from pipeline.filtering.edits import EDITS, Edit, Edited
 from pipeline.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FILTERED, FilterRecord
-from tasks.reading.pairs import SIDES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES
 
 if TYPE_CHECKING:
     from pipeline.building.write import ShardWriter

@@ -225,5 +225,7 @@ class Statistics:
 
     def with_lines(self, kept: np.ndarray) -> pa.LargeStringArray:
         """Returns the texts of the lines for which `kept` holds."""
-        columns = [np.ascontiguousarray(self.lines[name]) for name in ("text", "begin", "end")]
-        return texts_of(*kernels.joined_lines(self._data, *columns, kept, len(self)))
+        text, begin, end = map(
+            np.ascontiguousarray, (self.lines[name] for name in ("text", "begin", "end"))
+        )
+        return texts_of(*kernels.joined_lines(self._data, text, begin, end, kept, len(self)))

@@ -33,7 +33,6 @@ def kinds() -> np.ndarray:
 
     Letters are \p{L}, numbers \p{N}, and spaces \s; of these, NEWLINE is \r and \n.
     """
-
     text = "".join(_all())
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     found = np.zeros(POINTS, np.uint8)

@@ -129,8 +129,10 @@ _Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
-    """Returns (the ids of all targets, how many each row has, and the same of its other feature);
-    None if not every byte is as the build writes these."""
+    """Returns (target ids, targets per row, ids of the other feature, their number per row).
+
+    None if any byte differs from what the build writes.
+    """
     raw = np.frombuffer(data + bytes(3), np.uint8)  # the loop reads up to three bytes further
     begins, ends = bounds[:-1] + _BEFORE, bounds[1:] - _AFTER
     name = "inputs" if plan.pairs else "document_starts"

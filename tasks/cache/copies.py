@@ -18,7 +18,7 @@ from tasks.terminal.command_line import UserError
 
 FOLDER_PREFIX = "palimpsest-copies-"
 # One connection to an object store transfers 50 to 100 MB/s, a tenth of a machine's bandwidth. A
-# part takes longer than the latency of its first byte, 50 ms. See benchmarks/remote_input.py.
+# part takes longer than the latency of its first byte, 50 ms (docs/scale.md).
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 8
 # A folder that no process uses is deleted after this time; a restart before that reuses it.

@@ -12,11 +12,15 @@ from tasks.compiled import compiled
 # Codes in place of the beginning of a list that is not there.
 MISSING, NOT_IDS, MALFORMED = -1, -2, -3
 
+_Int = int | np.int64
+
 
 @compiled(nogil=True)
-def _varint(raw, place, end, most):
-    """Returns (value, place after it) of the varint at `place`; the place is -1 if it is not within
-    `end`, or longer than `most` bytes."""
+def _varint(raw: np.ndarray, place: _Int, end: _Int, most: _Int) -> tuple[_Int, _Int]:
+    """Returns (value, position after it) of the varint at `place`.
+
+    The position is -1 if the varint reaches beyond `end` or is longer than `most` bytes.
+    """
     value = np.int64(0)
     for number in range(most):
         if place >= end:
@@ -30,9 +34,11 @@ def _varint(raw, place, end, most):
 
 
 @compiled(nogil=True)
-def _field(raw, place, end):
-    """Returns (number, begin, end) of the payload of the field of bytes at `place`; the end is -1
-    if there is none, or if it is not within `end`."""
+def _field(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int, _Int]:
+    """Returns (number, begin, end) of the length-delimited field at `place`.
+
+    Its end is -1 if there is no such field or it reaches beyond `end`.
+    """
     key, place = _varint(raw, place, end, 5)
     if place < 0:
         return 0, 0, -1
@@ -45,7 +51,7 @@ def _field(raw, place, end):
 
 
 @compiled(nogil=True)
-def _ids(raw, place, end):
+def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
     """Returns where the varints of the Feature at [place, end) begin and end, or a code and 0."""
     begin, stop = place, place  # a Feature without a list is an empty one
     while place < end:
@@ -63,9 +69,10 @@ def _ids(raw, place, end):
 
 
 @compiled(nogil=True)
-def _list_of(raw, place, end, name):
+def _list_of(raw: np.ndarray, place: _Int, end: _Int, name: np.ndarray) -> tuple[_Int, _Int]:
     """Returns where the ids of the feature `name` begin and end in one Example, or a code and 0."""
-    found, stop = MISSING, 0
+    found: _Int = MISSING
+    stop: _Int = 0
     while place < end:
         number, entry, place = _field(raw, place, end)
         if place < 0:
@@ -95,9 +102,13 @@ def _list_of(raw, place, end, name):
 
 
 @compiled(nogil=True)
-def lists_of(raw, begins_R, ends_R, name):
-    """Returns where the ids of the feature `name` begin and end in each Example, and their number,
-    int64 [R] each; the beginning is MISSING, NOT_IDS or MALFORMED if there are none."""
+def lists_of(
+    raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, name: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns (begin, end, number) of the ids of feature `name` in each Example, int64 [R] each.
+
+    The beginning is MISSING, NOT_IDS or MALFORMED if there are none.
+    """
     out_begins_R = np.empty(len(begins_R), np.int64)
     out_ends_R = np.zeros(len(begins_R), np.int64)
     counts_R = np.zeros(len(begins_R), np.int64)
@@ -115,7 +126,7 @@ def lists_of(raw, begins_R, ends_R, name):
 
 
 @compiled(nogil=True)
-def ending_in(raw, begins_R, ends_R, token):
+def ending_in(raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, token: _Int) -> np.ndarray:
     """Returns bool [R], whether the last varint of each list is `token`, which is not negative."""
     found_R = np.zeros(len(begins_R), np.bool_)
     for row in range(len(begins_R)):
@@ -131,9 +142,13 @@ def ending_in(raw, begins_R, ends_R, token):
 
 
 @compiled(nogil=True)
-def extremes(raw, begins_R, ends_R):
-    """Returns (the lowest id, the highest, the first row with each, how many ids are 0) of lists of
-    varints; of no ids, 0 and -1 are lowest and highest."""
+def extremes(
+    raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray
+) -> tuple[_Int, _Int, _Int, _Int, _Int]:
+    """Returns (lowest id, highest id, first row with each, number of zeros) of lists of varints.
+
+    Without ids, the lowest is 0 and the highest -1.
+    """
     lowest, highest, zeros = np.int64(0), np.int64(-1), 0
     low_row = high_row = 0
     for row in range(len(begins_R)):
@@ -154,9 +169,11 @@ def extremes(raw, begins_R, ends_R):
 
 
 @compiled(nogil=True)
-def rows_at(begins_R, places_P):
-    """Returns int64 [P], the row in which each place of a stream of tokens lies: the last row that
-    begins there or before. `begins_R` may be mapped from a file: few of its pages are read."""
+def rows_at(begins_R: np.ndarray, places_P: np.ndarray) -> np.ndarray:
+    """Returns the row that contains each position of a token stream, int64 [P].
+
+    `begins_R` may be memory-mapped; few of its pages are read.
+    """
     rows_P = np.empty(len(places_P), np.int64)
     for part in range(len(places_P)):
         low, high = 0, len(begins_R)

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +162,7 @@ def _pieces(path: str, first: int, last: int | None) -> list[tuple[str, int, int
 
 
 @contextlib.contextmanager
-def _open(path: str):
+def _open(path: str) -> Iterator[Any]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -186,7 +187,7 @@ def _group_ends(path: str) -> list[int]:
 
 
 @functools.lru_cache(maxsize=_OPEN_SHARDS)
-def _group(path: str, group: int):
+def _group(path: str, group: int) -> Any:
     with _open(path) as table:
         # Without Arrow's threads: one that drops the last reference to a Python buffer while the
         # interpreter exits aborts the process (CPython before 3.14).

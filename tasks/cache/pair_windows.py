@@ -4,6 +4,7 @@ Dimensions: W windows, N tokens of a window.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,12 @@ class PairWindows(Windows):
     """
 
     def __init__(
-        self, sides: tuple[int, int], folder: str, manifest: CacheManifest, split: str, **reading
+        self,
+        sides: tuple[int, int],
+        folder: str,
+        manifest: CacheManifest,
+        split: str,
+        **reading: Any,
     ):
         super().__init__(folder, manifest, split, sum(sides) + 1, **reading)
         self._sides = sides
@@ -74,8 +80,10 @@ class PairWindows(Windows):
         return tokens_WN, lengths_W
 
     def cut(self) -> tuple[int, int]:
-        """Returns how many pairs have a side that is cut, and the number of tokens cut off; reads
-        the index if there may be any."""
+        """Returns (number of pairs with a truncated side, number of tokens cut off).
+
+        Reads the index only if a side may be too long.
+        """
         if self._longest[0] <= self._sides[0] and self._longest[1] <= self._sides[1]:
             return 0, 0
         pairs = tokens = 0
@@ -88,8 +96,10 @@ class PairWindows(Windows):
         return pairs, tokens
 
     def lengths(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how many ids the inputs and the targets of pairs [first, last) have, int64 each,
-        from the index alone; those of sides that will be cut are those of the cut ones."""
+        """Returns the lengths of inputs and targets of pairs [first, last), int64 each.
+
+        Reads the index alone. Sides that will be truncated have their truncated length.
+        """
         tokens, inputs = self._rows.sizes(first, last)
         return np.minimum(inputs, self._sides[0]), np.minimum(tokens - inputs, self._sides[1])
 
@@ -100,7 +110,7 @@ def open_windows(
     split: str,
     objective: Objective,
     lengths: Lengths,
-    **reading,
+    **reading: Any,
 ) -> Windows:
     """Returns the windows from which an objective makes examples of these lengths.
 
@@ -160,7 +170,7 @@ def _refuse_longer(
             )
 
 
-def row_windows(folder: str, manifest: CacheManifest, split: str, **reading) -> Windows:
+def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any) -> Windows:
     """Returns the rows of a split as windows; arguments are those of `Windows`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Checks that a cache still has the plan that a reader began with: a takedown or an extension gives
-it another one, also while it is read.
+"""Checks that a cache still has the plan with which a reader began.
 
-Nothing of the new plan is written before the mark of the old one is removed, so a file that was
-opened while that mark was there is of the old plan.
+A takedown or an extension changes the plan, also while the cache is being read. The old plan's mark
+is removed before anything of the new plan is written, so a file that was opened while the mark
+existed belongs to the old plan.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ from tasks.compiled import compiled
 
 
 @compiled(nogil=True)
-def begins_of(raw, ends_R, tokens_R):
+def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.ndarray:
     """Returns int64 [R], where the last `tokens_R` varints before `ends_R` begin; -1: not there.
 
     A varint ends at a byte below 0x80.
@@ -26,7 +26,7 @@ def begins_of(raw, ends_R, tokens_R):
 
 
 @compiled(nogil=True)
-def preceded(raw, begins_R, heads, sizes_R):
+def preceded(raw: np.ndarray, begins_R: np.ndarray, heads: np.ndarray, sizes_R: np.ndarray) -> bool:
     """Returns whether each begin comes after the next `sizes_R` bytes of `heads`."""
     first = 0
     for row in range(len(begins_R)):
@@ -41,7 +41,9 @@ def preceded(raw, begins_R, heads, sizes_R):
 
 
 @compiled(nogil=True)
-def decoded(raw, begins_P, skips_P, counts_P):
+def decoded(
+    raw: np.ndarray, begins_P: np.ndarray, skips_P: np.ndarray, counts_P: np.ndarray
+) -> np.ndarray:
     """Returns `counts_P` varints, after the first `skips_P` from `begins_P`, as int32.
 
     At least three bytes must follow the last of them.

@@ -206,8 +206,10 @@ class Rows(Protocol):
     """Rows that were read together."""
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns `counts` tokens of `targets` of each of `records` after its first `skips`,
-        concatenated: int32 [sum of counts]."""
+        """Returns tokens [skip, skip + count) of `targets` of each record, concatenated.
+
+        The result is int32 [sum of counts].
+        """
 
 
 class BareRows:
@@ -264,8 +266,7 @@ class Records:
         return self._targets.tokens(records, skips, counts)
 
     def document_starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (the positions at which documents begin in the records, concatenated, int32; how
-        many each record has, int64 [records])."""
+        """Returns (starts of documents, concatenated, int32; their number per record, int64)."""
         begins, _, counts = find_lists(self._raw, self._begins, self._ends, b"document_starts")
         return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
 
@@ -274,8 +275,10 @@ class Records:
         return found or self._parsed(name, counts)
 
     def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
-        """Returns the feature `name` if every record has its `counts` ids, and nothing else, before
-        `ends`; None if not."""
+        """Returns the feature `name`, or None.
+
+        None unless every record has its `counts` ids, and nothing else, before `ends`.
+        """
         begins = loops().begins_of(self._raw, ends, counts)
         if len(begins) and begins.min() < 0:
             return None

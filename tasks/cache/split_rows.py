@@ -134,8 +134,10 @@ class SplitRows:
         return found_P
 
     def sizes(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of tokens of rows [first, last) of the split and, of pairs, those of
-        their inputs, int64 each, from the index alone."""
+        """Returns the token counts of rows [first, last) and, of pairs, their inputs' lengths.
+
+        int64 each, from the index alone.
+        """
         tokens, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for shard in range(self.count):
             begin = max(first - int(self.first[shard]), 0)

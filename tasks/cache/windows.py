@@ -12,6 +12,7 @@ shards.
 import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -195,8 +196,10 @@ class Windows:
         return self._read(indices_W)[:2]
 
     def read_documents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what `read` does, and the number of each token's document in its window, from 0:
-        int32 [W, window_tokens], 0 at padding. A separator belongs to the document that it ends.
+        """Returns the result of `read`, and each token's document number in its window.
+
+        Numbers start at 0, int32 [W, window_tokens], with 0 at padding. A separator belongs to the
+        document that it ends.
 
         Raises:
           UserError: as `read` does, or the records do not say where documents begin.
@@ -219,9 +222,11 @@ class Windows:
         within_WN = np.arange(tokens_WN.shape[1]) < lengths_W[:, None]
         return tokens_WN, lengths_W, np.cumsum(marks_WN, axis=1, dtype=np.int32) * within_WN
 
-    def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple]:
-        """Returns the tokens and lengths of windows, and of their parts (window, skip, count, place
-        in the rows) int64 [P] each, and the rows."""
+    def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[Any, ...]]:
+        """Returns (tokens, lengths, parts, rows) of windows.
+
+        Parts are (window, skip, count, index in the rows), int64 [P] each.
+        """
         windows_P, rows_P, skips_P, stops_P = self._parts(np.asarray(indices_W, np.int64))
         rows_R, place_P = np.unique(rows_P, return_inverse=True)
         rows, tokens_R, _ = self._rows.read(rows_R)
@@ -314,11 +319,10 @@ class Windows:
         return np.unique(firsts)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Copies the shards of windows [first, last) in the background, in the order of the ranges;
-        does nothing for a local cache.
+        """Copies the shards of windows [first, last) in the background, in the order of the ranges.
 
-        Existing copies count as just read. List the windows that are being read first, so that
-        their shards are not deleted to make room for the next ones.
+        Does nothing for a local cache. Existing copies count as just read. List the windows that
+        are being read first, so that their shards are not deleted to make room for the next ones.
         """
         numbers: dict[int, None] = {}
         for first, last in ranges:

@@ -22,8 +22,7 @@ def piece(token: int, ids: TokenIds) -> str:
 
 
 def is_text(token: int, ids: TokenIds) -> bool:
-    """Returns False for padding, EOS, the border of a pair, sentinels and other control pieces;
-    True for all else."""
+    """Returns whether an id is text, not padding, EOS, a border, a sentinel or a control piece."""
     if token in (ids.special.pad, ids.special.eos, PAIR_BORDER):
         return False
     if token >= min(ids.first_sentinel, len(ids.pieces)):

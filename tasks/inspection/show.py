@@ -6,7 +6,8 @@ and text). The page needs no network, and can be read without its script.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Strip:
 
 def features(trace: Trace) -> list[tuple[str, str]]:
     """Describes the example's features besides inputs and targets, as names and values."""
-    descriptions = {
+    descriptions: dict[str, Callable[[np.ndarray], str]] = {
         "prefix": lambda values: f"{int(values.sum()):,} positions with attention both ways",
         "order": lambda values: "changed" if values[0] else "as in the text",
         "segments": lambda values: (
@@ -263,7 +264,7 @@ _PICTURES = {**html_page.CONTROL_PICTURES, ord("\n"): "\u21b5\n"}
 def _runs(made: Sequence[Token]) -> Iterator[tuple[int, list[Token]]]:
     """Yields (span, tokens) of adjacent tokens to show alike; a special token is yielded alone."""
 
-    def kind(numbered: tuple[int, Token]) -> tuple:
+    def kind(numbered: tuple[int, Token]) -> tuple[int, bool, bool, int]:
         number, token = numbered
         alone = number if token.mark or token.label else -1
         return token.span, token.used, token.own, alone
@@ -297,7 +298,7 @@ def print_samples(samples: Sequence[Sample], ids: TokenIds) -> None:
         console.print()
 
 
-def _line(made: Sequence[Token], plain: bool):
+def _line(made: Sequence[Token], plain: bool) -> Any:
     from rich.text import Text
 
     line = Text()

@@ -69,8 +69,7 @@ def trace(
     lengths: Lengths,
     ids: TokenIds,
 ) -> Trace:
-    """Returns the example that `objective` makes from a window (int32 [N], without padding) under a
-    noise key."""
+    """Returns the example that `objective` makes from an unpadded window, int32 [N], and a key."""
     made = _example(objective, window_N, key, lengths, ids)
     places = _places(objective, window_N, key, lengths, ids, made)
     exact = places is not None

@@ -11,6 +11,8 @@ from typing import Any
 from tasks import registry
 from tasks.terminal.command_line import UserError, nearest
 
+__all__ = ["Metric"]
+
 # (targets, predictions), one of each per example, in order -> values by name.
 Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.objectives.kinds import Kind
+from tasks.objectives.kinds import Kind, Slots
 from tasks.objectives.masks import (
     Bounds,
     IidTokens,
@@ -23,7 +23,7 @@ from tasks.objectives.masks import (
     RandomSpans,
     RegularSpans,
 )
-from tasks.objectives.objective import Lengths, Objective, with_eos
+from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 
@@ -67,7 +67,13 @@ class _Side(NamedTuple):
 
 
 def _replaced(random_share: float, kept_share: float) -> _Side:
-    def make(tokens_WN, mask_WN, lengths_W, keys_W, ids):
+    def make(
+        tokens_WN: np.ndarray,
+        mask_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        ids: TokenIds,
+    ) -> tuple[np.ndarray, np.ndarray]:
         replaced_WN = noise.replace_tokens(
             tokens_WN, mask_WN, keys_W, ids.size - 1, ids.random_ids, random_share, kept_share
         )
@@ -176,10 +182,10 @@ class Denoising(Objective):
                 raise ValueError(f"unknown side {side!r}{nearest(side, SIDES)}")
 
     @property
-    def codes_text(self):
+    def codes_text(self) -> bool:
         return isinstance(self.mask, RandomPrefix) and self.targets == "drop_noise_tokens"
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         raw = self._raw(lengths.inputs)
         if lengths.inputs < 4 or raw < 2:
             raise UserError(f"inputs length {lengths.inputs} is too short for denoising")
@@ -211,11 +217,11 @@ class Denoising(Objective):
         needed = SIDES[self.targets].tokens(raw, self.mask.bounds(raw)) + 1
         return Lengths(inputs_length, needed)
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         bounds = self.mask.bounds(self.window_tokens(lengths))
         return max(SIDES[side].sentinels(bounds) for side in (self.inputs, self.targets))
 
-    def kinds(self, lengths):
+    def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
         raw = self.window_tokens(lengths)
         bounds = self.mask.bounds(raw)
         sides = (self.inputs, self.targets)
@@ -227,20 +233,42 @@ class Denoising(Objective):
             return (Kind(1.0, 0, 1, inputs, bounds.tokens_and_spans + 1),)
         return super().kinds(lengths)
 
-    def packed_examples(self, tokens_WN, lengths_W, keys_W, slots, lengths, ids):
+    def packed_examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        slots: Slots,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         if not isinstance(self.mask, RandomPrefix):
             return self.examples(tokens_WN, lengths_W, keys_W, lengths, ids)
         width = tokens_WN.shape[1]
         mask_WN = self.mask.draw(keys_W, lengths_W, width, slots.mirrored_W)
         return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         mask_WN = self.mask.draw(keys_W, lengths_W, tokens_WN.shape[1])
         if not self.mask.certain:
             mask_WN = self._limited(mask_WN, lengths, ids)
         return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
 
-    def _examples(self, tokens_WN, mask_WN, lengths_W, keys_W, ids):
+    def _examples(
+        self,
+        tokens_WN: np.ndarray,
+        mask_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        ids: TokenIds,
+    ) -> Examples:
         keys_W = noise.fold_in(keys_W, 2)
         return {
             name: with_eos(*SIDES[side].make(tokens_WN, mask_WN, lengths_W, keys_W, ids), ids)

@@ -8,8 +8,9 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.objectives.objective import Objective, with_eos
+from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies.token_ids import TokenIds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,22 +33,29 @@ class AutoregressiveLM(Objective):
             raise ValueError(f"AutoregressiveLM.eos is {self.eos!r}; it is 'window' or 'document'")
 
     @property
-    def separator(self):
+    def separator(self) -> str | None:
         return "eos" if self.eos == "document" else None
 
     @property
-    def appends_eos(self):
+    def appends_eos(self) -> bool:
         return self.eos == "window"
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         if lengths.targets < 2:
             raise UserError("an autoregressive LM needs targets of at least 2 positions")
         return lengths.targets - (self.eos == "window")
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         return 0
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         if self.eos == "window":
             return {"targets": with_eos(tokens_WN, lengths_W, ids)}
         return {"targets": (tokens_WN, lengths_W)}
@@ -55,8 +63,10 @@ class AutoregressiveLM(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderPrefixLM(Objective):
-    """Prefix LM for a decoder-only model: attention is bidirectional in a prefix of uniform length,
-    and the loss is on the rest of the window. No EOS is added.
+    """Prefix LM for a decoder-only model.
+
+    Attention is bidirectional in a prefix of uniform length, and the loss is on the rest of the
+    window. No EOS is added.
 
     Feature "prefix" is 1 on the prefix and on the next position, whose input is the prefix's last
     token.
@@ -68,15 +78,22 @@ class DecoderPrefixLM(Objective):
     features = ("targets", "weights", "prefix")
     codes_text = True
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         if lengths.targets < 2:
             raise UserError("a prefix LM needs targets of at least 2 positions")
         return lengths.targets
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         return 0
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         width = tokens_WN.shape[1]
         prefix_WN = noise.prefix_mask(keys_W, lengths_W, width)
         place_W = np.count_nonzero(prefix_WN, axis=1)

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.objectives.objective import Objective
+from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rule, check, field, require
+from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import sentinel_piece
 
 # Streams of a window's key.
@@ -22,8 +23,7 @@ ORDER, NEXT = "order", "next"
 
 
 class _Sample(NamedTuple):
-    """The tokens of A and B in the order of the text, the beginnings of words among them, the
-    number of tokens, and that of A's."""
+    """Tokens of A and B in the order of the text, word starts, their number, and A's number."""
 
     tokens_WN: np.ndarray
     starts_WN: np.ndarray
@@ -98,14 +98,14 @@ class MaskedLM(Objective):
         require(fits, "short_share", self.short_share, "0 with split 'words'")
 
     @property
-    def separator(self):
+    def separator(self) -> str | None:
         return "eos" if self.pairs == NEXT else None
 
     @property
-    def pieces(self):
+    def pieces(self) -> tuple[str, ...]:
         return (self.mask, self.classify)
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         if lengths.inputs < 5:
             raise UserError("masked LM needs inputs of at least 5 positions")
         if lengths.targets != lengths.inputs:
@@ -115,11 +115,18 @@ class MaskedLM(Objective):
             )
         return (lengths.inputs - 3) * (2 if self.pairs == NEXT else 1)
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         names = [sentinel_piece(number) for number in range(1000)]
         return max([0, *(names.index(piece) + 1 for piece in self.pieces if piece in names)])
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         starts_WN = self._word_starts(tokens_WN, lengths_W, ids)
         longest = lengths.inputs - 3
         sample, told_W = self._sample(tokens_WN, starts_WN, lengths_W, keys_W, longest, ids)
@@ -170,7 +177,15 @@ class MaskedLM(Objective):
         made["order"] = told_W[:, None].astype(np.int32), np.ones(windows, np.int64)
         return made
 
-    def _sample(self, tokens_WN, starts_WN, lengths_W, keys_W, longest, ids):
+    def _sample(
+        self,
+        tokens_WN: np.ndarray,
+        starts_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        longest: int,
+        ids: TokenIds,
+    ) -> tuple[_Sample, np.ndarray]:
         """Returns the sample of each window, and whether B comes first or from elsewhere."""
         told_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
         split_keys_W = noise.fold_in(keys_W, _SPLIT)
@@ -206,7 +221,9 @@ class MaskedLM(Objective):
         sizes_W = split_W + np.minimum(sizes_W - split_W, lengths_W - begin_W)
         return whole.joined(begin_W, sizes_W, longest), told_W
 
-    def _shortened(self, sentences_WN, lengths_W, longest, keys_W) -> np.ndarray:
+    def _shortened(
+        self, sentences_WN: np.ndarray, lengths_W: np.ndarray, longest: int, keys_W: np.ndarray
+    ) -> np.ndarray:
         """Returns the lengths of windows after the cut of some, int64 [W].
 
         They keep the sentences that reach a length drawn from 2 to `longest` + 3, and at least two.
@@ -219,21 +236,29 @@ class MaskedLM(Objective):
         ends_W = np.where(enough_WN.any(axis=1), np.argmax(enough_WN, axis=1), lengths_W)
         return np.where(short_W, np.minimum(ends_W, lengths_W), lengths_W)
 
-    def _word_starts(self, tokens_WN, lengths_W, ids) -> np.ndarray:
+    def _word_starts(
+        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
+    ) -> np.ndarray:
         starts_WN = ids.word_starts[tokens_WN]
         starts_WN[:, 0] = True  # the end of a word that the window cuts counts as a word
         starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
         return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
-    def _split(self, starts_WN, lengths_W, keys_W) -> np.ndarray:
-        """Returns the beginning of a word other than the first, drawn uniformly, int64 [W]; the end
-        of a window that is one word."""
+    def _split(
+        self, starts_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray
+    ) -> np.ndarray:
+        """Returns the start of a uniformly drawn word other than the first, int64 [W].
+
+        For a window of one word, returns its end.
+        """
         counts_W = np.count_nonzero(starts_WN, axis=1)
         rank_W = noise.integers(keys_W, np.minimum(1, counts_W - 1), counts_W - 1)
         place_W = np.argmax(np.cumsum(starts_WN, axis=1) > rank_W[:, None], axis=1)
         return np.where(counts_W > 1, place_W, lengths_W)
 
-    def _choose(self, starts_WN, lengths_W, keys_W) -> np.ndarray:
+    def _choose(
+        self, starts_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray
+    ) -> np.ndarray:
         """Returns the tokens to predict, bool [W, N]."""
         windows, width = starts_WN.shape
         counts_W = np.count_nonzero(starts_WN, axis=1)
@@ -273,7 +298,7 @@ class MaskedLM(Objective):
         chosen_WN = np.take_along_axis(taken_WV, number_WN, axis=1)
         return chosen_WN & noise.within(lengths_W, width)
 
-    def _grams(self, keys_W, words: int) -> np.ndarray:
+    def _grams(self, keys_W: np.ndarray, words: int) -> np.ndarray:
         """Returns the number of words of the run that may begin at each word, int64 [W, words]."""
         shares = np.cumsum(1 / np.arange(1, self.longest + 1))
         draws_WV = noise.uniforms(noise.fold_in(keys_W, _GRAM), words)

@@ -61,12 +61,12 @@ class RandomSpans:
     def __post_init__(self) -> None:
         check(self)
 
-    def draw(self, keys_W, lengths_W, width):
+    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
         return noise.span_mask(
             keys_W, lengths_W, width, self.noise_density, self.mean_noise_span_length
         )
 
-    def bounds(self, raw):
+    def bounds(self, raw: int) -> Bounds:
         counts = noise.span_counts(np.array([raw]), self.noise_density, self.mean_noise_span_length)
         tokens, spans = (int(count[0]) for count in counts)
         return Bounds(tokens, tokens, spans, tokens + spans)
@@ -85,12 +85,12 @@ class RegularSpans:
         check(self)
         require(self.longest >= self.shortest, "longest", self.longest, "at least shortest")
 
-    def draw(self, keys_W, lengths_W, width):
+    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
         return noise.regular_mask(
             keys_W, lengths_W, width, self.noise_density, self.shortest, self.longest
         )
 
-    def bounds(self, raw):
+    def bounds(self, raw: int) -> Bounds:
         tokens, spans, both = [], [], []
         for length in range(self.shortest, self.longest + 1):
             period = int(noise.regular_period(length, self.noise_density))
@@ -120,10 +120,10 @@ class IidTokens:
     def __post_init__(self) -> None:
         check(self)
 
-    def draw(self, keys_W, lengths_W, width):
+    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
 
-    def bounds(self, raw):
+    def bounds(self, raw: int) -> Bounds:
         # Let x be 1 on a token of noise, and x' the x of the token before, 0 for the first token.
         # Tokens are the sum of x, spans the sum of x (1 - x'), both together of x (2 - x').
         d = self.noise_density
@@ -148,9 +148,15 @@ class RandomPrefix:
     noise_density: float = 0.5
     certain = True
 
-    def draw(self, keys_W, lengths_W, width, mirrored_W=None):
+    def draw(
+        self,
+        keys_W: np.ndarray,
+        lengths_W: np.ndarray,
+        width: int,
+        mirrored_W: np.ndarray | None = None,
+    ) -> np.ndarray:
         return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density, mirrored_W)
 
-    def bounds(self, raw):
+    def bounds(self, raw: int) -> Bounds:
         fewest = int(noise.shortest_prefix(np.array([raw]), self.noise_density)[0])
         return Bounds(fewest, raw - 1, 1, raw)

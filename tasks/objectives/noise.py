@@ -17,8 +17,11 @@ _EVALUATION_EPOCH = 0xFFFF_FFFF
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser. Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom
-    number generators", figure 17 with the constants of Stafford's Mix13."""
+    """SplitMix64's finaliser.
+
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17
+    with the constants of Stafford's Mix13.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -152,7 +155,9 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
     return noise_loops.compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
 
 
-def alternate(clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int):
+def alternate(
+    clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int
+) -> np.ndarray:
     """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
 
     Args:
@@ -348,8 +353,7 @@ def replace_tokens(
     random_share: float = 0.0,
     kept_share: float = 0.0,
 ) -> np.ndarray:
-    """Replaces each token that is True in `mask_WN` by `mask_token`, by a random piece or not at
-    all, independently of the others.
+    """Replaces each masked token by `mask_token`, a random piece or nothing, independently.
 
     Args:
       tokens_WN: int32 [W, N].

@@ -11,7 +11,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @compiled(nogil=True)
-def _mix(x):
+def _mix(x: np.uint64) -> np.uint64:
     """See `noise._mix`."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -19,7 +19,7 @@ def _mix(x):
 
 
 @compiled(nogil=True)
-def _choose(key, total, size, chosen):
+def _choose(key: np.uint64, total: int, size: int, chosen: np.ndarray) -> None:
     """Marks a subset in `chosen`, uint8 [at least total] of zeros; see `noise.subsets`."""
     inverted = 2 * size > total
     left = total - size if inverted else size
@@ -31,12 +31,14 @@ def _choose(key, total, size, chosen):
             chosen[number] = 1
             left -= 1
     if inverted:
-        for number in range(total):
-            chosen[number] ^= 1
+        for place in range(total):
+            chosen[place] ^= 1
 
 
 @compiled(nogil=True)
-def subsets(keys_W, totals_W, sizes_W, width):
+def subsets(
+    keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray, width: int
+) -> np.ndarray:
     """Returns uint8 [W, width], 1 on the chosen; see `noise.subsets`."""
     chosen_WN = np.zeros((len(keys_W), width), np.uint8)
     for window in range(len(keys_W)):
@@ -45,7 +47,9 @@ def subsets(keys_W, totals_W, sizes_W, width):
 
 
 @compiled(nogil=True)
-def compositions(keys_W, totals_W, parts_W, most):
+def compositions(
+    keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray, most: int
+) -> np.ndarray:
     """Returns int64 [W, most]; see `noise.compositions`."""
     parts_WS = np.zeros((len(keys_W), most), np.int64)
     for window in range(len(keys_W)):
@@ -63,7 +67,9 @@ def compositions(keys_W, totals_W, parts_W, most):
 
 
 @compiled(nogil=True)
-def alternate(clean_WS, noise_WS, lengths_W, width):
+def alternate(
+    clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int
+) -> np.ndarray:
     """Returns bool [W, width]; see `noise.alternate`."""
     mask_WN = np.zeros((len(lengths_W), width), np.bool_)
     for window in range(len(lengths_W)):
@@ -80,7 +86,13 @@ def alternate(clean_WS, noise_WS, lengths_W, width):
 
 
 @compiled(nogil=True)
-def substitute_spans(tokens_WN, mask_WN, lengths_W, first_sentinel, step):
+def substitute_spans(
+    tokens_WN: np.ndarray,
+    mask_WN: np.ndarray,
+    lengths_W: np.ndarray,
+    first_sentinel: int,
+    step: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.substitute_spans`.
 
     A sentinel is that of the span before, less `step`.
@@ -104,7 +116,7 @@ def substitute_spans(tokens_WN, mask_WN, lengths_W, first_sentinel, step):
 
 
 @compiled(nogil=True)
-def compress(tokens_WN, keep_WN):
+def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.compress`."""
     windows, width = tokens_WN.shape
     out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.objectives.kinds import Kind, Slots
-from tasks.objectives.objective import Lengths, Objective
+from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies.token_ids import TokenIds
 
 # Windows of a deck: shares of kinds are rounded to 1 / _MOST if no smaller deck has them exactly.
 _MOST = 400
@@ -30,19 +31,26 @@ class InSlot(Objective):
     slot: Slots
 
     @property
-    def features(self):
+    def features(self) -> tuple[str, ...]:
         return self.objective.features
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         return self.objective.window_tokens(lengths)
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         return self.objective.sentinels(lengths)
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         return self.objective.packed_examples(tokens_WN, lengths_W, keys_W, self.slot, lengths, ids)
 
-    def describe(self, key):
+    def describe(self, key: np.integer | np.ndarray) -> str:
         return self.objective.describe_choice(key, int(self.slot.choices_W[0]))
 
 

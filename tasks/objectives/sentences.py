@@ -84,7 +84,7 @@ class _Marks:
       breaks: True where the text after the piece is a new sentence: line feeds and EOS.
     """
 
-    def __init__(self, ids: TokenIds):
+    def __init__(self, ids: TokenIds) -> None:
         pieces = ids.pieces[: ids.first_sentinel]
         kinds = ids.kinds[: ids.first_sentinel]
         texts = ids.texts[: ids.first_sentinel]

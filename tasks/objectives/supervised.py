@@ -8,9 +8,10 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.objectives.objective import Objective, with_eos
+from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import check, field
+from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import PAIR_BORDER
 
 REFUSE, CUT = "refuse", "cut"
@@ -40,7 +41,7 @@ class Supervised(Objective):
     def __post_init__(self) -> None:
         check(self)
 
-    def sides(self, lengths):
+    def sides(self, lengths: Lengths) -> tuple[int, int]:
         most = lengths.inputs - self.inputs_eos, lengths.targets - 1
         if min(most) < 1:
             raise UserError(
@@ -48,13 +49,20 @@ class Supervised(Objective):
             )
         return most
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         return sum(self.sides(lengths)) + 1
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         return 0
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         width = tokens_WN.shape[1]
         border_W = np.argmax(tokens_WN == PAIR_BORDER, axis=1)
         inputs_WN = np.where(noise.within(border_W, width), tokens_WN, 0)

@@ -10,8 +10,9 @@ import numpy as np
 from tasks.objectives import noise
 from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
 from tasks.objectives.kinds import Kind, Slots
-from tasks.objectives.objective import Lengths, Objective, words
+from tasks.objectives.objective import Examples, Lengths, Objective, words
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import sentinel_piece
 
 _CHOICE, _OFFSET, _NOISE = 11, 12, 13  # streams of a window's key
@@ -75,14 +76,14 @@ class MixtureOfDenoisers(Objective):
             raise ValueError(f"rates of denoisers are {rates}: none negative, not all 0")
 
     @property
-    def pieces(self):
+    def pieces(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(denoiser.mode for denoiser in self.denoisers))
 
-    def window_tokens(self, lengths):
+    def window_tokens(self, lengths: Lengths) -> int:
         inner = _without_mode(lengths)
         return max(each.objective.window_tokens(inner) for each in self.denoisers)
 
-    def sentinels(self, lengths):
+    def sentinels(self, lengths: Lengths) -> int:
         """Returns the largest number of sentinels of a denoiser.
 
         Raises:
@@ -100,7 +101,7 @@ class MixtureOfDenoisers(Objective):
                 )
         return spans
 
-    def kinds(self, lengths):
+    def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
         inner = _without_mode(lengths)
         found = []
         for number, denoiser in enumerate(self.denoisers):
@@ -110,12 +111,27 @@ class MixtureOfDenoisers(Objective):
                 found.append(Kind(share, number, kind.members, inputs, kind.targets))
         return tuple(found)
 
-    def examples(self, tokens_WN, lengths_W, keys_W, lengths, ids):
+    def examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         none_W = np.zeros(len(keys_W), bool)
         slots = Slots(self.choices(keys_W), none_W)
         return self.packed_examples(tokens_WN, lengths_W, keys_W, slots, lengths, ids)
 
-    def packed_examples(self, tokens_WN, lengths_W, keys_W, slots, lengths, ids):
+    def packed_examples(
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        keys_W: np.ndarray,
+        slots: Slots,
+        lengths: Lengths,
+        ids: TokenIds,
+    ) -> Examples:
         inner, windows = _without_mode(lengths), len(tokens_WN)
         sides = {"inputs": lengths.inputs, "targets": lengths.targets}
         rows = {name: np.zeros((windows, width), np.int32) for name, width in sides.items()}
@@ -145,10 +161,10 @@ class MixtureOfDenoisers(Objective):
                 sizes[name][mine] = counts_W + after
         return {name: (rows[name], sizes[name]) for name in sides}
 
-    def describe(self, key):
+    def describe(self, key: np.integer | np.ndarray) -> str:
         return self.describe_choice(key, int(self.choices(np.array([key], np.uint64))[0]))
 
-    def describe_choice(self, key, choice):
+    def describe_choice(self, key: np.integer | np.ndarray, choice: int) -> str:
         chosen = self.denoisers[choice]
         return f"UL2, mode {chosen.mode}: {words(chosen.objective)}"
 
@@ -167,8 +183,7 @@ def _without_mode(lengths: Lengths) -> Lengths:
 def _parts(
     tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens, lengths) of a part of each window: at most `width` consecutive tokens, from
-    a uniform position."""
+    """Returns (tokens, lengths) of at most `width` tokens of each window from a random position."""
     parts_W = np.minimum(lengths_W, width)
     first_W = noise.integers(keys_W, 0, lengths_W - parts_W)
     columns_WN = np.minimum(first_W[:, None] + np.arange(width), tokens_WN.shape[1] - 1)

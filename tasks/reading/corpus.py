@@ -4,6 +4,8 @@ import dataclasses
 import urllib.parse
 from typing import Any
 
+from tasks.unit import Unit
+
 TRAIN = "train"
 VALIDATION = "validation"
 # The kind of the built-in corpus; see `builtin`.
@@ -69,16 +71,16 @@ class CorpusSpec:
         }
         if not options:
             return head
-        if self.is_pairs:  # templates are kept readable: they hold spaces and braces
+        if self.unit is Unit.PAIR:  # templates are kept readable: they hold spaces and braces
             query = urllib.parse.urlencode(options, safe=_READABLE, quote_via=urllib.parse.quote)
         else:
             query = urllib.parse.urlencode(options)
         return f"{head}?{query}"
 
     @property
-    def is_pairs(self) -> bool:
-        """True if a document is a pair of inputs and targets."""
-        return bool(self.inputs)
+    def unit(self) -> Unit:
+        """What one document is."""
+        return Unit.PAIR if self.inputs else Unit.TEXT
 
 
 def default_spec(kind: str) -> CorpusSpec:

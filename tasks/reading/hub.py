@@ -88,8 +88,9 @@ def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, A
 
 
 def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
-    """Returns the spec with the delimiter, quote and columns of CSV files: those it gives, else
-    those that the data set's README gives, else those by which `datasets` reads such files.
+    """Returns the spec with the delimiter, quote and columns of CSV files filled in.
+
+    What the spec leaves open comes from the data set's README, else from `datasets`' defaults.
 
     Raises:
       UserError: the README asks for what we cannot do, or the files are not CSV.

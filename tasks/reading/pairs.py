@@ -14,6 +14,8 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tasks.unit import Unit
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     Sides = tuple[pa.Array, pa.Array, pa.Array]
 
-SIDES = ("inputs", "targets")
 # (id, inputs, targets, problem, place); both sides are None if there is a problem.
 Pair = tuple[str, bytes | None, bytes | None, str | None, str]
 # Problems of a row that its columns cause.
@@ -87,14 +88,9 @@ def parse(text: str) -> Template:
     return template
 
 
-def texts(spec: "CorpusSpec") -> tuple[str, ...]:
-    """Returns the columns of a batch that hold text."""
-    return SIDES if spec.is_pairs else ("text",)
-
-
 def columns(spec: "CorpusSpec") -> tuple[str, ...]:
     """Returns the columns that hold the text of a corpus's documents, each once."""
-    if not spec.is_pairs:
+    if spec.unit is Unit.TEXT:
         return (spec.column,)
     both = (*parse(spec.inputs).columns, *parse(spec.targets).columns)
     return tuple(dict.fromkeys(both))

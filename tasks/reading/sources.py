@@ -51,7 +51,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
-from tasks.reading import builtin, cutting, listing, opening, pairs, saved, splits
+from tasks.reading import builtin, cutting, listing, opening, saved, splits
 from tasks.reading.corpus import (
     ARROW,
     BLOCK,
@@ -74,6 +74,7 @@ from tasks.reading.spec import FORMS, parse
 from tasks.reading.splits import ChosenFile
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,11 +155,11 @@ def resolve(
     inspected = _inspected(spec, form, [each.file for each in chosen])
     if not any(part.bytes for ranges, _ in inspected for part in ranges):
         raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
-    sides = {side: getattr(spec, side) for side in pairs.SIDES}
+    sides = {side: getattr(spec, side) for side in SIDES}
     record = {
         "spec": str(pinned),
         "revision": pinned.revision,
-        **(sides if spec.is_pairs else {"column": spec.column}),
+        **(sides if spec.unit is Unit.PAIR else {"column": spec.column}),
         "id": spec.id,
         "validation": spec.validation,
         "piece_bytes": piece_bytes,

@@ -43,7 +43,7 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/") or "/", *names]) if names else folder
 
 
-def filesystem(path: str):
+def filesystem(path: str) -> tuple[Any, str]:
     """Returns (fsspec file system, path inside it).
 
     Raises:

@@ -75,16 +75,16 @@ class Parser(argparse.ArgumentParser):
     refuse_others: Callable[[list[str]], None] | None = None
     _given: Sequence[str] = ()
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any):
         kwargs.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **kwargs)
 
-    def parse_args(self, args=None, namespace=None):
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as usual; no other flags are allowed."""
         self.refuse_others = self.refuse_unknown
         return super().parse_args(args, namespace)
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as usual."""
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
@@ -179,6 +179,6 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     sys.exit(EXIT_USER_ERROR)
 
 
-def _module_name(main: Callable) -> str:
+def _module_name(main: Callable[..., Any]) -> str:
     specification = getattr(sys.modules.get("__main__"), "__spec__", None)
     return specification.name if specification else main.__module__

@@ -16,7 +16,9 @@ _Options = TypeVar("_Options")
 class _Repeated(argparse.Action):
     """Collects the values of a flag that may be repeated in a tuple."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         setattr(namespace, self.dest, (*getattr(namespace, self.dest), values))
 
 

@@ -7,7 +7,7 @@ and words. What a piece adds to a text follows from the file's decoder.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def _kind(model: Mapping[str, Any]) -> str:
     return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
 
 
-def _by_piece(vocab: list) -> dict[str, int]:
+def _by_piece(vocab: Iterable[tuple[str, float]]) -> dict[str, int]:
     # A piece may come twice; ids count.
     found: dict[str, int] = {}
     for number, (piece, _) in enumerate(vocab):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.reading import pairs, sources
+from tasks.reading import sources
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
@@ -62,7 +62,7 @@ def _count(number: int) -> np.ndarray:
     loaded, corpus = _JOB[0]
     counts = np.zeros(loaded.size, np.int64)
     for _, batch in sources.read(corpus, corpus.pieces[number]):
-        columns = (batch.column(name).to_pylist() for name in pairs.texts(corpus.spec))
+        columns = (batch.column(name).to_pylist() for name in corpus.spec.unit.columns)
         texts = [text for text in itertools.chain.from_iterable(columns) if text]
         for ids in loaded.encode(texts):
             counts += np.bincount(ids, minlength=loaded.size)

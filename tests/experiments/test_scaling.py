@@ -10,7 +10,7 @@ import pytest
 
 from experiments.laws import curve, size
 from tasks.terminal.command_line import UserError
-from tests import in_process
+from tests.support import in_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Training losses of MARCH's second baseline on C4, means over 50 steps each. Source:

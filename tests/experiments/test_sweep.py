@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests import in_process
+from tests.support import in_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 SWEEP = '''
@@ -107,11 +107,13 @@ def check(output, printed, seeds):
     assert (output / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.processes
 def test_a_sweep_ends_in_a_table(finished):
     output, printed, _ = finished
     check(output, printed, [3])
 
 
+@pytest.mark.processes
 def test_finished_cells_are_kept(folder, finished):
     output, _, before = finished
     again = here(folder, output, ONE)
@@ -129,6 +131,7 @@ def test_finished_cells_are_kept(folder, finished):
     assert "by 2 finished cells" in plan[-1]
 
 
+@pytest.mark.processes
 def test_a_folder_of_another_sweep_is_refused(folder, finished):
     output = finished[0]
     refused = here(folder, output, "--train_steps=5")
@@ -137,6 +140,7 @@ def test_a_folder_of_another_sweep_is_refused(folder, finished):
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 def test_two_sweeps_in_one_folder_are_refused(folder, finished):
     output = finished[0]
     with open(output / ".lock", "w") as held:

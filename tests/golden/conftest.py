@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compiled import compiled
+from tests.support.compiled import compiled
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer

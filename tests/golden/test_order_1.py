@@ -25,7 +25,7 @@ LENGTHS, SEED = Lengths(64, 18), 11
 
 @pytest.fixture(scope="module")
 def maker(tmp_path_factory):
-    """Returns a function that makes batches of a cache whose tokens are 3, 4, 5, …"""
+    """Returns a function that makes batches of a cache whose tokens count up from 3."""
     folder, sizes = tmp_path_factory.mktemp("cache"), RECORDED["sizes"]
     vocabulary = VocabularyRecord("", 6000, 100, 100)
     rows = RECORDED["row_tokens"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.compiled import compiled
+from tests.support.compiled import compiled
 from trainer.config import LossConfig
 from trainer.engine.loss import loss_and_metrics
 

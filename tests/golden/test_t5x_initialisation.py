@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.compiled import compiled
+from tests.support.compiled import compiled
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
 

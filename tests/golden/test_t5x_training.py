@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.compiled import compiled
+from tests.support.compiled import compiled
 from trainer.config import LossConfig, OptimizerConfig
 from trainer.engine.loss import loss_and_metrics
 from trainer.optim.optimizer import learning_rate_schedule, make_optimizer

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tasks.reading import stdlib_docs
-from tests.child import beginning
+from tests.support.child import beginning
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline import inspect, report
-from tests.browser import opened
+from tests.support.browser import opened
 
 pytestmark = pytest.mark.browser
 

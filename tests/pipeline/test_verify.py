@@ -19,7 +19,7 @@ from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, FileEntry, as_json, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests import plain_records
+from tests.support import plain_records
 
 FIRST = "train.{}-00000-of-00008"
 

@@ -1,4 +1,4 @@
-"""Python processes that use tests/hub_server.py as the Hub."""
+"""Python processes that use tests/support/servers/hub.py as the Hub."""
 
 import os
 import pathlib

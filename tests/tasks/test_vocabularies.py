@@ -12,7 +12,7 @@ from tasks.inspection import decode
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level, tokenizer_json
 from tasks.vocabulary import SpecialIds
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 
 SENTINELS = 10
 TEXTS = ["The list is sorted.", "naïve café — 日本 🇷🇴!", "!", "a\tb\n\nc  d", "x" * 300]

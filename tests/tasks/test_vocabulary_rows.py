@@ -7,7 +7,7 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import rows
 from tasks.vocabularies.rows import NONE, by_map, by_piece
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 
 PADDING = 5
 

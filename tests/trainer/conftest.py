@@ -4,6 +4,7 @@ import importlib
 import json
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -12,9 +13,11 @@ import pytest
 from pipeline import build
 from tasks.reading import sources
 from tasks.terminal import command_line
+from tests.support import shared
 from vocab import train
 
 ROOT = pathlib.Path(__file__).parents[2]
+TASK = "python_docs_span_corruption"
 
 
 def command(*arguments, **kwargs):
@@ -57,11 +60,9 @@ def training_metrics(model_dir):
     return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
 
 
-@pytest.fixture(scope="session")
-def text_cache(tmp_path_factory, pytestconfig):
-    """The folder of a cache of python_docs_span_corruption: real prose, 600 + 100 pieces."""
-    folder = tmp_path_factory.mktemp("trainer")
-    corpus = sources.resolve(sources.parse(pytestconfig.getoption("--corpus")))
+def _make(folder, corpus):
+    """Makes a corpus of 600 KB of lines, a vocabulary of 600 + 100 pieces, and their cache."""
+    corpus = sources.resolve(sources.parse(corpus))
     texts = []
     for piece in corpus.pieces:
         for _, batch in sources.read(corpus, piece):
@@ -73,14 +74,16 @@ def text_cache(tmp_path_factory, pytestconfig):
     (folder / "validation.txt").write_text("\n".join(lines[:200]))
     spec = f"text:{folder}/*.txt?split=train"
     train.main([f"--corpus={spec}", "--vocab_size=600", f"--output={folder}/vocabulary"])
-    built(
-        "--task=python_docs_span_corruption",
-        f"--corpus={spec}",
-        f"--vocabulary={folder}/vocabulary",
-        f"--cache_dir={folder}/cache",
-        "--row_tokens=100",
-    )
-    return folder / "cache" / "python_docs_span_corruption"
+    flags = [f"--corpus={spec}", f"--vocabulary={folder}/vocabulary", "--row_tokens=100"]
+    built(f"--task={TASK}", f"--cache_dir={folder}/cache", *flags)
+
+
+@pytest.fixture(scope="session")
+def text_cache(pytestconfig):
+    """The folder of a cache of python_docs_span_corruption: real prose, 600 + 100 pieces."""
+    corpus = pytestconfig.getoption("--corpus")
+    name = "text_cache_" + re.sub(r"\W", "_", corpus)
+    return shared.folder(name, lambda folder: _make(folder, corpus)) / "cache" / TASK
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tasks.cache.manifest import CacheManifest, as_json, plan_from_dict
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 from tests.trainer.model.conftest import TinyModel
 from trainer import export, generate, pretrain
 from trainer.config import presets

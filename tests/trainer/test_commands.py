@@ -124,6 +124,7 @@ def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
     assert all(speed["checkpoint_blocking_seconds"] > 0 for speed in speeds[:-1])
 
 
+@pytest.mark.processes
 def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, tmp_path):
     generator = random.Random(int.from_bytes(os.urandom(4)))
     model_dir = tmp_path / "model"

@@ -13,6 +13,8 @@ from tests.trainer.test_commands import ROOT, assert_same_state, command, curve,
 from trainer.engine.determinism import cores
 from trainer.loop import EXIT_PREEMPTED
 
+pytestmark = pytest.mark.processes
+
 # The evaluation after update 3 has about a hundred batches of one row.
 EVERY, STEPS = 3, 7
 

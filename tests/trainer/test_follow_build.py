@@ -8,10 +8,12 @@ import signal
 import pytest
 from pyarrow import parquet
 
-from tests.gcs_server import GcsServer
+from tests.faults.comparing import run_differences
+from tests.faults.followed import Pair
+from tests.support.servers.gcs import GcsServer
 from tests.trainer.conftest import assert_one_line, command, shard_bytes_of
-from trainer.faults.followed import Pair
-from trainer.faults.subject import differences
+
+pytestmark = pytest.mark.processes
 
 TASK, STEPS, SHARDS = "rlm_span_corruption", 60, 24
 
@@ -126,7 +128,7 @@ def test_a_run_in_a_bucket_follows_a_build_there(finished, pair):
         pair.build.finish()
         pair.run.finish()
     assert "waiting for the plan of gs://bucket/cache" in pair.run.process.output()
-    assert differences(finished.run, pair.run, STEPS) == []
+    assert run_differences(finished.run.folder, pair.run.folder, STEPS) == []
 
 
 @pytest.mark.slow
@@ -170,7 +172,7 @@ def test_a_changed_corpus_is_refused_and_the_run_goes_on(
     shutil.copy(many_shards, corpus)
     build_again(pair)
     pair.run.finish()
-    assert differences(finished.run, pair.run, STEPS) == []
+    assert run_differences(finished.run.folder, pair.run.folder, STEPS) == []
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tasks.cache.manifest import CacheManifest
-from tests.gcs_server import GcsServer
-from tests.gcs_store import Store
+from tests.support.servers.gcs import GcsServer
+from tests.support.servers.gcs_store import Store
 from tests.trainer.conftest import ROOT, command
 from tests.trainer.engine.test_processes import free_port, losses, pretrain, state
 from trainer.engine.processes import EXIT_LOST

@@ -8,10 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
 from tests.trainer.conftest import ROOT, command
 from tests.trainer.engine.test_processes import losses, state
 from trainer import pretrain
+
+pytestmark = pytest.mark.processes
 
 TASK = "python_docs_span_corruption"
 STEPS = 4

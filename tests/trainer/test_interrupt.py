@@ -9,9 +9,11 @@ import time
 import pytest
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from tests.child import beginning
+from tests.support.child import beginning
 from tests.trainer.test_commands import ROOT, command
 from trainer.engine import hardware
+
+pytestmark = pytest.mark.processes
 
 
 def pretrain(cache, model_dir, *flags):

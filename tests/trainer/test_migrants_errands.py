@@ -9,8 +9,10 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from tests.trainer.conftest import command
+
+pytestmark = pytest.mark.processes
 
 HERE = pathlib.Path(__file__).parent
 _SPEC = importlib.util.spec_from_file_location("t5x_files", HERE / "t5x_files.py")

@@ -13,7 +13,7 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.rows import by_piece
-from tests import eight_devices, small_tokenizers
+from tests.support import eight_devices, small_tokenizers
 from trainer import init_from, new_rows
 from trainer.engine.program import Program
 from trainer.model.paths import named
@@ -145,6 +145,7 @@ def second_moments(row, column, shape):
     return np.expand_dims(row / row.mean(), over_row) * np.expand_dims(column, over_column)
 
 
+@pytest.mark.processes
 def test_every_part_of_every_device_has_the_same_bits(folder):
     _, state = started(folder)
     found = eight_devices.run(

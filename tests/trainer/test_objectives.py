@@ -11,7 +11,7 @@ import pytest
 from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.data.features import target_side
@@ -30,16 +30,16 @@ LENGTHS = {True: (64, 96), False: (0, 64)}
 
 
 @pytest.fixture(scope="module")
-def separated_cache(text_cache):
+def separated_cache(text_cache, tmp_path_factory):
     """A cache of a task that needs EOS after documents, built without saying so."""
-    folder = text_cache.parents[1]
+    folder, caches = text_cache.parents[1], tmp_path_factory.mktemp("separated")
     built(
         "--task=python_docs_full_lm",
         f"--corpus=text:{folder}/*.txt?split=train",
         f"--vocabulary={folder}/vocabulary",
-        f"--cache_dir={folder}/separated",
+        f"--cache_dir={caches}",
     )
-    return folder / "separated" / "python_docs_full_lm"
+    return caches / "python_docs_full_lm"
 
 
 def run_of(name, cache, tmp_path, preset=None):

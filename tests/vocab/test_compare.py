@@ -7,8 +7,8 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tests import small_tokenizers
-from vocab import compare, report
+from tests.support import small_tokenizers
+from vocab import compare, fit
 
 LINES = {
     "en": ["the cat sat, 12 cats.", "A Cat\tand a hat", "plain words only here"] * 20,
@@ -125,7 +125,7 @@ def test_mistakes_are_one_line(folder):
 
 def test_a_vocabulary_that_adds_a_space_gets_none(folder):
     loaded = vocabulary.load(f"{folder}/llama")
-    found = report.of_texts(loaded, "train", ["xx"], space=" ").by_script["Latin"]
+    found = fit.of_texts(loaded, "train", ["xx"], space=" ").by_script["Latin"]
     assert found.tokens == len(loaded.encode(["xx"])[0])
     assert len(loaded.encode([" xx"])[0]) > found.tokens
     assert found.bytes == 3  # with its space

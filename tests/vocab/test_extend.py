@@ -9,7 +9,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tasks import vocabulary
 from tasks.reading import sources, stdlib_docs
 from vocab import train
-from vocab.report import measure
+from vocab.fit import measure
 
 FLAGS = {"extra_ids": 10, "character_coverage": 0.9999, "memory_bytes": 10**9}
 NEW = "Straße über Zürich größer schön Fluss Brücke Wasser fahren Häuser Gärten Wörter 東京 塔"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tasks.reading import sources
-from vocab import report, scripts, train
+from vocab import fit, scripts, train
 from vocab.words import normaliser
 
 
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 def test_counts_by_script_by_hand(folder):
     loaded = train.vocabulary.load(str(folder / "vocabulary"))
     corpus = sources.resolve(sources.parse(f"json:{folder}/b.jsonl?validation=0"))
-    found = report.measure(loaded, corpus)
+    found = fit.measure(loaded, corpus)
     assert (found.documents, found.words) == (1, 31)
     assert found.characters == 10 * 9 + 1
     assert found.covered == 10 * 3
@@ -67,7 +67,7 @@ def test_counts_by_script_by_hand(folder):
     assert latin.unknown_tokens == 0
     assert latin.tokens == 10 * len(loaded.processor.encode("the"))
     assert found.tokens == latin.tokens + cyrillic.tokens + han.tokens
-    assert report.Report.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert fit.Report.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 def test_corpora_are_shown_side_by_side(folder):

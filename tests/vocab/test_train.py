@@ -21,8 +21,8 @@ import pytest
 
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
-from tests.in_process import run
-from vocab import report, train, weighting
+from tests.support.in_process import run
+from vocab import fit, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = ["manifest.json", "report.json", "sentencepiece.model", "sentencepiece.vocab"]
@@ -150,7 +150,7 @@ def test_the_report_measures_the_vocabulary(trained, corpus):
     assert sum(found["words"] for found in scripts.values()) == table["words"]
     done = run("vocab.report", f"--vocabulary={output}", f"--corpus={corpus}")
     assert done.returncode == 0, done.stderr
-    shown = str(report.Report.from_dict(table))
+    shown = str(fit.Report.from_dict(table))
     assert shown in printed
     assert shown in done.stdout
     assert "next: python -m pipeline.build --task=span_corruption --name=mine" in printed
@@ -161,7 +161,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
     options = train.Options(700, extra_ids=3, character_coverage=0.99, byte_fallback=True)
     loaded = train.train(options, found, str(tmp_path))
     assert loaded.processor.decode(loaded.processor.encode("naïve 世界")) == "naïve 世界"
-    measured = report.measure(loaded, found)
+    measured = fit.measure(loaded, found)
     assert measured.unknown_rate == 0
     assert measured.byte_rate > 0
     assert measured.pieces == 697

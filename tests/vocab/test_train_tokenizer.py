@@ -12,8 +12,8 @@ import pytest
 from tasks import vocabulary
 from tasks.storage import lock
 from tasks.terminal.command_line import UserError
-from tests import small_tokenizers
-from tests.parameters import slow_unless
+from tests.support import small_tokenizers
+from tests.support.parameters import slow_unless
 from vocab import train as sentencepiece
 from vocab import train_tokenizer
 

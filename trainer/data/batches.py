@@ -214,9 +214,11 @@ class TrainingBatches:
         return self.examples(step)[1]
 
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
-        """Returns the examples of this host's rows of batch `step`, in the order of the rows: (the
-        row of each, int64 [E]; their origins; for each, the members of its source's rows and its
-        number among them)."""
+        """Returns the examples of this host's rows of batch `step`, in the order of the rows.
+
+        They are (row of each example, int64 [E]; their origins; for each, the members of its
+        source's rows and its number among them).
+        """
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)

@@ -313,8 +313,7 @@ class CachedData:
         return TrainingBatches(self.sources, size, schedule, host, hosts)
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
-        them."""
+        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly."""
         reading = self._config.data
         self._batches = self.batches(host, hosts)
         return self._batches.iterate(first_step, reading.threads, reading.prefetch)

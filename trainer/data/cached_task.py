@@ -4,9 +4,9 @@ import dataclasses
 
 from tasks import registry
 from tasks.cache import following
-from tasks.cache.cache import Cache, cache_names, find_cache
+from tasks.cache.cache import Cache, find_cache
 from tasks.cache.following import Following
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, cache_names
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds

@@ -267,8 +267,10 @@ def _flat(feature: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarra
 def _places(
     sizes_E: np.ndarray, rows_E: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns where the tokens of packed examples go in the rows, one after the other, the number
-    of each token's example in its row, from 1, and its position in the example."""
+    """Returns each packed token's place in the rows, its example's number in the row, its position.
+
+    Examples are numbered from 1 in each row.
+    """
     begins_E = np.cumsum(sizes_E) - sizes_E
     first_E = np.searchsorted(rows_E, rows_E)  # the first example of the same row
     offsets_E = begins_E - begins_E[first_E]

@@ -30,15 +30,16 @@ class Interleave:
         return counts_S + np.bincount(sources_W, minlength=len(counts_S))
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (sources, windows of that source read before), int64 [number] each, of positions
-        `first` to `first + number - 1`."""
+        """Returns (source, windows of that source read before) of `number` positions from `first`.
+
+        int64 [number] each.
+        """
         counts_S, surplus = self._just_before(first)
         sources_W, ranks_W = self._merge(counts_S, surplus + number)
         return sources_W[surplus:], ranks_W[surplus:]
 
     def _just_before(self, position: int) -> tuple[np.ndarray, int]:
-        """Returns (counts [S], missing): the windows of each source that are due by some time, at
-        most `position` in all, and how many fewer they are."""
+        """Returns (windows due of each source [S], how many fewer than `position` they are)."""
         # Counts are due shares, rounded, so S sources together are at most S / 2 ahead.
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)

@@ -206,8 +206,10 @@ class PairRows:
         return float(self.plan.rows)
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns pairs [first, last) of the block of the row at a rank and of the next block, as
-        `BlockOrder.following` does of windows."""
+        """Returns pairs [first, last) of the block at a rank and of the next one.
+
+        `BlockOrder.following` is the same for windows.
+        """
         assert isinstance(self.order, BlockOrder)
         firsts_R1 = self.plan.firsts_R1
         return [

@@ -115,8 +115,10 @@ class BlockOrder:
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns windows [first, last) of the block at a rank and of the next block to be read,
-        which may be the next epoch's; for `tasks.cache.windows.Windows.prefetch`."""
+        """Returns windows [first, last) of the block at a rank and of the block to be read next.
+
+        The latter may be the next epoch's; for `tasks.cache.windows.Windows.prefetch`.
+        """
         blocks_B, begins_B = self._blocks(epoch)
         turn = int(np.searchsorted(begins_B, rank, side="right")) - 1
         last = turn + 1 == len(blocks_B)

@@ -87,8 +87,10 @@ def documents_of(
 
 
 def _filled(own_WN: np.ndarray, shown_WN: np.ndarray) -> np.ndarray:
-    """Returns documents where unknown ones, 0, are those of the next known position, or of the last
-    known one at the end; 1 where none is known, 0 where nothing is shown."""
+    """Returns documents with the unknown ones, 0, filled in from the next known position.
+
+    At the end they come from the last known one. 1 if none is known, 0 where nothing is shown.
+    """
     width = own_WN.shape[1]
     column_N = np.arange(width)
     next_WN = np.where(own_WN > 0, column_N, width)

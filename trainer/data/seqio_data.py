@@ -124,8 +124,10 @@ class SeqioData:
         return list(getattr(self._mixture, "tasks", [self._mixture]))
 
     def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, …, endlessly, or a host's rows of
-        them. Every host reads whole batches: only so do they equal the batches of a single host."""
+        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
+
+        Every host reads whole batches, since only then do they equal a single host's.
+        """
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)

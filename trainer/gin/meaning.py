@@ -44,7 +44,7 @@ def _command(binding: Binding) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """The meaning of an argument, by exactly one of these attributes:
+    """The meaning of an argument, by exactly one of these attributes.
 
     `field`: path of a field of our configuration, set to the value after `convert`;
     `refers`: configurables, one of which the argument must name (or None, if `optional`);
@@ -437,8 +437,7 @@ def shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value in the form that tables compare: references as text without module, tuples as
-    lists."""
+    """Returns a value as tables compare it: references as text without module, tuples as lists."""
     if isinstance(value, Reference):
         return str(value._replace(name=value.name.rpartition(".")[2]))
     return list(value) if isinstance(value, tuple) else value

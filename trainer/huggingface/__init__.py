@@ -20,8 +20,9 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a model folder: T5, mT5, umT5, BERT, Llama, Gemma, GPT-2, or our
-    modelling file's.
+    """Returns the configuration of a model folder of transformers or of our modelling file.
+
+    Supported are T5, mT5, umT5, BERT, Llama, Gemma and GPT-2.
 
     Raises:
       UserError: there is no such folder, or this project does not support the model; names the

@@ -71,7 +71,6 @@ def parameter(
       use: what the module does with it, such as KERNEL or TABLE.
       axes: T5X's logical name of each of its axes.
     """
-
     rates = initializer.rates(shape) if isinstance(initializer, Start) else UNCHANGED
 
     def declared(*arguments: Any) -> _Declared:

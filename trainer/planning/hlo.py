@@ -92,7 +92,7 @@ class Instruction:
         return found[1] if found else ""
 
     def computation(self, role: str) -> str | None:
-        """Returns the computation that it calls as `role`: "calls", "body", "condition" …"""
+        """Returns the computation that it calls as `role`: "calls", "body", "condition"."""
         found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
         return found[1] if found else None
 

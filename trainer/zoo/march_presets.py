@@ -112,7 +112,7 @@ _MINI = (
 
 
 def march_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
-    """Yields (name, model): `march_v1`, `march_v2_dim2304_layers1`, …, then `mini_march_v1`, …"""
+    """Yields (name, model), such as `march_v2_dim2304_layers1`; the `mini_march_*` come last."""
     found = dict(_full_size(vocab_size))
     yield from found.items()
     for name in _MINI:

@@ -13,7 +13,7 @@ import io
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tasks.reading import opening
 from tasks.reading.batches import Batches
@@ -137,8 +137,7 @@ def _is_file(handle: IO[bytes]) -> bool:
 
 
 def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields the messages of a file in the order of their places, those of streams all, those of
-    IPC files without the schema's.
+    """Yields the messages of a file by offset: all of a stream, all but the schema of an IPC file.
 
     Raises:
       UserError: it is Parquet, or Feather in version 1.
@@ -303,7 +302,7 @@ class _Spliced(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         while self._left and self._left[0][0] >= self._left[0][1]:
             del self._left[0]
         if not self._left:

@@ -7,6 +7,7 @@ from tasks.reading.batches import Batches
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.reading.formats.format import missing_column
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +38,7 @@ def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not (_is_text(kind) or (spec.is_pairs and plain)):
+        if not (_is_text(kind) or (spec.unit is Unit.PAIR and plain)):
             raise UserError(f"{path}: column {column} is {kind}, not text")
 
 
@@ -67,10 +68,10 @@ def documents(
     spec = corpus.spec
     places = batches.places(file, np.arange(first_row, first_row + rows.num_rows))
     ids = _ids(rows, _id_column(spec, rows.schema), places)
-    if spec.is_pairs:
+    if spec.unit is Unit.PAIR:
         of_texts = {name: rows.column(name) for name in pairs.columns(spec)}
         found = pairs.batch_of(ids, pairs.rendered(spec, of_texts), places)
-        yield from batches.bounded(found, count, pairs.SIDES)
+        yield from batches.bounded(found, count, SIDES)
     else:
         texts = rows.column(spec.column)
         yield from _batches(ids, texts, places, count, corpus.max_document_bytes)

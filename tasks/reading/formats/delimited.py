@@ -18,6 +18,7 @@ from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 
 # A longer row is left out. `csv` holds a field as four bytes a character.
 _LONGEST_ROW_BYTES = 64 << 20
@@ -58,7 +59,7 @@ class Delimited:
             rows = _rows(spec, found)
             if part.start <= header:
                 next(rows, None)
-            if spec.is_pairs:
+            if spec.unit is Unit.PAIR:
                 made = _pairs(spec, part.file.name, names, rows)
                 yield from pairs.collect(made, batch_documents)
             else:
@@ -198,8 +199,10 @@ class _Quoted:
         self._size = 0
 
     def rows(self, starts_only: bool = False) -> Iterator[_Row]:
-        """Yields the rows without blank lines; with `starts_only`, of lines in which there is no
-        quote only some, and their fields are left out."""
+        """Yields the rows without blank lines.
+
+        With `starts_only`, yields only some of the lines without a quote, and leaves fields out.
+        """
         while True:
             if not self._ahead:
                 block = next(self._blocks, None)

@@ -5,6 +5,7 @@ from typing import Protocol
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.terminal.command_line import UserError, nearest
+from tasks.unit import Unit
 
 
 class Format(Protocol):
@@ -54,7 +55,7 @@ def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -
     advice = "add ?column=NAME"
     if column == spec.id:
         advice = "give another ?id=NAME, or none"
-    elif spec.is_pairs:
+    elif spec.unit is Unit.PAIR:
         advice = "name others in ?inputs=…&targets=…"
     return UserError(
         f"{path} has no column {column}{nearest(column, known)}; it has {', '.join(known)}: "

@@ -13,6 +13,7 @@ from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 
 _LONGEST_LINE_BYTES = 1 << 30
 # A long line of pairs becomes Python objects, unlike one of text.
@@ -40,7 +41,7 @@ class JsonLines:
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest = corpus.max_document_bytes
         with lines.open_part(part) as found:
-            if corpus.spec.is_pairs:
+            if corpus.spec.unit is Unit.PAIR:
                 yield from pairs.collect(
                     _pairs(corpus.spec, part.file.name, found), batch_documents
                 )
@@ -76,7 +77,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
     for column in filter(None, (*texts, spec.id)):
         if not any(column in row for row in rows):
             raise missing_column(file.path, column, sorted(set().union(*rows)), spec)
-    wanted = {str, int, bool} if spec.is_pairs else {str}
+    wanted = {str, int, bool} if spec.unit is Unit.PAIR else {str}
     for column in texts:
         kinds = {type(row[column]) for row in rows if column in row} - {type(None)}
         if kinds and not kinds & wanted:

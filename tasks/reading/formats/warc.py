@@ -27,6 +27,7 @@ from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, Source
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 
 TEXT = "text"
 _ID = "warc-record-id"
@@ -50,8 +51,11 @@ _Record = tuple[str, dict[str, str], bytes, str | None]
 
 
 class Warc:
-    """The formats `warc` and `wet`; a document's id is its WARC-Record-ID unless another header is
-    named, and its place the byte of its member (.gz) or record. A file is not cut."""
+    """The formats `warc` and `wet`.
+
+    A document's id is its WARC-Record-ID unless another header is named; its place is the byte
+    offset of its gzip member or record. A file is one piece.
+    """
 
     has_columns = True
     ranges_are_rows = False
@@ -66,7 +70,7 @@ class Warc:
         spec = corpus.spec
         with opening.open_file(part.file) as handle:
             records = _documents_of(_records(handle, part.file))
-            if spec.is_pairs:
+            if spec.unit is Unit.PAIR:
                 yield from pairs.collect(_pairs(spec, records), batch_documents)
             else:
                 longest = corpus.max_document_bytes
@@ -168,8 +172,11 @@ def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
 
 
 def _members(handle: IO[bytes]) -> Iterator[tuple[int, bytes | str | None]]:
-    """Yields (offset, content) of every gzip member; the reason for one that is broken, and None,
-    as the last, for one that is too long to be a record."""
+    """Yields (offset, content) of every gzip member.
+
+    The content of a broken member is the reason; None, the last, stands for a member that is too
+    long to be a record.
+    """
     offset, pending = 0, handle.read(_STEP_BYTES)
     while pending:
         expander, content, problem = zlib.decompressobj(31), bytearray(), ""
@@ -224,8 +231,10 @@ def _begun(content: bytes) -> int:
 
 
 def _next_member(handle: IO[bytes], begin: int) -> tuple[int, bytes]:
-    """Returns the first byte from `begin` on at which a member begins a record, and what was read
-    from there; (…, b"") if there is none."""
+    """Returns (offset of the first member after `begin` that starts a record, bytes from there).
+
+    The bytes are empty if there is none.
+    """
     handle.seek(begin)
     data = handle.read(_BLOCK_BYTES)
     while data:

@@ -19,8 +19,8 @@ from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests import foreign_caches, window_caches
-from tests.foreign_caches import pair
+from tests.support import foreign_caches, window_caches
+from tests.support.foreign_caches import pair
 
 ROOT = pathlib.Path(__file__).parents[3]
 ROWS = [[3 + number % 50] * (1 + number % 7) for number in range(40)]

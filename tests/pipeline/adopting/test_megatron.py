@@ -11,7 +11,7 @@ from tasks.cache.cache import Cache
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, load
-from tests import foreign_caches, small_tokenizers
+from tests.support import foreign_caches, small_tokenizers
 
 ROWS = [[3, 4, 5], [], [6], [7, 8, 9, 10, 1]]
 VALID = [[11, 12]]

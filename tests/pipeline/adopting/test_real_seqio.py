@@ -17,6 +17,8 @@ from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
 from tasks.vocabulary import PAIR_BORDER, load
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 MODULE = """
 import functools, json, seqio, tensorflow as tf

@@ -15,8 +15,8 @@ from tasks.cache.taking import Take, take
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
-from tests import foreign_caches
-from tests.window_caches import check, expected
+from tests.support import foreign_caches
+from tests.support.window_caches import check, expected
 
 
 def random_rows(seed, count, longest):

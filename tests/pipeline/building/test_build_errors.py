@@ -17,8 +17,8 @@ import pytest
 
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
-from tests import in_process
-from tests.parameters import slow_unless
+from tests.support import in_process
+from tests.support.parameters import slow_unless
 
 TASK = "python_docs_span_corruption"
 
@@ -236,6 +236,7 @@ def test_private_corpus_without_token(refused):
     assert "dumitrescustefan/rlm" in line
 
 
+@pytest.mark.processes
 def test_interrupted(start, tmp_path):
     process = start(tmp_path)
     while not list(tmp_path.glob("*/.partial-*.tfrecord-*")):

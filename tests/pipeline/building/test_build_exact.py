@@ -16,7 +16,9 @@ from pipeline.building import graph
 from tasks.cache import receipts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
+
+pytestmark = pytest.mark.processes
 
 TASK = "python_docs_span_corruption"
 DEADLINE_SECONDS = 120

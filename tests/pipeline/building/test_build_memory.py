@@ -4,7 +4,9 @@ import time
 
 import pytest
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
+
+pytestmark = pytest.mark.processes
 
 TASK = "python_docs_span_corruption"
 WORDS = "these are words and more of them, one after the other and never the same number 12345 "

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tasks.cache.manifest import CacheManifest
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 
 TASK = "small_lm"
 ODD = ["e\u0301 ünï çödé — 日本 🇷🇴", "a\x00b", "it spells <|endoftext|> and [SEP]", "\u200b"]

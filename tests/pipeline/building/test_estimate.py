@@ -8,7 +8,7 @@ import pytest
 from pipeline.building import estimate
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 
 TASK = "python_docs_span_corruption"
 

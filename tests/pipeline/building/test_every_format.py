@@ -8,8 +8,10 @@ import shutil
 import pytest
 
 from tasks.reading import sources
-from tests import every_format
-from tests.gcs_server import GcsServer
+from tests.support import every_format
+from tests.support.servers.gcs import GcsServer
+
+pytestmark = pytest.mark.processes
 
 FORMATS = ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
 

@@ -8,7 +8,9 @@ import pytest
 from pipeline import verify
 from tasks.cache.manifest import PLAN_MARK
 from tasks.storage import files
-from tests.gcs_server import FAULTS, GcsServer
+from tests.support.servers.gcs import FAULTS, GcsServer
+
+pytestmark = pytest.mark.processes
 
 TASK = "python_docs_span_corruption"
 # Keys of the plan's corpus record that name files, or come from the store.

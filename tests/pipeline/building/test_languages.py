@@ -106,6 +106,7 @@ def test_languages_are_added_by_extend(arguments, built, tmp_path, checksums):
     assert names == ["books_en_ul2", "books_ro_ul2", "books_sw_ul2"]
 
 
+@pytest.mark.processes
 def test_a_killed_build_continues_with_the_language_it_was_at(
     arguments, built, start, tmp_path, checksums
 ):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.building.rows import framed
-from tests import plain_records
+from tests.support import plain_records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=200)
 

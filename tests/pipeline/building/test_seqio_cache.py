@@ -12,6 +12,8 @@ import pytest
 from pipeline.build import main
 from tasks.cache import records
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 MANY, ONE = "rlm_span_corruption", "python_docs_span_corruption"
 MODULE = """

@@ -16,8 +16,8 @@ from pipeline import dedup
 from pipeline.deduplication import engine
 from pipeline.excluding.lists import CONTAMINATED, EXACT, NEAR, ExcludeList
 from tasks.terminal.command_line import UserError
-from tests.gcs_server import GcsServer
 from tests.pipeline.deduplication.texts import entries, search, sha256, words, write
+from tests.support.servers.gcs import GcsServer
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -327,6 +327,7 @@ def test_other_folders_are_left_alone(without_beam, tmp_path):
         search(write(tmp_path.parent / "c.jsonl", planted(3)[0]), tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("moments", "alone"),
     [

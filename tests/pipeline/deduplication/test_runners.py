@@ -11,11 +11,12 @@ import time
 import pytest
 
 from pipeline import dedup
-from pipeline.faults.pools import Cluster
-from tests import dataflow_worker
-from tests.dataflow_server import DataflowServer
-from tests.gcs_server import GcsServer
+from tests.faults.pools import Cluster
+from tests.support.servers import dataflow_worker
+from tests.support.servers.dataflow import DataflowServer
+from tests.support.servers.gcs import GcsServer
 
+pytestmark = pytest.mark.processes
 ROOT = pathlib.Path(__file__).parents[3]
 # Several pieces, so that workers share them.
 PIECES = "--shard_bytes=100000"

@@ -308,7 +308,7 @@ def test_languages_of_real_documents():
 
 
 def test_languages_of_what_follows_the_end_of_a_text():
-    """fastText reads no further than this word, which templates of pairs have."""
+    """FastText reads no further than this word, which templates of pairs have."""
     (record,) = sets.resolve(["language?languages=en"], None)
     english = "This is an English sentence about the weather and the sea."
     german = "Dies ist ein deutscher Satz über das Wetter und das Meer. " * 4

@@ -29,8 +29,7 @@ ODD = [
 
 
 def real(count: int) -> list[str]:
-    """Returns real documents: those of the Parquet files in the folder PALIMPSEST_CORPORA, if it is
-    set, then those of Python's library and packages."""
+    """Returns documents from the folder PALIMPSEST_CORPORA, if set, and Python's library."""
     found: list[str] = []
     corpora = os.environ.get("PALIMPSEST_CORPORA")
     for path in sorted(pathlib.Path(corpora).glob("*.parquet")) if corpora else ():

@@ -19,6 +19,7 @@ import tomllib
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 
 import pytest
 
@@ -30,11 +31,14 @@ from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
 from tasks.reading.corpus import FilePart, SourceFile
 from tasks.terminal.command_line import UserError
-from tests import dataflow_worker
-from tests.dataflow_server import DataflowServer
-from tests.gcs_server import GcsServer
+from tests.support.servers import dataflow_worker
+from tests.support.servers.dataflow import DataflowServer
+from tests.support.servers.gcs import GcsServer
+
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[3]
+VERSION = metadata.version("palimpsest")
 TASK = "python_docs_span_corruption"
 TOKEN = "hf_never_to_be_seen"
 CORPUS = "--corpus=json:gs://bucket/corpus/documents.jsonl?validation=0.1"
@@ -105,7 +109,7 @@ def test_request_and_staged_files(submit, gcs):
     assert not job.options.get("save_main_session")
 
     staged = {each.url.rpartition("/")[2] for each in dataflow_worker.artifacts(job, gcs)}
-    assert {"extra_packages.txt", "palimpsest-0.1.0-py3-none-any.whl"} <= staged
+    assert {"extra_packages.txt", f"palimpsest-{VERSION}-py3-none-any.whl"} <= staged
     there = [name for name in gcs.names("temp/") if name.endswith(tuple(staged))]
     assert len(there) == len(staged)
     wheel = next(name for name in there if name.endswith(".whl"))
@@ -151,7 +155,7 @@ def check_wheel(data: bytes) -> None:
             archive.read("pipeline/building/graph.py")
             == (ROOT / "pipeline/building/graph.py").read_bytes()
         )
-        record = archive.read("palimpsest-0.1.0.dist-info/RECORD").decode().splitlines()
+        record = archive.read(f"palimpsest-{VERSION}.dist-info/RECORD").decode().splitlines()
         assert {line.split(",")[0] for line in record} == names
 
 

@@ -11,6 +11,8 @@ import pytest
 from pipeline import build
 from pipeline.runners import beam_options
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 TEXT = (ROOT / "docs/dataflow.md").read_text()
 VARIABLES = {

@@ -9,6 +9,8 @@ import pytest
 from pipeline.runners.interruption import interrupt, interruptible
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.processes
+
 
 def interrupted(then) -> None:
     """Interrupts an interruptible block, which then calls `then` on its way out."""

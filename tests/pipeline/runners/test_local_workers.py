@@ -11,7 +11,9 @@ import grpc
 import pytest
 
 from pipeline.runners import beam_job
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
+
+pytestmark = pytest.mark.processes
 
 SECONDS = 30  # a bound for a loaded machine; Beam's own limits are minutes, or none
 

@@ -8,11 +8,14 @@ import time
 
 import pytest
 
-from pipeline import chaos, job_service, worker_pool
-from pipeline.faults.pools import Cluster
+from pipeline import job_service, worker_pool
 from pipeline.runners import portable
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests.faults import __main__ as faults
+from tests.faults.pools import Cluster
+
+pytestmark = pytest.mark.processes
 
 TASK = "python_docs_span_corruption"
 
@@ -148,7 +151,7 @@ def test_a_worker_dies_and_the_same_command_resumes(start, cache, checksums, tmp
 @pytest.mark.slow
 def test_pools_and_the_job_service_die_too(corpus, vocabulary, capsys):
     given = [f"--vocabulary={vocabulary}", "--extra_ids=100", f"--corpus={corpus}"]
-    code = chaos.main([*given, "--pools=3", "--kills=5"])
+    code = faults.main(["builds", *given, "--pools=3", "--kills=5"])
     out, err = capsys.readouterr()
     assert code == 0, err
     assert re.search(r"SIGKILL of a worker +\| +3 \|", out)

@@ -11,6 +11,8 @@ import pytest
 from pipeline.runners import secret
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def asked(monkeypatch):

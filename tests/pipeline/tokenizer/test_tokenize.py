@@ -18,7 +18,7 @@ from pipeline.tokenizer import fast_tokenizer, kernels, tokenize, trie
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 
 CODE = {
     "remove_extra_whitespaces": False,

@@ -27,8 +27,8 @@ from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
-from tests import small_tokenizers
-from tests.parameters import slow_unless
+from tests.support import small_tokenizers
+from tests.support.parameters import slow_unless
 
 TEXTS = pathlib.Path(__file__).with_name("texts.txt").read_text().splitlines()
 END = "<|endoftext|>"

@@ -15,7 +15,7 @@ from tasks.cache import records
 from tasks.cache.manifest import PAIRS, QUARANTINE, PairLimits, Plan
 from tasks.storage import protobuf
 from tasks.vocabulary import VocabularyRecord
-from tests import plain_records
+from tests.support import plain_records
 
 TEXT = Plan("task", {}, VocabularyRecord("", 500, 0, 0), "concat", 100, "eos", {"train": 1})
 OF_PAIRS = dataclasses.replace(

@@ -21,7 +21,7 @@ from tasks.cache.manifest import (
 )
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests.window_caches import COUNT, Cache, check, expected, make, read_from_threads
+from tests.support.window_caches import COUNT, Cache, check, expected, make, read_from_threads
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tasks.cache.excluded import ExcludeRecord
 from tasks.cache.manifest import PLAN, PLAN_MARK, as_json
 from tasks.cache.plan_check import PlanCheck, excludes_more
 from tasks.terminal.command_line import UserError
-from tests.window_caches import make
+from tests.support.window_caches import make
 
 IDS = ExcludeRecord("a" * 64, "ids", 20, 0)
 FILES = [{"name": name, "bytes": 1} for name in ("a.txt", "b.txt", "c.txt")]

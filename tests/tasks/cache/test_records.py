@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.cache import records
-from tests import plain_records
+from tests.support import plain_records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=60).map(lambda v: np.array(v, np.int64))
 

@@ -9,7 +9,7 @@ import pytest
 from tasks.cache import taking
 from tasks.cache.taking import Take
 from tasks.terminal.command_line import UserError
-from tests import window_caches
+from tests.support import window_caches
 
 LENGTH = 64
 

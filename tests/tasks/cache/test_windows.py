@@ -19,8 +19,8 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
-from tests import plain_records
-from tests.window_caches import COUNT, SIZES, check, expected, make, read_from_threads
+from tests.support import plain_records
+from tests.support.window_caches import COUNT, SIZES, check, expected, make, read_from_threads
 
 
 @pytest.fixture(scope="module")

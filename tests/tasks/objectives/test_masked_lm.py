@@ -103,7 +103,7 @@ def test_whole_words_are_chosen_up_to_the_planned_count():
 
 
 def test_lengths_of_runs():
-    """n is 1, 2 or 3 in the ratio 6 : 3 : 2, if three tokens are chosen in all."""
+    """N is 1, 2 or 3 in the ratio 6 : 3 : 2, if three tokens are chosen in all."""
     objective, windows = MaskedLM(noise_density=0.03), 20_000
     starts = np.ones((windows, 100), bool)  # words of one token, budget 3: the first run shows n
     sizes, keys = np.full(windows, 100), noise.fold_in(2, np.arange(windows))

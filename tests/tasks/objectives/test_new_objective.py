@@ -12,7 +12,7 @@ from tasks.objectives import Lengths, Objective
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
-from tests.extending import example
+from tests.support.extending import example
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 

@@ -224,8 +224,10 @@ def test_substitution_on_t5s_example():
 
 
 def partial_sums(total, parts):
-    """Returns the probability that the first j parts of a uniformly chosen composition of `total`
-    sum to s, float64 [parts + 1, total + 1]."""
+    """Returns the probability that the first j parts of a uniform composition of `total` sum to s.
+
+    float64 [parts + 1, total + 1].
+    """
     ways = [[0.0] * (total + 1) for _ in range(parts + 1)]
     ways[0][0] = ways[parts][total] = 1.0
     all_ways = math.comb(total - 1, parts - 1)
@@ -238,8 +240,10 @@ def partial_sums(total, parts):
 
 
 def distribution_of_t5(length, tokens, spans):
-    """Returns T5's exact distribution of masks: (probability of noise at each position, [length];
-    probability of each length of a span, [tokens + 1]).
+    """Returns T5's exact distribution of masks.
+
+    That is (probability of noise at each position, [length]; probability of each span length,
+    [tokens + 1]).
 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask: two uniform compositions, of the
     noise and of the rest, alternate, beginning with the rest.
@@ -254,8 +258,10 @@ def distribution_of_t5(length, tokens, spans):
 
 
 def p_value(values, probabilities):
-    """Returns the p-value of a chi-square test that `values` are independent draws with
-    `probabilities`; cells with fewer than ten expected draws are combined."""
+    """Returns the p-value of a chi-square test that `values` are draws with `probabilities`.
+
+    Cells with fewer than ten expected draws are combined.
+    """
     expected = probabilities * len(values)
     counts = np.bincount(values, minlength=len(expected)).astype(float)
     rare = expected < 10

@@ -106,8 +106,10 @@ def test_dictionaries_that_change_are_read_from_the_start(tmp_path, monkeypatch)
 
 
 def moved(data, gap):
-    """Returns an IPC file of pyarrow's as other writers lay it out: `gap` bytes before the schema
-    and before each message that the footer names."""
+    """Returns a pyarrow IPC file as other writers lay it out.
+
+    `gap` bytes precede the schema and each message that the footer names.
+    """
     (size,) = struct.unpack_from("<I", data, len(data) - 10)
     begin = len(data) - 10 - size
     footer = bytearray(data[begin : len(data) - 10])

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
-from tests import every_format
+from tests.support import every_format
 
 FORMATS = ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
 ROWS = {f"document {n}": f"text of {n}, " * 9 for n in range(300)}

@@ -8,8 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.reading import stdlib_docs
-from tests.hub_server import HubServer
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
+from tests.support.servers.hub import HubServer
+
+pytestmark = pytest.mark.processes
 
 COMMIT = "c0ffee" * 6 + "abcd"
 TOKEN = "hf_secret_of_mine"

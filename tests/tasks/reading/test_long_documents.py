@@ -332,6 +332,7 @@ CHUNKS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("form", WRITE)
 def test_a_line_of_50_mb_takes_little_memory(tmp_path, form):
     growth, size, documents = measure(tmp_path, form, CHUNKS["wide"], 50)

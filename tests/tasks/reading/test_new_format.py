@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from tests.extending import example
+from tests.support.extending import example
 
 ROOT = pathlib.Path(__file__).parents[3]
 REGISTRY = "tasks/reading/formats/registry.py"

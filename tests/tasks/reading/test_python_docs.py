@@ -47,6 +47,7 @@ def test_python_docs_holds_each_document_of_the_library_once(corpus):
     assert 0.07 < held / len(found) < 0.13
 
 
+@pytest.mark.processes
 def test_python_docs_is_the_same_in_every_run(corpus):
     command = (
         "from tasks.reading import sources as s; c = s.resolve(s.parse('python_docs'));"

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests.gcs_server import FAULTS, GcsServer
+from tests.support.servers.gcs import FAULTS, GcsServer
 
 ROOT = pathlib.Path(__file__).parents[3]
 FOLDER = "gs://bucket/folder"

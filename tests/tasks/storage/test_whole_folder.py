@@ -10,7 +10,7 @@ import pytest
 
 from tasks.storage import whole_folder
 from tasks.terminal.command_line import UserError
-from tests.child import beginning
+from tests.support.child import beginning
 
 WRITER = """
 import sys, time

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tasks.terminal.command_line import Parser, RawHelp
-from tests.child import beginning
+from tests.support.child import beginning
 
 
 def help_of(*flags, **kwargs):

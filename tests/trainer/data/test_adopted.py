@@ -15,7 +15,7 @@ from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
-from tests import foreign_caches
+from tests.support import foreign_caches
 from tests.trainer.conftest import ROOT, built, command, training_metrics
 from trainer.config.fields import override
 from trainer.pretrain import build_config

@@ -14,8 +14,8 @@ from tasks.cache import following
 from tasks.cache.manifest import PLAN, PLAN_MARK, plan_from_dict
 from tasks.storage import lock
 from tasks.terminal.command_line import UserError
-from tests import published as published_caches
-from tests.published import Published
+from tests.support import published as published_caches
+from tests.support.published import Published
 from trainer.config.fields import override
 from trainer.config.idle import refuse_idle
 from trainer.data.order import GlobalOrder

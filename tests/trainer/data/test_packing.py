@@ -12,7 +12,7 @@ from tasks.objectives import Lengths, prefix_lm
 from tasks.objectives.packing import deck
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from tests.trainer.conftest import command, training_metrics
 from tests.trainer.data.test_pairs import PAIRS, folder, run_of  # noqa: F401
 from trainer.data.best_fit import best_fit

@@ -19,7 +19,7 @@ from tasks.objectives import (
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from tests import window_caches
+from tests.support import window_caches
 from trainer.config import Config, DataConfig, LossConfig
 from trainer.config.presets import model_preset
 from trainer.data import features, segments

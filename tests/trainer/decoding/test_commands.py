@@ -77,6 +77,7 @@ def counting(results, firsts):
     return counted
 
 
+@pytest.mark.processes
 def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"

@@ -13,7 +13,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected
-from tests import eight_devices
+from tests.support import eight_devices
 from tests.trainer.model.conftest import TinyModel, tiny_config
 from trainer.config.mesh import MeshConfig
 from trainer.decoding.decoder import Decoder, Decoding, bucket

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.test_every_preset import MODELS, PREDICTS_NEXT, VOCAB_SIZE
 from trainer.decoding.decoder import Decoder, Decoding

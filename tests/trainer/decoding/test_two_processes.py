@@ -12,6 +12,8 @@ from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate, generate
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 
 

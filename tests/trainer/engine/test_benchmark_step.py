@@ -1,11 +1,16 @@
 """benchmarks.step runs and prints every line that it documents."""
 
+import json
 import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+
+from benchmarks.step import t5x_sizes
+from tasks.terminal.command_line import UserError
+from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -30,3 +35,14 @@ def test_a_step_is_measured(flags):
     share = re.match(r"([\d.]+)% of [\d.]+ TFLOP/s", lines["MFU"])
     assert 0 < float(share[1]) < 100
     assert re.search(r"bound by (compute|memory)", lines["roofline"])
+
+
+def test_t5x_gets_the_sizes_of_the_preset():
+    config, _ = build_config("lm_small", ["--batch_size=4"])
+    found = t5x_sizes(config, 0, 64)
+    assert found["decoder_only"]
+    assert found["network"]["num_decoder_layers"] == config.model.num_decoder_layers
+    assert json.loads(json.dumps(found))["network"]["mlp_activations"] == ["gelu", "linear"]
+    bert, _ = build_config("bert_tiny", [])
+    with pytest.raises(UserError, match="no encoder-only models"):
+        t5x_sizes(bert, 64, 0)

@@ -6,7 +6,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from trainer.engine import compiled_programs
+
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[3]
 PROGRAM = """

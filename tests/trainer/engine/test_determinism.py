@@ -14,6 +14,8 @@ from trainer.engine import determinism
 from trainer.engine.determinism import GPU_FLAG, xla_flags
 from trainer.reporting.software import save_software
 
+pytestmark = pytest.mark.processes
+
 CUDA = ["jax_plugins.xla_cuda12"]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests import eight_devices
+from tests.support import eight_devices
 from trainer.config.mesh import check_dimensions
 from trainer.config.presets import model_preset
 from trainer.engine.program import Program

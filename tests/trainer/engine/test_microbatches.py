@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.compiled import compiled
-from tests.parameters import slow_unless
+from tests.support.compiled import compiled
+from tests.support.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
 from trainer.config.idle import refuse_idle
 from trainer.engine.loss import model_loss

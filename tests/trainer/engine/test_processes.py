@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from trainer.config.fields import override
 from trainer.engine.processes import EXIT_LOST
 from trainer.loop import EXIT_PREEMPTED
 from trainer.pretrain import build_config
+
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[3]
 STEPS, EVERY = 12, 5

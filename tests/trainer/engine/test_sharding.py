@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
-from tests import eight_devices
+from tests.support import eight_devices
 from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS
@@ -175,6 +175,7 @@ def alone():
     return {name: run(program_of(*flags), norms=True) for name, flags in ALONE.items()}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_equal_one(name, meshes, alone):
     alone = alone["scanned" if name == "scanned" else "plain"]
@@ -183,6 +184,7 @@ def test_eight_devices_equal_one(name, meshes, alone):
     np.testing.assert_allclose(meshes[name]["losses"], alone["losses"], atol=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "single"), [("2d", "plain"), ("scanned", "scanned")])
 def test_norms_on_eight_devices_are_those_of_one(name, single, meshes, alone):
     found = meshes[name]["norms"]
@@ -190,11 +192,13 @@ def test_norms_on_eight_devices_are_those_of_one(name, single, meshes, alone):
     assert found == pytest.approx(alone[single]["norms"], rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.processes
 def test_fused_attention_on_a_mesh_equals_einsums_on_one_device(meshes):
     alone = run(program_of("--model.head_dim=64"))
     np.testing.assert_allclose(meshes["fused"]["losses"], alone["losses"], atol=1e-5)
 
 
+@pytest.mark.processes
 def test_divided_experts_equal_one_device(meshes):
     one, eight = run(program_of(*EXPERTS)), meshes["experts"]
     np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5)
@@ -210,12 +214,14 @@ def test_divided_experts_equal_one_device(meshes):
     assert eight["held"] < 0.5 * one["held"]
 
 
+@pytest.mark.processes
 def test_tokens_move_to_experts_not_experts_to_tokens(meshes):
     # To the experts and back, in both passes; nothing is gathered on every device.
     assert meshes["experts_program"].count(" all-to-all(") == 4
     assert " all-gather(" not in meshes["experts_program"]
 
 
+@pytest.mark.processes
 def test_fsdp_divides_rows_of_activations_not_channels(meshes):
     program = meshes["fsdp_program"]
     moved = [line for line in program.splitlines() if MOVES.search(line)]
@@ -271,6 +277,7 @@ PLACES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", MESHES)
 def test_parameters_are_placed_by_the_rules(name, meshes):
     found = meshes[name]["params"]
@@ -282,6 +289,7 @@ def test_parameters_are_placed_by_the_rules(name, meshes):
     assert {path: whole[f"0/v/{path}"] for path in found} == found
 
 
+@pytest.mark.processes
 def test_sharding_reduces_memory_per_device(meshes, alone):
     whole = alone["plain"]["held"]
     share = {name: meshes[name]["held"] / whole for name in MESHES}
@@ -293,11 +301,13 @@ def test_sharding_reduces_memory_per_device(meshes, alone):
     assert "data 2 x fsdp 1 x tensor 4" in meshes["tensor"]["line"]
 
 
+@pytest.mark.processes
 def test_a_checkpoint_is_restored_on_another_mesh(meshes):
     assert meshes["restored"]["final"] == meshes["data"]["final"]
     assert meshes["restored"]["params"] == meshes["2d"]["params"]
 
 
+@pytest.mark.processes
 def test_microbatches_move_no_rows(meshes):
     assert "all-reduce" in meshes["microbatches"]
     for moved in ("all-gather", "all-to-all", "collective-permute"):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests import eight_devices
-from tests.parameters import slow_unless
+from tests.support import eight_devices
+from tests.support.parameters import slow_unless
 from tests.trainer.engine.test_sharding import batch_of, program_of
 from trainer.config.tuning import LORA
 from trainer.model.paths import named
@@ -136,6 +136,7 @@ MESHES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mesh", slow_unless({"both"}, MESHES))
 def test_on_a_mesh_lora_learns_the_same(mesh):
     found = eight_devices.run("tests/trainer/engine/test_tuning.py", *MESHES[mesh])

@@ -1,12 +1,13 @@
 """Metrics of generated text: equal to seqio's Evaluator, whatever batch, devices and processes."""
 
+import shutil
 import sys
 
 import numpy as np
 import pytest
 
 from tasks.vocabulary import load
-from tests import eight_devices
+from tests.support import eight_devices
 from tests.trainer.evaluating import reversals
 from trainer.data.examples import Outputs, of_batches, rows_of
 from trainer.engine.program import Program
@@ -18,8 +19,9 @@ METRICS = "--evaluation.metrics=task,exact_match,first_letters"
 
 
 @pytest.fixture(scope="module")
-def folder(text_cache):
-    folder = text_cache.parents[1]
+def folder(text_cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predictions") / "copy"
+    shutil.copytree(text_cache.parents[1], folder)
     text = reversals.MODULE.format(folder=str(folder), rows=ROWS)
     (folder / "reversals.py").write_text(text)
     return folder

@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
-from tests.hub_upload_server import TOKEN, HubUploadServer
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
+from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoint import Checkpoints
 from trainer.config import load_config, save_config

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from trainer.config.presets import model_preset
 from trainer.huggingface import configs, parity
 from trainer.huggingface.parity import Parity

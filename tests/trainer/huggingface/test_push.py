@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
-from tests.hub_upload_server import TOKEN, HubUploadServer
+from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import convert
 from trainer.config.presets import model_preset
 from trainer.conversion.sources import tree_of
@@ -22,7 +22,10 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 
 # huggingface_hub's own use of httpx.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
+]
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("checkpoint_1000", "checkpoint_2000")
 
@@ -112,7 +115,6 @@ def test_a_lost_connection_is_one_line_and_a_rerun_completes(server, tmp_path, m
 
 def test_the_command_uploads_a_folder_of_checkpoints(tmp_path):
     """A process of its own, since huggingface_hub reads its environment when it is imported."""
-
     model = dataclasses.replace(model_preset("t5_1_1_tiny"), vocab_size=128)
     facts = parameter_facts(model_spec(model)).items()
     ones = tree_of({name: np.ones(each.shape, "f4") for name, each in facts})

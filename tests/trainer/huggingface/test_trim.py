@@ -8,7 +8,7 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import trimming, usage
-from tests import small_tokenizers
+from tests.support import small_tokenizers
 from tests.trainer.huggingface.conftest import Exported
 from trainer import trim
 from trainer.huggingface import model_config, tokenizer

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.model.attention import DotProductAttention

@@ -13,7 +13,7 @@ import optax
 import pytest
 from scipy.special import erf
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.dense import Shared

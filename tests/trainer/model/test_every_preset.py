@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import eight_devices
-from tests.parameters import slow_unless
+from tests.support import eight_devices
+from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
 from trainer.config.presets import MODEL_PRESETS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.layers import stack_layers, unstack_layers

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.extending import example
+from tests.support.extending import example
 from trainer.config.presets import model_preset
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.cost import flops_per_step, parameter_count

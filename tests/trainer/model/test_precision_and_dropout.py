@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.compiled import compiled
+from tests.support.compiled import compiled
 from trainer.model.dense import Shared, einsum_float32
 from trainer.model.parametrisation import StandardParametrisation
 

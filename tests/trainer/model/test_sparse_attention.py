@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import eight_devices
-from tests.parameters import slow_unless
+from tests.support import eight_devices
+from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on

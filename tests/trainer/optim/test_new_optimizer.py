@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.extending import example
+from tests.support.extending import example
 from trainer.config.optimizer import OPTIMIZERS, Optimizer
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from tests.parameters import slow_unless
+from tests.support.parameters import slow_unless
 from trainer.config.optimizer import OPTIMIZER_PRESETS, OPTIMIZERS, OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.model.paths import named, path_name

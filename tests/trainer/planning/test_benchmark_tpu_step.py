@@ -9,14 +9,12 @@ import sys
 
 import pytest
 
-from benchmarks import t5x, tpu_step
+from benchmarks import tpu_step
 from benchmarks.tpu_step import Estimate, extrapolated, markdown
 from tasks.terminal.command_line import UserError
 from trainer.planning import parts
-from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
-T5X = importlib.util.find_spec("t5x")
 
 
 def of_layers(layers):
@@ -49,13 +47,15 @@ def test_a_refused_depth_refuses_the_line():
 
 
 def test_the_table_has_a_row_for_each_step():
-    ours, theirs = Estimate({parts.ATTENTION: 0.1}, {"parameters": 2e9}), Estimate({}, {})
-    theirs = extrapolated(ours, Estimate({parts.ATTENTION: 0.15}, {"parameters": 3e9}), (1, 2), 4)
+    scanned = Estimate({parts.ATTENTION: 0.1}, {"parameters": 2e9})
+    deeper = extrapolated(
+        scanned, Estimate({parts.ATTENTION: 0.15}, {"parameters": 3e9}), (1, 2), 4
+    )
     text = markdown(
         {
-            "scanned": ours,
-            "t5x_unrolled": theirs,
-            "t5x_minimal": Estimate({}, {}, refused="out of | memory"),
+            "scanned": scanned,
+            "unrolled": deeper,
+            "refused": Estimate({}, {}, refused="out of | memory"),
         },
         least=0.05,
         memory=4 * 10**9,
@@ -63,26 +63,24 @@ def test_the_table_has_a_row_for_each_step():
     header, line, *rows = [
         [cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()
     ]
-    assert header[:5] == ["step", "ms", "MFU", "HBM, GB", "of ours"]
+    assert header[:5] == ["step", "ms", "MFU", "HBM, GB", "of fastest"]
     assert header[5:] == list(parts.PARTS)
     assert {len(row) for row in (line, *rows)} == {len(header)}
     assert rows[0][:6] == ["scanned", "100.0", "50.0%", "2.00", "1.00", "100.0"]
     assert rows[1][:5] == [
-        "t5x_unrolled, from 1 and 2 layers",
+        "unrolled, from 1 and 2 layers",
         "250.0",
         "20.0%",
         "5.00, does not fit",
         "2.50",
     ]
-    assert rows[2][:2] == ["t5x_minimal", "out of / memory"]
+    assert rows[2][:2] == ["refused", "out of / memory"]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--steps=fast"], "unknown step fast; there are scanned"),
-        (["--steps=t5x_minimal"], "needs --t5x"),
-        (["--preset=lm_tiny", "--t5x=DIR", "--steps=t5x_none"], "scans no decoder-only models"),
         (["--depths=2"], "two numbers"),
         (["--depths=4,2"], "must rise"),
         (["--depths=1,9"], "at most 8"),
@@ -95,24 +93,12 @@ def test_a_wrong_flag_is_named(flags, message):
         tpu_step.main(flags)
 
 
-def test_t5x_gets_the_sizes_of_the_preset():
-    config, _ = build_config("lm_small", ["--batch_size=4"])
-    found = t5x.sizes(config, 0, 64)
-    assert found["decoder_only"]
-    assert found["network"]["num_decoder_layers"] == config.model.num_decoder_layers
-    assert json.loads(json.dumps(found))["network"]["mlp_activations"] == ["gelu", "linear"]
-    bert, _ = build_config("bert_tiny", [])
-    with pytest.raises(UserError, match="no encoder-only models"):
-        t5x.sizes(bert, 64, 0)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_steps_are_compiled_for_a_slice():
-    theirs = ["--t5x=" + str(pathlib.Path(T5X.origin).parents[1])] if T5X else []
     command = [sys.executable, "-m", "benchmarks.tpu_step", "--preset=t5_1_1_mini", "--json"]
     made = subprocess.run(
-        [*command, "--batch_size=8", "--inputs=128", "--targets=128", "--depths=1,2", *theirs],
+        [*command, "--batch_size=8", "--inputs=128", "--targets=128", "--depths=1,2"],
         cwd=ROOT,
         env={key: os.environ[key] for key in os.environ if not key.startswith(("JAX_", "XLA_"))},
         capture_output=True,
@@ -120,8 +106,7 @@ def test_steps_are_compiled_for_a_slice():
     )
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout)
-    steps = ["scanned", "unrolled", *(["t5x_minimal", "t5x_unrolled"] if T5X else [])]
-    assert [*found] == steps
+    assert [*found] == ["scanned", "unrolled"]
     for each in found.values():
         assert each["step_seconds"] > 0
         assert 0 < each["mfu"] < 1

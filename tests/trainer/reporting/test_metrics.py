@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.gcs_server import GcsServer
+from tests.support.servers.gcs import GcsServer
 from trainer.engine.evaluator import Evaluator
 from trainer.engine.hardware import peak_flops, peak_memory
 from trainer.engine.metrics import means, perplexity

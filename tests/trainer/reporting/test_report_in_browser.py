@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser import opened
+from tests.support.browser import opened
 from tests.trainer.reporting.test_report import EVIL, made, training, validation
 from trainer.reporting import history
 from trainer.reporting.page import page

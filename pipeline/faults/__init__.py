@@ -1,1 +1,0 @@
-"""Fault injection: kills builds and audits the caches they leave."""

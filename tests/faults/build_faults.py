@@ -1,0 +1,470 @@
+"""Faults of builds on one machine: kills, full disks, damaged or missing files, races."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pipeline.deduplication.plan import LIST
+from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
+from tasks.storage import files
+from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
+from tests.faults import corpora
+from tests.faults.builds import CORPUS_FILES, KILLS_PER_TRIAL, Fault, Snapshot, Trial
+from tests.faults.command import Command
+from tests.faults.damages import any_file, damage
+
+# Shares of the kills that hit one worker process, a worker before anything is finished, or the
+# writing of the last files.
+_WORKER_SHARE, _EARLY_SHARE, _LAST_FILES_SHARE = 0.1, 0.1, 0.1
+# Share of the kills of a whole build that come before its first row, during imports.
+_STARTUP_SHARE = 0.1
+_SMALL_FILES = 300
+_FILTERS = [
+    "--filter=gopher_quality?min_words=8&min_stop_words=1",
+    "--filter=pii",
+    "--filter=c4?min_sentences=1&min_line_words=3",
+]
+_LISTED = 20  # documents of the text file of ids
+
+
+def faults(kills: int, others: int, of_texts: bool = True) -> list[Fault]:
+    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other.
+
+    `of_texts`: whether the corpus has texts, which can be filtered, and not pairs.
+    """
+    shares = (_WORKER_SHARE, _EARLY_SHARE, _LAST_FILES_SHARE)
+    workers, early, last_files = (max(1, round(kills * share)) for share in shares)
+    builds = kills - workers - early - last_files
+    breaking = _Breaking
+    kinds: list[tuple] = [
+        ("SIGKILL of the build", builds, breaking(_reach_any_moment), KILLS_PER_TRIAL),
+        ("SIGKILL of one worker", workers, breaking(Trial.reach_rows, _kill_worker, least=2)),
+        (
+            *("SIGKILL of a worker before the first shard", early),
+            breaking(_reach_workers, _kill_worker, least=2),
+        ),
+        (
+            *("SIGKILL between the last files", last_files),
+            breaking(_reach_a_last_file, Trial.kill, _remove_last_files),
+        ),
+        (
+            *("Ctrl-C, once or twice", 3 * others),
+            *(breaking(_reach_any_second, _interrupt), KILLS_PER_TRIAL),
+        ),
+        (
+            *("Ctrl-C between the last files", others),
+            breaking(_reach_a_last_file, _interrupt, _remove_last_files),
+        ),
+        ("disk full", others, _fill_disk),
+        ("folder read-only", others, _make_read_only),
+        ("finished file truncated", others, lambda trial: _damage_file(trial, "cut")),
+        ("finished file with a flipped bit", others, lambda trial: _damage_file(trial, "bit")),
+        ("plan.json of an unfinished cache damaged", others, _damage_plan),
+        ("manifest edited", others, _edit_manifest),
+        ("corpus file missing", others, lambda trial: _damage_corpus(trial, pathlib.Path.unlink)),
+        (
+            *("corpus file truncated", others),
+            lambda trial: _damage_corpus(trial, lambda path: os.truncate(path, _fiftieth(path))),
+        ),
+        (
+            *("corpus of small files, build killed", others),
+            breaking(_reach_half, _kill_or_late, _use_small_files),
+        ),
+        (
+            *("corpus of symbolic links, build killed", others),
+            breaking(_reach_half, _kill_or_late, _use_links),
+        ),
+        ("second build in the same folder", others, _run_two_builds),
+        ("search for duplicates killed", 3 * others, _kill_search, 3),
+        (
+            *("build with exclude lists killed", 3 * others),
+            *(breaking(_reach_any_moment, _kill_or_late, _exclude), 3),
+        ),
+        (
+            *("takedown killed", 3 * others),
+            *(breaking(_reach_any_moment, _kill_or_late, _take_down), 3),
+        ),
+    ]
+    if of_texts:
+        filtered = breaking(_reach_any_moment, _kill_or_late, _filter)
+        kinds.append(("build with filters killed", 3 * others, filtered, 3))
+    return [Fault(*kind) for kind in kinds]
+
+
+class _Breaking(NamedTuple):
+    """A fault that ends builds, and then lets the same command finish.
+
+    Attributes:
+      reach: waits for the moment.
+      strike: breaks the build; see `Trial.break_and_audit`.
+      prepare: prepares the trial.
+      least: the fewest workers.
+    """
+
+    reach: Callable[[Trial], object]
+    strike: Callable[[Trial], bool] = Trial.kill
+    prepare: Callable[[Trial], object] = lambda trial: None
+    least: int = 1
+
+    def __call__(self, trial: Trial) -> None:
+        self.prepare(trial)
+        trial.break_and_audit(self.reach, self.strike, self.least)
+
+
+def _reach_any_moment(trial: Trial) -> None:
+    """Waits for a moment at the start, or more often while rows are written."""
+    if trial.random.random() < _STARTUP_SHARE:
+        time.sleep(trial.random.uniform(0, trial.lab.seconds[0]))
+    else:
+        _reach_half(trial)
+
+
+def _reach_half(trial: Trial) -> None:
+    trial.reach_rows()
+    time.sleep(trial.random.uniform(0, trial.lab.seconds[1] / 2))
+
+
+def _reach_any_second(trial: Trial) -> None:
+    time.sleep(trial.random.uniform(1, 1 + 2 * sum(trial.lab.seconds)))
+
+
+def _reach_workers(trial: Trial) -> None:
+    """Waits for several workers, at best before they have reached the build."""
+    trial.wait_for(lambda: len(_workers(trial.command)) > 1)
+    time.sleep(trial.random.uniform(0, 2))
+
+
+def _reach_a_last_file(trial: Trial) -> None:
+    """Waits for one of the files that complete the cache."""
+    awaited = trial.cache / trial.random.choice(_last_files(trial.lab.reference))
+    trial.wait_for(awaited.exists)
+
+
+def _kill_or_late(trial: Trial) -> bool:
+    """Kills a build; one that has finished first counts, and still tells whether all is there."""
+    if not trial.kill():
+        trial.count_injection()
+    return True
+
+
+def _kill_worker(trial: Trial) -> bool:
+    """Kills a worker, if there is any; the build must end by itself, and leave no process."""
+    if workers := _workers(trial.command):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(trial.random.choice(workers), signal.SIGKILL)
+            trial.count_injection()
+    trial.command.expect_end(0, EXIT_USER_ERROR)
+    trial.finish()
+    return True
+
+
+def _workers(build: Command) -> list[int]:
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "-g", str(build.process.pid)],
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    return [int(line.split()[0]) for line in listed if "sdk_worker_main" in line]
+
+
+def _interrupt(trial: Trial) -> bool:
+    """Interrupts the build once or twice; returns False if it had ended by itself."""
+    build = trial.command
+    if not build.running:
+        trial.finish()
+        return False
+    build.send(signal.SIGINT)
+    trial.count_injection()
+    if trial.random.random() < 0.5:
+        time.sleep(trial.random.uniform(0, 0.5))
+        build.send(signal.SIGINT)
+    build.check_end(signal.SIGINT)
+    trial.finish()
+    return True
+
+
+def _last_files(cache: pathlib.Path) -> list[str]:
+    """Returns the names of the files that complete a cache, but for the very last one."""
+    paths = [*cache.glob("info.*"), *cache.glob("stats.*")]
+    return [*sorted(path.name for path in paths), MANIFEST]
+
+
+def _remove_last_files(trial: Trial) -> None:
+    trial.copy_reference()
+    for name in [*_last_files(trial.cache), "COMPLETED"]:
+        (trial.cache / name).unlink()
+
+
+def _unfinish(trial: Trial) -> None:
+    """Copies the reference without its last two files."""
+    trial.copy_reference()
+    (trial.cache / "COMPLETED").unlink()
+    (trial.cache / MANIFEST).unlink()
+
+
+def _fill_disk(trial: Trial) -> None:
+    """Builds where only part of the cache fits, then makes room."""
+    size = sum(path.stat().st_size for path in trial.lab.reference.iterdir())
+    room = int(size * trial.random.uniform(0.2, 0.8))
+    with _mounted(trial.folder, f"size={room}") as remount:
+        if remount:
+            trial.outcome.note = "tmpfs too small"
+            trial.start()
+        else:
+            trial.outcome.note = "RLIMIT_FSIZE, as mounting is not permitted"
+            shards = trial.lab.reference.glob("*.tfrecord-*")
+            half = max(path.stat().st_size for path in shards) // 2
+            trial.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (half, half)))
+        trial.reach_rows()
+        trial.count_injection()
+        trial.expect_failure()
+        if remount:
+            remount(f"size={4 * size}")
+        trial.rebuild_and_audit()
+
+
+def _make_read_only(trial: Trial) -> None:
+    """Makes the folder of a finished cache read-only while one of its shards must be redone."""
+    size = sum(path.stat().st_size for path in trial.lab.reference.iterdir())
+    with _mounted(trial.folder, f"size={4 * size}") as remount:
+        trial.copy_reference()
+        trial.random.choice(sorted(trial.cache.glob("*.tfrecord-*"))).unlink()
+        if remount:
+            trial.outcome.note = "tmpfs mounted read-only"
+            remount("ro")
+        else:
+            trial.outcome.note = "folder without write permission"
+            trial.cache.chmod(0o500)
+        trial.count_injection()
+        trial.start()
+        trial.expect_failure()
+        if remount:
+            remount("rw")
+        else:
+            trial.cache.chmod(0o700)
+        trial.rebuild_and_audit()
+
+
+def _damage_file(trial: Trial, kind: str) -> None:
+    """Damages a file of a finished cache, or of one that lacks only its last two files."""
+    (_unfinish if trial.random.random() < 0.5 else Trial.copy_reference)(trial)
+    damage(any_file(trial.cache, trial.random), kind, trial.random)
+    trial.count_injection()
+    trial.rebuild_and_audit()
+
+
+def _damage_plan(trial: Trial) -> None:
+    """Damages the plan of a cache that lacks some shards; the others must be kept."""
+    _unfinish(trial)
+    receipts = sorted(trial.cache.glob("*.receipt-*"))
+    for path in trial.random.sample(receipts, len(receipts) // 2):
+        path.unlink()
+    path = trial.cache / PLAN
+    text = path.read_text()
+    if trial.random.random() < 0.5:
+        damage(path, "cut", trial.random)
+    else:
+        place = trial.random.choice([place for place, each in enumerate(text) if each == '"'])
+        path.write_text(text[: place + 1] + "~" + text[place + 2 :])
+    trial.count_injection()
+    trial.rebuild_and_audit()
+
+
+def _edit_manifest(trial: Trial) -> None:
+    """Edits a finished cache's manifest, which must be refused, and rewritten."""
+    trial.copy_reference()
+    path = trial.cache / MANIFEST
+    value = json.loads(path.read_text())
+    plan, shards = value["plan"], value["splits"]["train"]
+    edits: list[Callable[[], object]] = [
+        lambda: plan.update(packing="unknown"),
+        lambda: plan.update(separator="unknown"),
+        lambda: plan.update(row_tokens=-1),
+        lambda: plan["shards"].update(train=1),
+        lambda: plan.pop("vocabulary"),
+        lambda: shards.reverse(),
+        lambda: shards.pop(),
+        lambda: shards.append(shards[0]),
+        lambda: shards[0].update(tokens=-shards[0]["tokens"]),
+        lambda: shards[0].update(rows=shards[0]["rows"] + 1),
+        lambda: shards[0].update(rows=str(shards[0]["rows"])),
+        lambda: shards[0].pop("files"),
+    ]
+    trial.random.choice(edits)()
+    files.write_json(str(path), value)
+    trial.count_injection()
+    with contextlib.suppress(UserError):
+        CacheManifest.load(str(trial.cache))
+        trial.outcome.failures.append("the edited manifest was read without a word")
+    trial.rebuild_and_audit()
+
+
+def _use_small_files(trial: Trial) -> None:
+    """Gives the trial many small files that hold the documents of the reference."""
+    trial.corpus = trial.folder / "corpus"
+    trial.lab.write_corpus(trial.corpus, _SMALL_FILES)
+    trial.launch(1).finish()
+    trial.wanted = Snapshot(Snapshot.of(trial.cache).checksums, trial.lab.wanted.documents)
+    shutil.rmtree(trial.cache)
+
+
+def _use_links(trial: Trial) -> None:
+    """Gives the trial the reference's corpus by symbolic links, as on the Hub."""
+    trial.corpus = trial.folder / "corpus"
+    trial.corpus.mkdir(parents=True)
+    for path in trial.lab.corpus.iterdir():
+        (trial.corpus / path.name).symlink_to(path)
+
+
+def _damage_corpus(trial: Trial, change: Callable[[pathlib.Path], object]) -> None:
+    """Damages a file of the corpus while it is read, and restores it for the next build."""
+    trial.corpus = trial.folder / "corpus"
+    shutil.copytree(trial.lab.corpus, trial.corpus)
+    number = trial.random.randrange(CORPUS_FILES)
+    path = trial.corpus / corpora.file_name(trial.lab.flags.format, number)
+    trial.start()
+    # Before the plan is written, this would simply be another corpus, with a cache of its own.
+    trial.wait_for((trial.cache / PLAN).exists)
+    if trial.random.random() < 0.8:
+        trial.reach_rows()
+    change(path)
+    trial.count_injection()
+    trial.finish()
+    shutil.copy(trial.lab.corpus / path.name, path)
+    trial.rebuild_and_audit()
+
+
+def _fiftieth(path: pathlib.Path) -> int:
+    return path.stat().st_size // 50
+
+
+def _run_two_builds(trial: Trial) -> None:
+    """Starts a second build in the folder of a running one; the first must succeed."""
+    first = trial.start()
+    trial.reach_rows()
+    second = trial.launch(1)
+    trial.count_injection()
+    trial.command = first
+    if trial.finish():
+        raise UserError(f"the first of two builds failed: {first.tail()}")
+    second.wait()
+    trial.audit()
+
+
+class _Search(NamedTuple):
+    """A search for duplicates that nothing disturbed, and what a build makes of its list.
+
+    Attributes:
+      lists: what --exclude is given: a list of duplicates and a text file of ids.
+      sha256: checksum of the list of duplicates.
+      wanted: what the cache built with both holds.
+      seconds: duration of the search.
+    """
+
+    lists: str
+    sha256: str
+    wanted: Snapshot
+    seconds: float
+
+
+def _search(trial: Trial) -> Command:
+    """Returns a search for duplicates that writes to the trial's folder, not started."""
+    lab = trial.lab
+    spec = corpora.spec(lab.flags.format, str(trial.corpus)) + lab.sides
+    module = [
+        *("pipeline.dedup", f"--output={trial.folder / 'search'}", "--rows=4"),
+        *(f"--shard_bytes={lab.flags.shard_bytes}", f"--corpus={spec.rstrip('?&')}"),
+    ]
+    return Command("a search", module, trial.log)
+
+
+def _undisturbed(trial: Trial) -> _Search:
+    trial.folder.mkdir()
+    begin = time.monotonic()
+    trial.launch(1, _search(trial)).finish()
+    seconds = time.monotonic() - begin
+    path, listed = trial.folder / "search" / LIST, trial.folder / "ids.txt"
+    ids = sorted({name for _, name, *_ in trial.lab.wanted.documents})
+    chosen = random.Random(trial.lab.flags.seed).sample(ids, min(_LISTED, len(ids)))
+    listed.write_text("\n".join(chosen))
+    trial.flags = [f"--exclude={path},{listed}"]
+    trial.launch(1).finish()
+    trial.lab.check_accounts(trial.cache)
+    return _Search(*trial.flags, files.sha256(str(path)), Snapshot.of(trial.cache), seconds)
+
+
+def _kill_search(trial: Trial) -> None:
+    """Kills searches at any moment, with any number of workers; the list must be the same."""
+    undisturbed = trial.lab.made("without", _undisturbed)
+    trial.folder.mkdir(exist_ok=True)
+    search = trial.folder / "search"
+    for _ in range(trial.injections):
+        trial.launch(trial.draw_workers(), _search(trial))
+        if trial.random.random() < _STARTUP_SHARE:
+            time.sleep(trial.random.uniform(0, undisturbed.seconds / 2))
+        else:
+            trial.wait_for(lambda: any(search.glob("*.arrays")))
+            time.sleep(trial.random.uniform(0, undisturbed.seconds / 4))
+        _kill_or_late(trial)
+    trial.launch(trial.draw_workers(), _search(trial)).finish()
+    trial.outcome.caches += 1
+    left = sorted(each.name for each in search.iterdir())
+    if left != [LIST, "plan.json", "report.json"]:
+        raise UserError(f"{search} holds {', '.join(left)}")
+    if files.sha256(str(search / LIST)) != undisturbed.sha256:
+        raise UserError(f"{search / LIST} differs")
+    trial.outcome.equal += 1
+    shutil.rmtree(search)
+
+
+def _exclude(trial: Trial) -> None:
+    undisturbed = trial.lab.made("without", _undisturbed)
+    trial.flags, trial.wanted = [undisturbed.lists], undisturbed.wanted
+
+
+def _take_down(trial: Trial) -> None:
+    """Lets builds take documents out of a finished cache."""
+    trial.copy_reference()
+    _exclude(trial)
+
+
+def _filter(trial: Trial) -> None:
+    trial.flags, trial.wanted = _FILTERS, trial.lab.made("filtered", _filtered)
+
+
+def _filtered(trial: Trial) -> Snapshot:
+    trial.flags = _FILTERS
+    trial.launch(1).finish()
+    trial.lab.check_accounts(trial.cache)
+    found = Snapshot.of(trial.cache)
+    if not trial.lab.wanted.documents - found.documents:
+        raise UserError("the filters drop nothing of this corpus: choose another for this test")
+    return found
+
+
+@contextlib.contextmanager
+def _mounted(folder: pathlib.Path, options: str) -> Iterator[Callable[[str], object] | None]:
+    """Mounts a small tmpfs at `folder`, and yields a function that remounts it with new options.
+
+    Yields None, with nothing mounted, where mounting is not permitted.
+    """
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.geteuid() or not shutil.which("mount") or subprocess.run(mount).returncode:
+        yield None
+        return
+    try:
+        yield lambda again: subprocess.run(
+            ["mount", "-o", f"remount,{again}", str(folder)], check=True
+        )
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

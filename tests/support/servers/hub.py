@@ -1,0 +1,183 @@
+"""A small local Hugging Face Hub that can inject network faults.
+
+It serves the routes that are needed to read a data set: repository, revision, tree, paths-info and
+resolve, with ranges. Point HF_ENDPOINT at `url` before huggingface_hub is imported. Files of 1,000
+bytes and more are "large": resolve redirects to another server, as the Hub does.
+"""
+
+import hashlib
+import json
+import pathlib
+import random
+import re
+import threading
+import time
+import urllib.parse
+
+from tests.support.servers.quiet import QuietHandler, QuietServer
+
+REPOSITORY = "an/owner"
+COMMIT = "c0ffee" * 6 + "abcd"
+TOKEN = "hf_secret_of_mine"
+LARGE_BYTES = 1000
+
+# Faults of a request; "short" applies only to the bytes of a file.
+FAULTS = ("429", "503", "500", "dropped", "cut off", "short", "slow")
+
+
+class HubServer(QuietServer):
+    """A Hub with one data set, an/owner, running inside a `with` block; `url` is its address.
+
+    Args:
+      folder: the files of the data set.
+      access: "private" and "gated" need `TOKEN`, "public" needs none. An account without access
+        ("hf_other") sees the repository of a gated data set but not its files.
+      faults: the share of requests that fail, chosen at random from `seed`.
+      always: a fault of every request for a file below data/, or None.
+    """
+
+    @property
+    def handler(self):
+        return _Handler
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        access: str = "private",
+        faults: float = 0,
+        seed: int = 0,
+        always: str | None = None,
+    ):
+        self.folder, self.access, self.faults, self.always = folder, access, faults, always
+        self.random = random.Random(seed)
+        self.lock = threading.Lock()
+        self.seen: list[tuple[str, str, str]] = []  # method, path, fault
+
+    def fault(self, method: str, path: str) -> str:
+        """Returns the next request's fault, "" for none."""
+        of_a_file = "/resolve/" in path or path.startswith("/large/")
+        with self.lock:
+            chosen = self.random.choice(FAULTS) if self.random.random() < self.faults else ""
+            chosen = (
+                self.always
+                if self.always and path.startswith(f"/datasets/{REPOSITORY}/resolve/{COMMIT}/data/")
+                else chosen
+            )
+            if chosen == "short" and not (of_a_file and method == "GET"):
+                chosen = "dropped"
+            self.seen.append((method, path, chosen))
+        return chosen
+
+
+class _Handler(QuietHandler):
+    hub: HubServer
+
+    def handle_request(self):
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        self.fault = self.hub.fault(self.command, path)
+        if self.fault in ("429", "503", "500"):
+            headers = {"Retry_After": "0.05"} if self.fault == "429" else {}
+            self.answer(int(self.fault), b"busy", **headers)
+        elif self.fault == "dropped":
+            self.close_connection = True
+        else:
+            self.route(path)
+
+    do_GET = do_POST = do_HEAD = handle_request
+
+    def route(self, path):
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if match := re.fullmatch(r"/large/(.+)", path):  # a signed URL, without a token
+            assert not token, "a token went to another server"
+            self.file(self.hub.folder / match[1], etag="of-the-store")
+            return
+        if not re.match(rf"(/api)?/datasets/{REPOSITORY}(/|$)", path):
+            self.answer(401 if not token else 404, {"error": "no"}, X_Error_Code="RepoNotFound")
+            return
+        if self.hub.access == "private" and token != TOKEN:
+            self.answer(401, {"error": "no"}, X_Error_Code="RepoNotFound")
+            return
+        if self.hub.access == "gated" and "/resolve/" in path and token != TOKEN:
+            self.answer(403 if token else 401, X_Error_Code="GatedRepo")
+            return
+        below = path.partition(REPOSITORY)[2]
+        if match := re.fullmatch(r"(?:/revision/(.+))?", below):
+            if match[1] in (None, "main", COMMIT):
+                self.answer(200, {"id": REPOSITORY, "sha": COMMIT, "private": True, "tags": []})
+            else:
+                self.answer(404, {"error": "no"}, X_Error_Code="RevisionNotFound")
+        elif match := re.fullmatch(r"/tree/\w+(?:/(.*))?", below):
+            found = self.hub.folder / (match[1] or "")
+            names = sorted(found.iterdir()) if found.is_dir() else []
+            self.answer(200, [self.entry(name) for name in names])
+        elif re.fullmatch(r"/paths-info/\w+", below):
+            try:
+                wanted = json.loads(self.body)["paths"]
+            except ValueError:
+                wanted = urllib.parse.parse_qs(self.body.decode())["paths"]
+            found = [self.hub.folder / name for name in wanted]
+            self.answer(200, [self.entry(name) for name in found if name.exists()])
+        elif match := re.fullmatch(r"/resolve/\w+/(.+)", below):
+            self.resolve(self.hub.folder / match[1], match[1])
+        else:
+            self.answer(404, {"error": "no"}, X_Error_Code="EntryNotFound")
+
+    def entry(self, path):
+        name = str(path.relative_to(self.hub.folder))
+        if path.is_dir():
+            return {"type": "directory", "oid": "b" * 40, "size": 0, "path": name}
+        data = path.read_bytes()
+        entry = {"type": "file", "oid": hashlib.sha1(data).hexdigest(), "size": len(data)}
+        if len(data) >= LARGE_BYTES:
+            oid = hashlib.sha256(data).hexdigest()
+            entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": 130}
+        return {**entry, "path": name}
+
+    def resolve(self, path, name):
+        if not path.is_file():
+            self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
+            return
+        data = path.read_bytes()
+        if len(data) >= LARGE_BYTES and self.command == "GET":
+            tag = hashlib.sha256(data).hexdigest()
+            headers = {"X_Linked_ETag": f'"{tag}"', "X_Linked_Size": str(len(data))}
+            # Another host name makes it another server for the client.
+            place = f"http://localhost:{self.server.server_port}/large/{name}"
+            self.answer(302, Location=place, X_Repo_Commit=COMMIT, **headers)
+        else:
+            self.file(path, hashlib.sha1(data).hexdigest(), X_Repo_Commit=COMMIT)
+
+    def file(self, path, etag, **headers):
+        data = path.read_bytes()
+        headers["ETag"] = f'"{etag}"'
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if not asked:
+            self.answer(200, data, **headers)
+            return
+        start, stop = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
+        if start >= stop:
+            self.answer(416, Content_Range=f"bytes */{len(data)}", **headers)
+            return
+        if self.fault == "short":
+            stop -= (stop - start) // 2
+        span = f"bytes {start}-{stop - 1}/{len(data)}"
+        self.answer(206, data[start:stop], Content_Range=span, **headers)
+
+    def answer(self, code, body=b"", **headers):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if not isinstance(body, bytes):
+            headers["Content_Type"] = "application/json"
+        self.send_response(code)
+        for name, value in {"Content_Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.fault == "cut off":
+            data = data[: len(data) // 2]
+            self.close_connection = True
+        step = max(1, len(data) // 4) if self.fault == "slow" else len(data) or 1
+        for start in range(0, len(data), step):
+            self.wfile.write(data[start : start + step])
+            time.sleep(0.01 if self.fault == "slow" else 0)

@@ -1,1 +1,0 @@
-"""Fault injection: kills runs, the builds that they follow, and damages checkpoints."""

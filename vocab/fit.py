@@ -1,0 +1,275 @@
+"""How well a vocabulary fits text: the counts, the sample of a corpus, and their tables.
+
+Words are separated by white space, so a word of Han or Thai may be a whole sentence. A word belongs
+to the script of its first letter.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import textwrap
+from collections import Counter, defaultdict
+from typing import Any
+
+from tasks import vocabulary
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table as aligned
+from vocab import scripts
+from vocab.words import SPACE
+
+_SAMPLE_BYTES = 2_000_000
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts over some text, and the rates computed from them.
+
+    `characters` counts the normalised text without spaces; `covered` counts those characters that
+    have a piece of their own.
+    """
+
+    bytes: int = 0
+    words: int = 0
+    tokens: int = 0
+    unknown_tokens: int = 0
+    byte_tokens: int = 0
+    characters: int = 0
+    covered: int = 0
+
+    @property
+    def tokens_per_word(self) -> float:
+        """Tokens per word (fertility)."""
+        return self.tokens / max(self.words, 1)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text per token."""
+        return self.bytes / max(self.tokens, 1)
+
+    @property
+    def unknown_rate(self) -> float:
+        """Share of tokens that are <unk>."""
+        return self.unknown_tokens / max(self.tokens, 1)
+
+    @property
+    def byte_rate(self) -> float:
+        """Share of tokens that are single bytes."""
+        return self.byte_tokens / max(self.tokens, 1)
+
+    @property
+    def character_coverage(self) -> float:
+        """Share of the text's characters that have a piece."""
+        return self.covered / max(self.characters, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the counts and rates."""
+        counts = {field.name: getattr(self, field.name) for field in dataclasses.fields(Tally)}
+        return counts | {name: round(getattr(self, name), 6) for name, _, _ in _RATES}
+
+    def cells(self) -> list[str]:
+        """Returns the rates as text for a table."""
+        return [form.format(getattr(self, name)) for name, _, form in _RATES]
+
+
+_RATES = (
+    ("tokens_per_word", "tokens a word", "{:.3f}"),
+    ("bytes_per_token", "bytes a token", "{:.3f}"),
+    ("unknown_rate", "unknown tokens", "{:.4%}"),
+    ("byte_rate", "byte-fallback tokens", "{:.4%}"),
+    ("character_coverage", "characters covered", "{:.4%}"),
+)
+
+
+@dataclasses.dataclass
+class Report(Tally):
+    """Counts of a whole sample of text, and of its words by script.
+
+    The bytes and tokens of a script are those of its words without white space, except for the
+    space that SentencePiece puts before a word.
+    """
+
+    split: str = sources.TRAIN
+    documents: int = 0
+    pieces_used: int = 0
+    pieces: int = 0
+    by_script: dict[str, Tally] = dataclasses.field(default_factory=dict)
+
+    @property
+    def used_share(self) -> float:
+        """Share of the pieces of text that the sample uses."""
+        return self.pieces_used / max(self.pieces, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the counts and rates as they are stored in report.json."""
+        return super().as_dict() | {
+            "split": self.split,
+            "documents": self.documents,
+            "pieces_used": self.pieces_used,
+            "pieces": self.pieces,
+            "used_share": round(self.used_share, 6),
+            "by_script": {script: tally.as_dict() for script, tally in self.by_script.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Report":
+        """Returns the report that `as_dict` stored."""
+
+        def make(kind: Any, value: dict[str, Any]) -> Any:
+            names = [field.name for field in dataclasses.fields(kind)]
+            return kind(**{name: value[name] for name in names})
+
+        found = {script: make(Tally, tally) for script, tally in value["by_script"].items()}
+        return make(cls, {**value, "by_script": found})
+
+    def __str__(self) -> str:
+        return table([("", self)])
+
+
+def as_json(reports: dict[str, Report]) -> dict[str, Any]:
+    """Returns the reports of corpora by name as they are stored; "" is the name of a single one."""
+    if list(reports) == [""]:
+        return reports[""].as_dict()
+    return {"corpora": {name: report.as_dict() for name, report in reports.items()}}
+
+
+def from_json(value: dict[str, Any]) -> dict[str, Report]:
+    """Returns the reports that `as_json` stored."""
+    found = value.get("corpora", {"": value})
+    return {name: Report.from_dict(each) for name, each in found.items()}
+
+
+def table(reports: list[tuple[str, Report]]) -> str:
+    """Returns the reports side by side under their names, then each report by script."""
+    columns = [
+        [
+            "held-out text" if report.split == sources.VALIDATION else "train (none held out)",
+            f"{report.documents:,}",
+            f"{report.bytes:,}",
+            f"{report.tokens:,}",
+            *report.cells(),
+            f"{report.pieces_used:,} of {report.pieces:,} ({report.used_share:.1%})",
+        ]
+        for _, report in reports
+    ]
+    rates = [label for _, label, _ in _RATES]
+    labels = ["measured on", "documents", "bytes", "tokens", *rates, "pieces used"]
+    rows = list(zip(labels, *columns, strict=True))
+    header, *lines = aligned(["", *(name for name, _ in reports)], rows).splitlines()
+    parts = ["\n".join([header, *lines] if header else lines)]
+    for name, report in reports:
+        by_script = [
+            [
+                script,
+                f"{tally.words:,}",
+                f"{tally.bytes / max(report.bytes, 1):.1%}",
+                *tally.cells(),
+            ]
+            for script, tally in report.by_script.items()
+        ]
+        shown = aligned(["", "words", "bytes", *rates], by_script)
+        parts.append(f"{name}\n{shown}" if name else shown)
+    return textwrap.indent("\n\n".join(parts), "  ")
+
+
+def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
+    """Measures a vocabulary on the sample of a corpus.
+
+    Raises:
+      UserError: the corpus has no documents.
+    """
+    return of_texts(loaded, *sample(corpus))
+
+
+def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
+    """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
+
+    The sample consists of whole documents, from pieces in the order of a hash of their names. It is
+    the same in every run and comes from all over the corpus.
+
+    Raises:
+      UserError: the corpus has no documents.
+    """
+    for split in (sources.VALIDATION, sources.TRAIN):
+        if texts := _texts(corpus, split):
+            return split, texts
+    raise UserError(f"corpus {corpus.spec} has no documents")
+
+
+def of_texts(
+    loaded: vocabulary.Vocabulary, split: str, texts: list[str], space: str = ""
+) -> Report:
+    """Returns the report on some texts; `space` is put before each word that is counted by script.
+
+    Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as it would at
+    the beginning of a text.
+    """
+    kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
+    unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}
+    byte_pieces = {token for token, kind in kinds.items() if kind == vocabulary.BYTE}
+    silent = (vocabulary.CONTROL, vocabulary.UNUSED)
+    written = {token for token, kind in kinds.items() if kind not in silent} - unknown
+    texts_of = (loaded.ids.texts[token] for token in written - byte_pieces)
+    shown = (
+        text if isinstance(text, str) else text.decode(errors="ignore").strip() for text in texts_of
+    )
+    characters = {text for text in shown if len(text) == 1}
+
+    def add(tally: Tally, text: str, tokens: Counter[int], times: int = 1) -> None:
+        normal = Counter(loaded.codec.normalize(text))
+        del normal[SPACE], normal[" "]
+        tally.bytes += times * len(text.encode())
+        tally.tokens += times * tokens.total()
+        tally.unknown_tokens += times * sum(tokens[token] for token in tokens.keys() & unknown)
+        tally.byte_tokens += times * sum(tokens[token] for token in tokens.keys() & byte_pieces)
+        tally.characters += times * normal.total()
+        tally.covered += times * sum(normal[each] for each in normal.keys() & characters)
+
+    report = Report(split=split, documents=len(texts), pieces=len(written))
+    used: set[int] = set()
+    words: Counter[str] = Counter()
+    for text, ids in zip(texts, loaded.encode(texts), strict=True):
+        tokens = Counter(ids.tolist())
+        add(report, text, tokens)
+        used |= tokens.keys()
+        words.update(text.split())
+    by_script: dict[str, Tally] = defaultdict(Tally)
+    spaced = [space + word for word in words]
+    # A vocabulary that adds a space itself, as Llama's, would have two.
+    encoded = loaded.encode(list(words) if space and _adds_space(loaded) else spaced)
+    for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
+        tally = by_script[scripts.of_word(word)]
+        tally.words += count
+        add(tally, text, Counter(ids.tolist()), count)
+    report.words = words.total()
+    report.pieces_used = len(written & used)
+    report.by_script = {
+        script: by_script[script] for script in scripts.SCRIPTS if script in by_script
+    }
+    return report
+
+
+def _adds_space(loaded: vocabulary.Vocabulary) -> bool:
+    """Returns whether a text begins with a space once it is encoded."""
+    (ids,) = loaded.encode(["a"])
+    return bool(len(ids)) and loaded.ids.texts[ids[0]][:1] in (" ", b" ")
+
+
+def _texts(corpus: sources.Corpus, split: str) -> list[str]:
+    """Returns the documents of the sample; empty if the split has none."""
+    pieces = [piece for piece in corpus.pieces if split in piece.splits]
+    pieces.sort(key=lambda piece: hashlib.sha256(piece.name.encode()).digest())
+    texts: list[str] = []
+    size = 0
+    for piece in pieces:
+        for its_split, batch in sources.read(corpus, piece):
+            if its_split != split:
+                continue
+            columns = (batch.column(name).to_pylist() for name in corpus.spec.unit.columns)
+            for text in itertools.chain.from_iterable(zip(*columns, strict=True)):
+                if text:
+                    texts.append(text)
+                    size += len(text.encode())
+                    if size >= _SAMPLE_BYTES:
+                        return texts
+    return texts
