@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from tests.extending import example
+from tests.support.extending import example
 from tests.trainer.model.conftest import tiny_config
 from trainer.engine.program import Program
 from trainer.model.parts import SLOTS
