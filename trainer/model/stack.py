@@ -5,7 +5,7 @@ Dimensions: B batch, L query length, S key length, D model, H heads.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from flax import linen as nn
@@ -18,6 +18,7 @@ from trainer.model.layer import NAMES, Layer, Surroundings
 from trainer.model.layers import rematerialised, scan
 from trainer.model.masks import Rows, predicate
 from trainer.model.mixers import View
+from trainer.model.norms import Sublayer as Function
 from trainer.model.positions import Positions
 from trainer.model.spec import StackSpec
 
@@ -82,13 +83,9 @@ class Stack(nn.Module):
             return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
 
         flow, left = self._run_layers(run, Flow(x_BLD), memory)
-        last_norm = spec.norm.build(shared, f"{self.role}_norm")
         if last_B is not None:
             flow = Flow(take(flow.x_BLD, last_B[:, None]))
-        y_BLD = last_norm(flow.x_BLD)
-        # T5X draws for every element of an encoder's output, but for whole rows before logits.
-        dropout = shared.dropout(broadcast_length=spec.logits is not None)
-        y_BLD = dropout(y_BLD, deterministic or not spec.output_dropout)
+        y_BLD, last_norm = self._last_states(flow, deterministic)
         if spec.logits is not None:
             return spec.logits(y_BLD, embedder, shared)
         if flow.index_BL is not None:
@@ -170,3 +167,12 @@ class Stack(nn.Module):
             flow, each = run(layer, flow, *source)
             left += [] if each is None else [each]
         return flow, left
+
+    def _last_states(self, flow: Flow, deterministic: bool) -> tuple[jax.Array, Function]:
+        """Returns the states after the last norm, and the norm."""
+        spec, shared = self.spec, self.shared
+        last_norm = spec.norm.build(shared, f"{self.role}_norm")
+        y_BLD = last_norm(flow.x_BLD)
+        # T5X draws for every element of an encoder's output, but for whole rows before logits.
+        dropout = shared.dropout(broadcast_length=spec.logits is not None)
+        return dropout(y_BLD, deterministic or not spec.output_dropout), cast(Function, last_norm)

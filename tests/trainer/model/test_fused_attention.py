@@ -22,7 +22,7 @@ from trainer.model import fused_tiles
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition
-from trainer.model.sparsity import BigBird
+from trainer.zoo.sparse_layouts import BigBird
 
 ROOT = pathlib.Path(__file__).parents[3]
 ENCODER = SameSegment()
