@@ -27,7 +27,7 @@ from trainer.pretrain import build_config
 
 if TYPE_CHECKING:
     from trainer.planning.compiled import Target
-    from trainer.planning.subject import Subject
+    from trainer.planning.planned_run import Subject
 
 _STEPS = {"scanned": True, "unrolled": False}
 
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
 
     import jax
 
-    from trainer.planning.subject import subject
+    from trainer.planning.planned_run import subject
 
     # A program from the cache would come without the schedules of its kernels.
     jax.config.update("jax_enable_compilation_cache", False)

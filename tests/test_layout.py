@@ -33,7 +33,7 @@ ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
     "tasks/seqio_supervised.py": {"seqio", "tensorflow"},
     "trainer/data/seqio_data.py": {"seqio", "tensorflow"},
-    "trainer/t5x_engine.py": {"seqio", "tensorflow"},
+    "trainer/t5x/engine.py": {"seqio", "tensorflow"},
     "trainer/huggingface/tokenizer.py": {"sentencepiece"},
 }
 

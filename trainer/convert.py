@@ -74,7 +74,7 @@ def convert(
         or something else is in the target.
       NotEqual: what was written differs. It was deleted.
     """
-    from trainer.checkpoint import chosen_steps
+    from trainer.checkpoints.checkpoint import chosen_steps
     from trainer.conversion import sources, targets
 
     if files.is_remote(target):

@@ -104,7 +104,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
     determinism.set_flags(config.deterministic)
 
-    from trainer.checkpoint import Checkpoints, chosen_steps
+    from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.engine import processes
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
@@ -145,11 +145,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 def _check_vocabulary(run: Run, checkpoint: str) -> None:
     """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
-    from trainer import description
+    from trainer.checkpoints import metadata
     from trainer.setup import vocabulary_sha256
 
     trained, now = (
-        description.read(checkpoint).get("vocabulary_sha256"),
+        metadata.read(checkpoint).get("vocabulary_sha256"),
         vocabulary_sha256(run.data),
     )
     if trained and now and trained != now:

@@ -16,7 +16,7 @@ from tasks.cache.lineage import Lineage, Part
 from tasks.cache.windows import Place
 from tasks.inspection import show
 from tasks.inspection.trace import trace
-from tasks.objectives.kinds import Slots
+from tasks.objectives.example_lengths import Slots
 from tasks.objectives.packing import InSlot
 from tasks.storage import files
 from tasks.terminal import command_line
@@ -60,11 +60,11 @@ class Explanation:
     """
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
+        from trainer.comparing.document_steps import newest
         from trainer.config import fields, load_config, load_record
-        from trainer.data import recorded
+        from trainer.data import task_record
         from trainer.data.cached import CachedData
         from trainer.setup import prepare
-        from trainer.sightings import newest
 
         config, origins = load_config(model_dir)
         if cache_dir:
@@ -78,7 +78,7 @@ class Explanation:
             raise UserError(
                 f"task {config.task} is read through seqio, which does not record documents"
             )
-        differences = recorded.changes(load_record(model_dir), run.data.record, step)
+        differences = task_record.changes(load_record(model_dir), run.data.record, step)
         if differences:
             raise UserError(
                 f"{model_dir} was trained on other examples ({'; '.join(differences)}): use the "
@@ -214,7 +214,7 @@ def main(argv: list[str]) -> None:
     if (flags.step is None) == (flags.document is None):
         parser.error("give --step, or --document")
     if flags.document:
-        from trainer.sightings import print_sightings
+        from trainer.comparing.document_steps import print_sightings
 
         if flags.row is not None or flags.output:
             parser.error("--row and --output are for --step")

@@ -29,7 +29,7 @@ from tasks.storage import files, whole_folder
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 from tasks.vocabulary import PAIR_BORDER
-from trainer import trained
+from trainer.starting import trained_run
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
@@ -95,8 +95,8 @@ def export(
     shard_bytes = weights.size(max_shard_size)
     target = _target(output)
     run = _open_run(model_dir, cache_dir, custom_code)
-    vocabulary = trained.vocabulary_of(run, vocabulary_path)
-    step, params = trained.restore(run, step, vocabulary)
+    vocabulary = trained_run.vocabulary_of(run, vocabulary_path)
+    step, params = trained_run.restore(run, step, vocabulary)
     name = os.path.basename(target)
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
         parity, match = _write(partial, run, params, vocabulary, shard_bytes)
@@ -126,7 +126,7 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     reason = configs.refusal(config.model, custom_code)
     if reason:
         raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
-    run = trained.open_run(model_dir, cache_dir)
+    run = trained_run.open_run(model_dir, cache_dir)
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
         raise UserError(
             f"{model_dir}: {config.task} shows prefixes in both directions, but LlamaForCausalLM "

@@ -14,7 +14,7 @@ from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 from tasks.terminal.dataclass_flags import add_flags, options_of
 from tasks.vocabulary import sentinel_piece
-from trainer.decoding.config import Decoding
+from trainer.config.decoding import Decoding
 from trainer.generate import add_run_flags, generator_of
 
 

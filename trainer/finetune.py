@@ -19,7 +19,7 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 from trainer import pretrain
-from trainer.config import CONFIG_FILE, adopting, fields
+from trainer.config import CONFIG_FILE, fields, from_transformers
 from trainer.config.optimizer import recipe
 from trainer.model.config import ModelConfig
 
@@ -28,7 +28,7 @@ _RECIPE = "t5x_finetune"
 
 def main(argv: list[str]) -> int:
     arguments, others = _parser().parse_known_args(pretrain.with_values(argv))
-    source = adopting.flag_value(others, "init_from")
+    source = from_transformers.flag_value(others, "init_from")
     if not source:
         raise UserError(
             "--init_from is missing: name a run, a checkpoint of T5X, or hf:DIR of transformers"
@@ -41,8 +41,8 @@ def main(argv: list[str]) -> int:
         "init_from_state": False,
     }
     model = None
-    if not arguments.preset and not source.startswith(adopting.PREFIX):
-        own = adopting.flag_value(others, "model_dir")
+    if not arguments.preset and not source.startswith(from_transformers.PREFIX):
+        own = from_transformers.flag_value(others, "model_dir")
         arguments.preset, model = source, _model(source, own)
     settings = pretrain.Settings("fine-tuning", values, model)
     return pretrain.start(arguments, *pretrain.configured(arguments, others, settings))

@@ -25,8 +25,8 @@ from tasks.storage import files
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import Parser, UserError
 from tasks.terminal.dataclass_flags import add_flags, options_of
+from trainer.config.decoding import Decoding
 from trainer.config.processes import add_processes_flags, processes_of
-from trainer.decoding.config import Decoding
 
 if TYPE_CHECKING:
     from trainer.decoding.generator import Generator

@@ -14,8 +14,8 @@ import jax
 from tasks.storage import files, lock
 from tasks.terminal import progress
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
-from trainer.beginning import begin
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
 from trainer.data.features import Batch
 from trainer.engine import processes
@@ -29,7 +29,7 @@ from trainer.reporting.reports import Reports, due
 from trainer.reporting.software import save_software
 from trainer.reporting.startup import startup_text
 from trainer.setup import Run
-from trainer.watch import Watch, flattened
+from trainer.starting.resume import begin
 
 # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75

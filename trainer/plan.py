@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
     from trainer.planning import page, search
     from trainer.planning.compiled import Plan, TooLarge, compile_plan
-    from trainer.planning.subject import subject
+    from trainer.planning.planned_run import subject
 
     run = subject(config, origins, len(target.devices))
     if arguments.search:

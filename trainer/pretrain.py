@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from tasks import registry
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.config import Config, adopting, fields, keep_order
+from trainer.config import Config, fields, from_transformers, keep_order
 from trainer.config.help import HelpAction
-from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import model_preset
+from trainer.config.unused_fields import refuse_idle
 from trainer.model.config import ModelConfig
 
 # What a run that does not fit the memory may change, gentlest first.
@@ -66,11 +66,11 @@ def build_config(
       UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
     """
     _import_task_module(overrides)
-    from_folder = preset.startswith(adopting.PREFIX)
+    from_folder = preset.startswith(from_transformers.PREFIX)
     if settings and settings.model:
         model, origin = settings.model, f"the run {preset}"
     else:
-        model = adopting.folder_model(overrides) if from_folder else model_preset(preset)
+        model = from_transformers.folder_model(overrides) if from_folder else model_preset(preset)
         origin = f"preset {preset}"
     config = Config(preset=preset, model=model)
     origins = {path: origin for path, _ in fields.leaves(config) if path.startswith("model.")}
@@ -134,9 +134,9 @@ def start(arguments: argparse.Namespace, config: Config, origins: dict[str, str]
         run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
-            from trainer import t5x_engine
+            from trainer.t5x import engine
 
-            return t5x_engine.train(run, origins)
+            return engine.train(run, origins)
 
         from trainer.loop import train
 
@@ -269,12 +269,12 @@ def configured(
     elif flags:
         raise UserError(f"--gin.{flags[0]} needs a --gin_file")
     else:
-        preset = arguments.preset or adopting.named_folder(overrides)
+        preset = arguments.preset or from_transformers.named_folder(overrides)
         if not preset:
             fields.refuse_unknown(Config("", model_preset("t5_1_1_tiny")), overrides)
             raise UserError("--preset or --gin_file is missing")
         config, origins = build_config(preset, overrides, arguments.optimizer_preset, settings)
-        config = adopting.adopt_model(config, origins)
+        config = from_transformers.adopt_model(config, origins)
     refuse_idle(config, origins)
     return keep_order(config, origins), origins
 

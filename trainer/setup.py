@@ -12,7 +12,7 @@ from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
 from trainer.config import CONFIG_FILE, Config, fields, load_config, load_record
 from trainer.config.mesh import MeshConfig, check_dimensions
 from trainer.config.processes import ProcessesConfig
-from trainer.data import features, followed, recorded
+from trainer.data import features, followed, task_record
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
@@ -90,7 +90,7 @@ def on_this_machine(config: Config) -> Config:
 def warn_of_changes(model_dir: str, run: Run) -> None:
     """Says on stderr how the tasks of the run in `model_dir` differ from those of its training."""
     before = {"tasks": load_record(model_dir).get("tasks", {})}
-    for change in recorded.changes(before, {"tasks": run.data.tasks_record}, step=0):
+    for change in task_record.changes(before, {"tasks": run.data.tasks_record}, step=0):
         print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)
 
 
@@ -373,9 +373,9 @@ def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has begun, and needs what it began with no more
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
-    from trainer import new_rows
+    from trainer.starting import vocabulary_change
 
-    return new_rows.has_other_rows(config, vocabulary.ids)
+    return vocabulary_change.has_other_rows(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:

@@ -42,7 +42,7 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
       UserError: there is none, or it has more ids than the model.
     """
     from tasks import vocabulary
-    from trainer import new_rows
+    from trainer.starting import vocabulary_change
 
     flag, source = f"--from={opened.source.path}", opened.source
     problem = "it is not recorded in such a checkpoint"
@@ -50,10 +50,10 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
     if path:
         found = vocabulary.load(path, extra_ids or 0)
     elif source.transformers:
-        found = new_rows.of_folder(source.path, opened.model.config)
+        found = vocabulary_change.of_folder(source.path, opened.model.config)
         problem = "there is no tokenizer in the folder that can be read"
     elif opened.checkpoint and opened.checkpoint.run:
-        found, problem = new_rows.of_run(opened.checkpoint)
+        found, problem = vocabulary_change.of_run(opened.checkpoint)
     if found is None:
         raise UserError(f"{flag}: its vocabulary is not known, as {problem}: give --vocabulary")
     if found.size > opened.model.config.vocab_size:
@@ -74,16 +74,16 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
       left: what is left of `base`.
     """
     from tasks.vocabularies import rows
-    from trainer import new_rows
+    from trainer.starting import vocabulary_change
 
     model, flag = opened.model.config, f"--from={opened.source.path}"
     size = -(-left.size // _MULTIPLE) * _MULTIPLE
     made = rows.by_map(id_map, left.ids, model.vocab_size, size)
-    axes = new_rows.vocabulary_axes(model)
+    axes = vocabulary_change.vocabulary_axes(model)
     shapes = {name: parts["value"].shape for name, parts in opened.parameters.items()}
     checkpoint = opened.checkpoint
     if checkpoint:
-        state = new_rows.changed_state(checkpoint.state, shapes, axes, made)
+        state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, made)
         run = checkpoint.run and {**checkpoint.run, "vocabulary_sha256": left.record.sha256}
         checkpoint = dataclasses.replace(checkpoint, state=state, run=run)
     name = opened.model.name
@@ -93,7 +93,7 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
         # No longer what transformers loads from there.
         source=opened.source._replace(transformers=False),
         model=opened.model._replace(config=dataclasses.replace(model, vocab_size=size), name=name),
-        parameters=new_rows.changed(flag, opened.parameters, axes, made),
+        parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
         checkpoint=checkpoint,
     )
 

@@ -24,8 +24,8 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.watch import polling
-from vocab.words import Splitter, passages
+from tasks.terminal.polling import polling
+from vocab.word_splitter import Splitter, passages
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
 from vocab import scripts
-from vocab.words import SPACE
+from vocab.word_splitter import SPACE
 
 _SAMPLE_BYTES = 2_000_000
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from vocab import seeds
+from vocab import unigram_seeds
 from vocab.count import Counts
-from vocab.words import LONGEST_WORD
+from vocab.word_splitter import LONGEST_WORD
 
 # SentencePiece's floating-point sums depend on the number of threads, so the number is fixed. It is
 # enough for a workstation.
@@ -111,7 +111,7 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
         own = {
             "seed_sentencepieces_file": _write_seeds(path, settings.max_sentencepiece_length),
             # Room for all of these and for the single characters, which SentencePiece adds itself.
-            "seed_sentencepiece_size": 2 * seeds.SEEDS,
+            "seed_sentencepiece_size": 2 * unigram_seeds.SEEDS,
         }
     model = io.BytesIO()
     try:
@@ -160,6 +160,6 @@ def _write_seeds(path: str, longest: int) -> str:
             counts.append(int(count))
     seeds_path = f"{path}.seeds"
     with open(seeds_path, "w", encoding="utf-8", newline="\n") as file:
-        for piece, total in seeds.seed_pieces(words, np.array(counts, np.int64), longest):
+        for piece, total in unigram_seeds.seed_pieces(words, np.array(counts, np.int64), longest):
             file.write(f"{piece}\t{total}\n")
     return seeds_path

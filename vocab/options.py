@@ -11,7 +11,7 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected, field, require
-from vocab import extend, words
+from vocab import extend, word_splitter
 
 _LEAST_MEMORY = 1_000_000_000
 _STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
@@ -38,7 +38,7 @@ class Options:
         "nmt_nfkc",
         "SentencePiece's normalization rule; nmt_nfkc is T5's, and --keep_whitespace changes the "
         "default to identity",
-        choices=words.NORMALIZATIONS,
+        choices=word_splitter.NORMALIZATIONS,
     )
     keep_whitespace: bool = field(
         False,
@@ -71,7 +71,7 @@ class Options:
             require(holds, "normalization", self.normalization, rule)
         name, symbols = "user_defined_symbols", self.user_defined_symbols
         for symbol in symbols:
-            no_space = " " not in symbol and words.SPACE not in symbol
+            no_space = " " not in symbol and word_splitter.SPACE not in symbol
             require(no_space, name, symbol, "without spaces, since no piece can match a space")
             require(symbols.count(symbol) == 1, name, symbol, "given once, not twice")
             new = symbol not in _STANDARD_PIECES and not symbol.startswith("<extra_id_")
@@ -84,7 +84,7 @@ class Options:
     @property
     def symbols(self) -> tuple[str, ...]:
         """The user-defined pieces, without the sentinels."""
-        kept = words.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
+        kept = word_splitter.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
         return (*kept, *self.user_defined_symbols)
 
 

@@ -26,7 +26,7 @@ from tasks.storage import files, lock
 from tasks.terminal import command_line, progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, fit, folder, learn, weighting, words
+from vocab import count, extend, fit, folder, learn, weighting, word_splitter
 from vocab.options import Options, add_flags, options_of
 from vocab.weighting import Corpora, as_corpora
 
@@ -125,7 +125,7 @@ def _write(
         files.write_json(files.join(output, _ID_MAP), ids)
 
 
-def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Splitter:
+def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_splitter.Splitter:
     sentinels = tuple(map(vocabulary.sentinel_piece, range(options.extra_ids)))
     if base:
         own = extend.own_sentinels(base)
@@ -133,12 +133,12 @@ def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> words.Spl
         symbols = extend.symbols(model)
     else:
         symbols = (*options.symbols, *sentinels)
-        model = words.normaliser(options.normalization, options.keep_whitespace, symbols)
-    return words.Splitter(model, symbols, options.keep_whitespace)
+        model = word_splitter.normaliser(options.normalization, options.keep_whitespace, symbols)
+    return word_splitter.Splitter(model, symbols, options.keep_whitespace)
 
 
 def _job(
-    options: Options, splitter: words.Splitter, corpus: sources.Corpus, output: str
+    options: Options, splitter: word_splitter.Splitter, corpus: sources.Corpus, output: str
 ) -> count.Job:
     parts = [
         _FORMAT,
@@ -154,7 +154,7 @@ def _job(
 def _model(
     options: Options,
     counts: count.Counts,
-    splitter: words.Splitter,
+    splitter: word_splitter.Splitter,
     base: vocabulary.Vocabulary | None,
 ) -> bytes:
     settings = learn.Settings(

@@ -19,8 +19,8 @@ from experiments.sweeps.definition import Sweep, is_number
 from tasks.storage import files
 from tasks.terminal import table as tables
 from tasks.terminal.command_line import UserError
+from trainer.checkpoints.early_stopping import flattened, is_better, value_of
 from trainer.reporting.metrics import NORMS, finite, read_metrics
-from trainer.watch import flattened, is_better, value_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from importlib import metadata
 import numpy as np
 
 from pipeline.adopting import megatron, seqio_cache
-from pipeline.adopting.found import Found
+from pipeline.adopting.found_files import Found
 from pipeline.adopting.options import CONCAT, TARGETS, Options
 from pipeline.adopting.scan import MOST_IDS, Scan
 from tasks.cache.adopted import Adoption

@@ -14,7 +14,7 @@ import struct
 
 import numpy as np
 
-from pipeline.adopting.found import Found
+from pipeline.adopting.found_files import Found
 from pipeline.adopting.scan import Scan, scan_tokens
 from tasks.cache.adopted import MEGATRON
 from tasks.storage import files

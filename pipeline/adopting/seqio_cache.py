@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.adopting.found import Found
+from pipeline.adopting.found_files import Found
 from pipeline.adopting.options import PAIRS, TARGETS
 from pipeline.adopting.scan import Scan, scan_records
 from tasks.cache import records

@@ -13,7 +13,7 @@ An extension is a plan with more files. COMPLETED and the manifest are deleted, 
 replaced, existing shards are renamed to the new number of shards, and the build continues as usual.
 
 A takedown is a plan with more exclude lists. The lists are copied into the folder, and so is the
-lineage of the shards that have a listed document, with the manifest (see tasks.cache.superseded).
+lineage of the shards that have a listed document, with the manifest (see tasks.cache.old_states).
 COMPLETED, the manifest and the receipts of those shards are deleted, and plan.json is replaced.
 Until then the receipts that are left belong to either plan, so the command of either one completes
 the folder.
@@ -30,7 +30,7 @@ from typing import Any
 
 from pipeline.building import exclusion
 from pipeline.excluding.lists import COPY, Given
-from tasks.cache import superseded
+from tasks.cache import old_states
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -187,7 +187,7 @@ def begin(
         redo = []
         if excludes_more(existing, plan):
             redo = list(exclusion.affected(folder, existing, plan, lists))
-            superseded.keep(folder, existing, redo)
+            old_states.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
         _remove_quarantines(folder, plan)
     # Until the new plan is written, the marks of both are there.

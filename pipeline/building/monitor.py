@@ -15,7 +15,7 @@ from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal import progress
-from tasks.terminal.watch import polling
+from tasks.terminal.polling import polling
 
 # Bytes of text per byte of rows, until a piece is finished: about 4 bytes a token, 1.7 stored.
 _TEXT_PER_ROW_BYTE = 2.4

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 
 from tasks.cache.records import FRAMING_BYTES, length_crc, masked_crc
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 _BEFORE = 12  # bytes of framing before the data: its length and the length's checksum
 # Upper bound of a row's constant bytes: framing, the names of the two features, and the lengths

@@ -47,7 +47,7 @@ from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.watch import polling
+from tasks.terminal.polling import polling
 from tasks.unit import Unit
 
 # MinHash values of a unit: seven times those of Lee et al. (arXiv:2107.06499), who take the most.

@@ -10,7 +10,7 @@ import unicodedata
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 # Classes of characters in the table; other values are the lower-case character of a word.
 _SEPARATOR, _SPACE = 0, 1

@@ -10,7 +10,7 @@ import unicodedata
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 # Properties of a character, as bits.
 SPACE, ALPHA, ALNUM, DIGIT, UPPER, PUNCTUATION, CONTROL, CLOSING = (1 << bit for bit in range(8))

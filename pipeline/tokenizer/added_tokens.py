@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import cut_kernels, trie
+from pipeline.tokenizer import pretokenize_kernels, trie
 
 
 class Added(NamedTuple):
@@ -85,7 +85,7 @@ class Parts(NamedTuple):
 def cut(each: list[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:
     """Returns the parts of documents data[offsets[i] : offsets[i + 1]]."""
     count = len(offsets) - 1
-    found = Parts(offsets, np.full(count, cut_kernels.TEXT, np.int32), np.arange(count))
+    found = Parts(offsets, np.full(count, pretokenize_kernels.TEXT, np.int32), np.arange(count))
     for added in each:
         found = _cut(added, data, found)
     return found
@@ -97,7 +97,7 @@ def _cut(added: Added, data: np.ndarray, found: Parts) -> Parts:
         ends, owners = np.empty(room + 1, np.int64), np.empty(room, np.int64)
         given = np.empty(room, np.int32)
         ends[0] = found.offsets[0]
-        count = cut_kernels.parts(added, data, *found, ends[1:], given, owners)
+        count = pretokenize_kernels.parts(added, data, *found, ends[1:], given, owners)
         if count >= 0:
             return Parts(ends[: count + 1], given[:count], owners[:count])
         room *= 4

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.tokenizer.cut_kernels import LETTER, NEWLINE, NUMBER, SPACE
+from pipeline.tokenizer.pretokenize_kernels import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
 # Stands between characters that are normalised together. It neither changes nor combines.

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 # Reasons why `encode` stopped.
 DONE = 0

@@ -13,12 +13,12 @@ import numpy as np
 
 from pipeline.tokenizer import (
     added_tokens,
+    bpe_kernels,
     byte_level,
     characters,
-    cut_kernels,
+    pretokenize_kernels,
     table_cache,
     trie,
-    word_kernels,
     word_piece,
 )
 from pipeline.tokenizer.fast_tokenizer import Unsupported
@@ -190,11 +190,11 @@ def _kinds(of: Rules) -> Kinds:
     def make() -> tuple[Kinds]:
         kinds = characters.kinds()
         if of.normaliser:
-            kinds[characters.changed_by(of.normaliser)] |= cut_kernels.CHANGES
+            kinds[characters.changed_by(of.normaliser)] |= pretokenize_kernels.CHANGES
         return (Kinds(kinds),)
 
     return table_cache.load_or_make(
-        _key(of), (characters.__file__, cut_kernels.__file__), (Kinds,), make
+        _key(of), (characters.__file__, pretokenize_kernels.__file__), (Kinds,), make
     )[0]
 
 
@@ -202,7 +202,7 @@ def _actions(of: Rules) -> Actions:
     def make() -> tuple[Actions]:
         return (Actions(**word_piece.actions(of.normaliser, any(map(_decomposes, of.steps)))),)
 
-    modules = (characters.__file__, cut_kernels.__file__, word_piece.__file__)
+    modules = (characters.__file__, pretokenize_kernels.__file__, word_piece.__file__)
     return table_cache.load_or_make(_key(of), modules, (Actions,), make)[0]
 
 
@@ -219,7 +219,7 @@ def _key(of: Rules) -> bytes:
     return json.dumps([version, kind, *of.steps], sort_keys=True).encode()
 
 
-def model(of: Rules) -> word_kernels.Model:
+def model(of: Rules) -> bpe_kernels.Model:
     """Returns the tables of the model."""
     of_model = of.value["model"]
     vocab = of_model["vocab"]
@@ -230,8 +230,8 @@ def model(of: Rules) -> word_kernels.Model:
             for piece, number in vocab.items()
             if piece.startswith(prefix) and len(piece) > len(prefix)
         ]
-        return word_kernels.Model(
-            word_kernels.WORD_PIECE,
+        return bpe_kernels.Model(
+            bpe_kernels.WORD_PIECE,
             pairs=np.zeros((16, 2), np.int64),
             byte_ids=np.zeros(256, np.int32),
             whole=False,
@@ -244,8 +244,8 @@ def model(of: Rules) -> word_kernels.Model:
     for character, byte in alphabet().items():
         byte_ids[byte] = vocab[character]
     whole = bool(of_model.get("ignore_merges"))
-    return word_kernels.Model(
-        word_kernels.BPE,
+    return bpe_kernels.Model(
+        bpe_kernels.BPE,
         _pairs(of_model["merges"], vocab),
         byte_ids,
         whole=whole,
@@ -260,7 +260,7 @@ def _pairs(merges: Sequence[Any], vocab: Mapping[str, int]) -> np.ndarray:
     both = [each.split(" ") if isinstance(each, str) else each for each in merges]
     ids = [(vocab[left], vocab[right], vocab[left + right]) for left, right in both]
     columns = np.array(ids, np.int32).reshape(-1, 3)
-    return word_kernels.pair_table(*(columns[:, place].copy() for place in range(3)))
+    return bpe_kernels.pair_table(*(columns[:, place].copy() for place in range(3)))
 
 
 def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 _BLOCK = 256
 _NO_BYTE = 0xFF  # never occurs in UTF-8

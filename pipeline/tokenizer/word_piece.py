@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.tokenizer import characters
 from pipeline.tokenizer.characters import POINTS
-from pipeline.tokenizer.cut_kernels import ALONE, BREAK, KEEP, REFUSE, REMOVE
+from pipeline.tokenizer.pretokenize_kernels import ALONE, BREAK, KEEP, REFUSE, REMOVE
 
 
 class Words(NamedTuple):

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from pipeline.tokenizer import (
     added_tokens,
+    bpe_kernels,
     byte_level,
-    cut_kernels,
+    pretokenize_kernels,
     tokenizer_file,
-    word_kernels,
     word_piece,
 )
 from pipeline.tokenizer.fast_tokenizer import buffers
@@ -78,7 +78,7 @@ class WordTokenizer:
         self,
         words: byte_level.Words | word_piece.Words,
         added: list[added_tokens.Added],
-        model: word_kernels.Model,
+        model: bpe_kernels.Model,
         codec: TokenizersCodec,
     ):
         self.refused = 0
@@ -86,7 +86,7 @@ class WordTokenizer:
         self._refused: set[int] = set()  # documents of the current call
         self._reserve_text(_TEXT_BYTES)
         self._out = np.empty(_OUT_TOKENS, np.int32)
-        self._work = word_kernels.Work(
+        self._work = bpe_kernels.Work(
             **_word_arrays(_WORD_BYTES),
             table=np.zeros((_MEMO_ENTRIES, 3), np.int64),
             store=np.empty(_MEMO_WORDS, np.int64),
@@ -136,16 +136,16 @@ class WordTokenizer:
                 longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
                 if longest > len(self._work.ids):
                     self._work = self._work._replace(**_word_arrays(2 * longest))
-            used = word_kernels.encode(
+            used = bpe_kernels.encode(
                 self._model, self._work, self._text, self._ends, counts, first, stop, self._out,
                 used, lengths,
             )  # fmt: skip
             first = stop
-            if why == cut_kernels.DONE:
+            if why == pretokenize_kernels.DONE:
                 return used
-            if why == cut_kernels.GROW:
+            if why == pretokenize_kernels.GROW:
                 self._reserve_text(need)
-            elif why != cut_kernels.FULL:
+            elif why != pretokenize_kernels.FULL:
                 text = data[offsets[first] : offsets[first + 1]].tobytes().decode()
                 one = lengths[first : first + 1]
                 used = self._other(why, text, one, used, int(owners[first]))
@@ -153,17 +153,19 @@ class WordTokenizer:
 
     def _cutter(self, normal: bool) -> Any:
         if isinstance(self._words, word_piece.Words):
-            return functools.partial(cut_kernels.word_piece, self._words)
-        return functools.partial(cut_kernels.byte_level, self._words, normal)
+            return functools.partial(pretokenize_kernels.word_piece, self._words)
+        return functools.partial(pretokenize_kernels.byte_level, self._words, normal)
 
     def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
         """Appends the ids of a text of document `owner` that needs the library; as `_encode`."""
-        if why == cut_kernels.NORMALISE:
+        if why == pretokenize_kernels.NORMALISE:
             again = _readable(self._codec.normalize(text).encode())
             size, words = len(again) - 1, self._words
             # The library looks for these tokens after normalisation, and for others before it.
-            if not cut_kernels.holds_token(words.tokens, words.begins_token, again, 0, size):
-                place, given = np.array([0, size]), np.full(1, cut_kernels.TEXT, np.int32)
+            if not pretokenize_kernels.holds_token(
+                words.tokens, words.begins_token, again, 0, size
+            ):
+                place, given = np.array([0, size]), np.full(1, pretokenize_kernels.TEXT, np.int32)
                 part = added_tokens.Parts(place, given, np.array([owner]))
                 return self._encode(again, part, length, used, True)
         self._refused.add(owner)

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.excluding.lists import ExcludeList, copy_name
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
-from tasks.cache import superseded
+from tasks.cache import old_states
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -184,7 +184,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
     for split, shards in manifest.splits.items():
         for index, shard in enumerate(shards):
             known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}
-    for name in sorted(name for name in names - known if not name.startswith(superseded.BEFORE)):
+    for name in sorted(name for name in names - known if not name.startswith(old_states.BEFORE)):
         if name.startswith(files.PARTIAL):
             remedy = "run pipeline.build again, or delete it if no build is running"
             faults.append(Fault(name, "left behind by a killed build", remedy))

@@ -7,7 +7,7 @@ map (field 1: entry) of names (1) to Features (2), and a Feature an Int64List (3
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 # Codes in place of the beginning of a list that is not there.
 MISSING, NOT_IDS, MALFORMED = -1, -2, -3

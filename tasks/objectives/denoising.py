@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.objectives import noise
-from tasks.objectives.kinds import Kind, Slots
+from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.masks import (
     Bounds,
     IidTokens,

@@ -5,7 +5,7 @@ Importing this module takes a second; `noise` does when it draws the first mask.
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.objectives.kinds import Kind, Slots
+from tasks.objectives.example_lengths import Kind, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 

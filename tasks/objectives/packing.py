@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.objectives.kinds import Kind, Slots
+from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds

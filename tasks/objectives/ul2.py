@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
-from tasks.objectives.kinds import Kind, Slots
+from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.objective import Examples, Lengths, Objective, words
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tasks.storage import files
-from trainer import stores
+from trainer.checkpoints import remote
 
 
 def hashes(folder):
@@ -46,7 +46,7 @@ def state(model_dir):
 
 def main(one, other):
     if files.is_remote(other):
-        stores.prepare(other)
+        remote.prepare(other)
     models = [files.join(place, "model") for place in (one, other)]
     same = {}
     for part in ("vocabulary", "cache"):

@@ -20,7 +20,7 @@ from trainer import export, generate, pretrain
 from trainer.config import presets
 from trainer.config.run import LossConfig
 from trainer.data.features import converter, filling
-from trainer.data.recorded import plain
+from trainer.data.task_record import plain
 from trainer.engine.loss import model_loss
 from trainer.model.transformer import run_model
 

@@ -12,15 +12,16 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import description, evaluate, export_t5x
-from trainer.beginning import begin
-from trainer.checkpoint import Checkpoints
+from trainer import evaluate, export_t5x
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.metadata import Damaged, sealed
 from trainer.config import CheckpointConfig, fields
-from trainer.description import Damaged, sealed
 from trainer.engine.guard import new_guard, older
 from trainer.engine.step import TrainState
 from trainer.pretrain import build_config
 from trainer.setup import prepare
+from trainer.starting.resume import begin
 
 STATE = TrainState(
     step=jnp.int32(0), params={"w": jnp.ones(3)}, opt_state=(), metrics={}, guard=new_guard()
@@ -88,11 +89,11 @@ def test_a_checkpoint_without_a_best_has_none(tmp_path):
     checkpoints.save(3, STATE, run)
     checkpoints.check_resumable(2, run)
     assert not checkpoints.watch.see(3, {"loss": 1.0, "accuracy": 1.0})
-    description.update(checkpoints.path(2), best=None)
+    metadata.update(checkpoints.path(2), best=None)
     checkpoints.check_resumable(2, run)
     assert checkpoints.watch.see(3, {"loss": 1.0, "accuracy": 1.0})
     checkpoints.record_evaluation(2)
-    assert description.read(checkpoints.path(2))["best"]["step"] == 3
+    assert metadata.read(checkpoints.path(2))["best"]["step"] == 3
     checkpoints.close()
 
 
@@ -271,14 +272,14 @@ def test_checkpoints_of_earlier_versions_are_read(tmp_path, capsys):
     manager = ocp.CheckpointManager(
         tmp_path, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint")
     )
-    description = {"config": {}, "cache_fingerprints": {}}
+    metadata = {"config": {}, "cache_fingerprints": {}}
     for step, mean_loss in ((150, 2.0), (151, 0.0)):
         guard = older(state.guard.replace(mean_loss=jnp.float32(mean_loss)))
         manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state.replace(guard=guard)),
-                run=ocp.args.JsonSave(description),
+                run=ocp.args.JsonSave(metadata),
             ),
         )
     manager.close()

@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tasks.terminal.command_line import UserError
-from trainer import convert, fill, generate, huggingface, init_from
-from trainer.checkpoint import Checkpoints
+from trainer import convert, fill, generate, huggingface
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.config.presets import model_preset
 from trainer.conversion import sources, verify
@@ -25,6 +25,7 @@ from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.pretrain import build_config
 from trainer.setup import prepare
+from trainer.starting import init_from
 from trainer.t5x import layout, read
 
 _SPEC = importlib.util.spec_from_file_location("t5x_files", Path(__file__).parent / "t5x_files.py")

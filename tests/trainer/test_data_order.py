@@ -8,7 +8,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from trainer import pretrain
 from trainer.config import config_changes, keep_order, load_config, save_config
-from trainer.config.idle import refuse_idle
+from trainer.config.unused_fields import refuse_idle
 from trainer.setup import prepare
 
 TASK = "python_docs_span_corruption"

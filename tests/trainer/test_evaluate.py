@@ -4,7 +4,8 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
-from trainer import description, evaluate
+from trainer import evaluate
+from trainer.checkpoints import metadata
 from trainer.reporting.evaluations import evaluation_table
 
 ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
@@ -39,6 +40,6 @@ def test_another_split_is_named_in_the_table():
 def test_another_vocabulary_is_refused(text_cache, tmp_path):
     run = save_run(text_cache, tmp_path / "t5", "t5_1_1_tiny", "--lengths.inputs=64")
     (checkpoint,) = (tmp_path / "t5").glob("checkpoint_*")
-    description.update(str(checkpoint), vocabulary_sha256="0" * 64)
+    metadata.update(str(checkpoint), vocabulary_sha256="0" * 64)
     with pytest.raises(UserError, match="was trained with another vocabulary than that of python_"):
         evaluate.main([f"--model_dir={run}"])

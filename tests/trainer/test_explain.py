@@ -12,11 +12,12 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.trainer.conftest import ROOT, built, command, ended
-from trainer import description, explain
+from trainer import explain
+from trainer.checkpoints import metadata
+from trainer.comparing.document_steps import Sightings
 from trainer.config import save_config
 from trainer.pretrain import build_config
 from trainer.setup import prepare
-from trainer.sightings import Sightings
 
 TASK = "python_docs_span_corruption"
 EOS_ID = vocabulary.EOS_ID
@@ -235,7 +236,7 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     (tmp_path / "model" / "checkpoint_5" / "run").mkdir(parents=True)
     description_of_run = {"config": {}, "cache_fingerprints": run.data.fingerprints}
     path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
-    path.write_text(json.dumps(description.sealed(description_of_run)))
+    path.write_text(json.dumps(metadata.sealed(description_of_run)))
     first = explain.Explanation(str(tmp_path / "model"), 3).row(2).parts
     documents = [first[0].id, first[-1].id]
     long = "train.txt:" + str(
@@ -296,7 +297,7 @@ def test_a_run_that_followed_an_unfinished_build_is_explained_after_a_takedown(
     path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
     path.parent.mkdir(parents=True)
     record = {"config": {}, "cache_fingerprints": run.data.fingerprints}
-    path.write_text(json.dumps(description.sealed(record)))
+    path.write_text(json.dumps(metadata.sealed(record)))
     document = explain.Explanation(str(tmp_path / "model"), 3).row(2).parts[0].id
 
     def found():

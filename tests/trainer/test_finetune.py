@@ -15,9 +15,9 @@ from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
 from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, state
 from tests.trainer.test_evaluation_stops import start
-from trainer import trained
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
+from trainer.starting import trained_run
 from trainer.t5x import read
 
 STEPS = 6
@@ -204,8 +204,8 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     third = tmp_path / "third"
     made = run(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
     assert made.returncode == 0, made.stderr
-    opened = trained.open_run(str(whole))
-    sums = trained.restore(opened, None, trained.vocabulary_of(opened, None))[1]
+    opened = trained_run.open_run(str(whole))
+    sums = trained_run.restore(opened, None, trained_run.vocabulary_of(opened, None))[1]
     for path in (f"{tmp_path}/x", f"{tmp_path}/c", str(third)):
         found = read.load(path).parameters
         assert found.keys() == named(sums).keys()

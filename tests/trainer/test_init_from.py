@@ -15,14 +15,16 @@ import pytest
 from flax import serialization
 
 from tasks.terminal.command_line import UserError
-from trainer import description, init_from, loop
-from trainer.checkpoint import Checkpoints
+from trainer import loop
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import path_name
 from trainer.optim.optimizer import learning_rate_schedule
 from trainer.pretrain import build_config
 from trainer.setup import prepare
+from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
 
@@ -397,7 +399,7 @@ def test_a_run_starts_from_t5x_and_then_resumes_itself(flags, tmp_path, capsys):
     scaled = dataclasses.replace(run.config.model, attention_scale=0.5, dropout_rate=0.1)
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, model=scaled))
     assert "it was trained with attention_scale 1.0: with" in init_from.start(other).describe()
-    description.update(ours, vocabulary_sha256="0" * 64)
+    metadata.update(ours, vocabulary_sha256="0" * 64)
     with pytest.raises(UserError, match="trained with another vocabulary"):
         init_from.start(run)
 

@@ -9,7 +9,7 @@ from tasks.cache import language_set
 from tasks.terminal.command_line import UserError
 from tests.trainer.test_mixtures import places, run_of
 from trainer.config import save_config
-from trainer.data import recorded
+from trainer.data import task_record
 from trainer.data.interleave import Interleave
 from trainer.engine.evaluator import _mean
 
@@ -82,8 +82,8 @@ def test_limits_bind_the_length_of_a_run(caches):
     flags = ("--mixing.alpha=0", f"--data.take={SHARES}", "--mixing.max_epochs=2")
     before = run_of(caches, TASK, *flags, "--train_steps=40").data.record
     after = run_of(caches, TASK, *flags, "--train_steps=60").data.record
-    assert "the rates of the tasks were" in recorded.changes(before, after, 40)[0]
-    assert recorded.changes(before, before, 40) == []
+    assert "the rates of the tasks were" in task_record.changes(before, after, 40)[0]
+    assert task_record.changes(before, before, 40) == []
 
 
 def test_a_share_is_repeated_in_a_new_order(caches):

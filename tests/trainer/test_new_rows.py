@@ -14,10 +14,10 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.rows import by_piece
 from tests.support import eight_devices, small_tokenizers
-from trainer import init_from, new_rows
 from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.pretrain import build_config
+from trainer.starting import init_from, vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.tensors import held
 
@@ -59,7 +59,7 @@ OLD = ("--init_from_vocabulary.path={folder}/old", "--init_from_vocabulary.extra
 
 
 def started(folder, *flags):
-    new_rows.own_vocabulary = lambda data: data.ids  # in place of a cache's
+    vocabulary_change.own_vocabulary = lambda data: data.ids  # in place of a cache's
     run = run_of(folder, *(flag.format(folder=folder) for flag in (*OLD, *flags)))
     start = init_from.start(run)
     return start, start.state(Program(run))
@@ -88,7 +88,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch):
-    monkeypatch.setattr(new_rows, "own_vocabulary", lambda data: data.ids)
+    monkeypatch.setattr(vocabulary_change, "own_vocabulary", lambda data: data.ids)
 
 
 def expected(folder):
@@ -170,7 +170,7 @@ def test_moments_of_a_run_of_ours_follow_their_rows(width, folder):
         "0/count": held(np.int32(7)),
         "0/mu/encoder/encoder_norm/scale": held(np.ones(width, "f4")),
     }
-    made = new_rows.changed_state(state, {TABLE: table.shape}, {TABLE: 0}, rows)
+    made = vocabulary_change.changed_state(state, {TABLE: table.shape}, {TABLE: 0}, rows)
     assert made.keys() == state.keys()
     np.testing.assert_array_equal(made[f"0/mu/{TABLE}"].whole(), means(table, old, rows))
     assert made["0/count"].whole() == 7
@@ -186,7 +186,7 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
     def error_of(*flags, own=None):
         run = run_of(folder, *flags)
         if own:
-            monkeypatch.setattr(new_rows, "own_vocabulary", own)
+            monkeypatch.setattr(vocabulary_change, "own_vocabulary", own)
         with pytest.raises(UserError) as caught:
             init_from.start(run)
         return str(caught.value)

@@ -14,7 +14,7 @@ from trainer import plan
 from trainer.planning import page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
-from trainer.planning.subject import subject
+from trainer.planning.planned_run import subject
 from trainer.pretrain import build_config
 
 LENGTHS = ("--lengths.inputs=32", "--lengths.targets=16")

@@ -16,13 +16,13 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
-from trainer import export_t5x, t5x_engine
-from trainer.checkpoint import Checkpoints
+from trainer import export_t5x
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import save_config
 from trainer.engine.program import Program
 from trainer.model.paths import path_name
 from trainer.pretrain import build_config
-from trainer.t5x import layout, read, write
+from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -155,8 +155,8 @@ def test_unsupported_models_are_rejected(preset, scanned, message, tmp_path):
 
 
 def test_every_unsupported_setting_is_named():
-    assert t5x_engine.unsupported(config_of()) == []
-    assert t5x_engine.unsupported(config_of(preset="lm_tiny")) == []
+    assert engine.unsupported(config_of()) == []
+    assert engine.unsupported(config_of(preset="lm_tiny")) == []
     flags = {
         "--on_nan=skip": "T5X makes every update",
         "--model.scan_layers=True": "table of relative positions in every layer",
@@ -172,12 +172,12 @@ def test_every_unsupported_setting_is_named():
         "--checkpoint.every_steps=30": "needs one to be a multiple of the other",
         "--evaluation.every_steps=20": "needs one to be a multiple of the other",
     }
-    problems = t5x_engine.unsupported(config_of(*flags))
+    problems = engine.unsupported(config_of(*flags))
     for flag, message in flags.items():
         name = flag.partition("=")[0]
         assert any(name in problem and message in problem for problem in problems), flag
     assert len(problems) == len(flags) - 2
-    named = t5x_engine.unsupported(
+    named = engine.unsupported(
         config_of("--optimizer.name=adamw", "--optimizer.learning_rate=1", preset="bert_tiny")
     )
     assert [problem[:30] for problem in named] == [
@@ -198,8 +198,8 @@ def test_missing_t5x_is_an_error_that_says_where_to_get_it():
     converter = types.SimpleNamespace(special=T5_IDS)
     run = types.SimpleNamespace(config=config_of(), converter=converter)
     with pytest.raises(UserError) as error:
-        t5x_engine.train(run, {})
-    for word in ("no package registry", "google-research/t5x", t5x_engine.TESTED_COMMIT, "airio"):
+        engine.train(run, {})
+    for word in ("no package registry", "google-research/t5x", engine.TESTED_COMMIT, "airio"):
         assert word in str(error.value)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from trainer import init_from, t5x_engine
 from trainer.engine.program import Program
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
@@ -20,7 +19,8 @@ from trainer.model.transformer import (
 )
 from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
 from trainer.pretrain import build_config
-from trainer.t5x import read
+from trainer.starting import init_from
+from trainer.t5x import engine, read
 from trainer.t5x.tensors import held
 
 T5X = importlib.util.find_spec("t5x") is not None
@@ -63,7 +63,7 @@ def run_of(normalizer, microbatches, position, flag):
         *([f"--model.position={position}", "--model.scan_layers=true"] if position else []),
     ]
     config, _ = build_config("t5_1_1_tiny", [*flags, *filter(None, [flag])])
-    assert t5x_engine.unsupported(config) == []
+    assert engine.unsupported(config) == []
     return types.SimpleNamespace(
         config=config, data=types.SimpleNamespace(vocab_size=V, fingerprints={}, record={})
     )
@@ -82,7 +82,7 @@ def t5x_state(config):
     from flax import traverse_util
     from t5x import train_state, trainer
 
-    model = t5x_engine._model(config, V, prefix=False)
+    model = engine._model(config, V, prefix=False)
     shapes = {name: array.shape for name, array in batch_of(0).items()}
     variables = model.get_initial_variables(jax.random.key(0), shapes)
     spec = model_spec(config.model)

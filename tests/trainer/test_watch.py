@@ -12,8 +12,8 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.trainer.test_commands import assert_same_state, curve, run, state
 from tests.trainer.test_evaluation_stops import pretrain, start
+from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import CheckpointConfig, PlateauConfig, StoppingConfig
-from trainer.watch import Watch, flattened
 
 
 def followed(values, metric="loss", **settings):

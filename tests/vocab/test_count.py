@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.reading import sources
-from vocab import count, words
+from vocab import count, word_splitter
 
 DRAW = random.Random(1)
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in "aeiou"]
@@ -34,7 +34,7 @@ KEY = "0123456789abcdef"
 
 def job(corpus, folder, piece_bytes=1 << 15, batch_bytes=1 << 20):
     found = sources.resolve(sources.parse(f"json:{corpus}?validation=0"), piece_bytes)
-    splitter = words.Splitter(words.normaliser("nmt_nfkc", False, ()), (), False)
+    splitter = word_splitter.Splitter(word_splitter.normaliser("nmt_nfkc", False, ()), (), False)
     return count.Job(str(folder), KEY, found, splitter, batch_bytes)
 
 

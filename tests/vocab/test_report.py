@@ -8,7 +8,7 @@ import pytest
 
 from tasks.reading import sources
 from vocab import fit, scripts, train
-from vocab.words import normaliser
+from vocab.word_splitter import normaliser
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from vocab import seeds
+from vocab import unigram_seeds
 
 
 def by_hand(counts, longest):
@@ -30,13 +30,13 @@ def test_seeds_are_the_substrings_with_more_than_one_continuation():
     for _ in range(400):
         counts["".join(draw.choices("ab▁ü", k=draw.randint(1, 12)))] = draw.randint(1, 4)
     for longest in (2, 3, 7, 16):
-        found = seeds.seed_pieces(list(counts), np.array(list(counts.values())), longest)
+        found = unigram_seeds.seed_pieces(list(counts), np.array(list(counts.values())), longest)
         assert dict(found) == by_hand(counts, longest)
         scores = [count * len(piece) for piece, count in found]
         assert scores == sorted(scores, reverse=True)
 
 
 def test_the_best_are_kept(monkeypatch):
-    monkeypatch.setattr(seeds, "SEEDS", 1)
-    assert seeds.seed_pieces(["▁the", "in"], np.array([3, 4]), 16) == [("▁the", 3)]
-    assert seeds.seed_pieces(["a"], np.array([3]), 16) == []
+    monkeypatch.setattr(unigram_seeds, "SEEDS", 1)
+    assert unigram_seeds.seed_pieces(["▁the", "in"], np.array([3, 4]), 16) == [("▁the", 3)]
+    assert unigram_seeds.seed_pieces(["a"], np.array([3]), 16) == []

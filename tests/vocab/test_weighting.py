@@ -11,7 +11,7 @@ from tasks.terminal.command_line import Parser, UserError
 from vocab import count, train, train_tokenizer, weighting
 from vocab.options import Options
 from vocab.weighting import Corpora
-from vocab.words import Splitter, normaliser
+from vocab.word_splitter import Splitter, normaliser
 
 A = ["the cat sat on the mat", "a cat and a hat", "cats sit on mats and hats"] * 4
 B = ["pisica stă pe covor", "o pălărie și o pisică", "pisicile stau pe covoare"] * 5

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
-from vocab import learn, words
+from vocab import learn, word_splitter
 from vocab.count import Counts
 
 
 def splitter(*symbols, name="nmt_nfkc", keep=False):
-    return words.Splitter(words.normaliser(name, keep, symbols), symbols, keep)
+    return word_splitter.Splitter(word_splitter.normaliser(name, keep, symbols), symbols, keep)
 
 
 def test_words_are_normalised_and_cut_between_letters_and_signs():
@@ -37,7 +37,11 @@ def test_runs_of_spaces_belong_to_the_word_after_them():
 
 def test_long_words_are_cut():
     counts = splitter().count(["ก" * 1000])
-    assert sorted(map(len, counts)) == [1001 - 3 * words.LONGEST_WORD, words.LONGEST_WORD - 0, 256]
+    assert sorted(map(len, counts)) == [
+        1001 - 3 * word_splitter.LONGEST_WORD,
+        word_splitter.LONGEST_WORD - 0,
+        256,
+    ]
     assert sum(len(word) * count for word, count in counts.items()) == 1001
 
 
@@ -120,15 +124,17 @@ def test_a_unigram_model_from_words_is_as_good_as_one_from_text():
 
 @given(st.text(st.sampled_from("ab.\n €"), max_size=300).map(lambda text: text * 60))
 def test_passages_are_short_and_lose_nothing(text):
-    found = list(words.passages(text))
-    assert all(0 < len(passage) <= words.PASSAGE_CHARACTERS for passage in found)
+    found = list(word_splitter.passages(text))
+    assert all(0 < len(passage) <= word_splitter.PASSAGE_CHARACTERS for passage in found)
     assert "".join(found) == text
 
 
 def test_passages_end_at_line_or_sentence_ends():
     lines = "a line of text.\n" * 1000
-    assert all(passage.endswith("text.\n") for passage in words.passages(lines))
+    assert all(passage.endswith("text.\n") for passage in word_splitter.passages(lines))
     sentences = "One more sentence. " * 1000
-    assert all(passage.endswith("sentence. ") for passage in words.passages(sentences))
+    assert all(passage.endswith("sentence. ") for passage in word_splitter.passages(sentences))
     text = "word " * 5000
-    assert {word for passage in words.passages(text) for word in passage.split()} == {"word"}
+    assert {word for passage in word_splitter.passages(text) for word in passage.split()} == {
+        "word"
+    }

@@ -19,9 +19,9 @@ from tasks.inspection import decode
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer import description
+from trainer.checkpoints import metadata
 from trainer.config import fields
-from trainer.data import recorded
+from trainer.data import task_record
 from trainer.data.cached import CachedData
 from trainer.explain import Explanation
 from trainer.reporting.history import History
@@ -80,7 +80,7 @@ class Compared:
 
 def records(one: History, other: History, last: int) -> Compared:
     """Compares what the runs recorded of their data up to update `last`, and their caches."""
-    found = Compared(recorded.changes(one.record, other.record, last))
+    found = Compared(task_record.changes(one.record, other.record, last))
     tasks = [each.record.get("tasks", {}).keys() for each in (one, other)]
     if all(tasks) and tasks[0] != tasks[1]:
         lists = [", ".join(sorted(each)) for each in tasks]
@@ -103,8 +103,8 @@ def records(one: History, other: History, last: int) -> Compared:
 def _newest_description(folder: str) -> dict[str, Any]:
     steps = read.steps(folder)
     try:
-        return description.read(read.of_step(folder, steps[-1])) if steps else {}
-    except description.Damaged:
+        return metadata.read(read.of_step(folder, steps[-1])) if steps else {}
+    except metadata.Damaged:
         return {}
 
 
@@ -139,7 +139,7 @@ class Batches:
     def changed_since(self) -> Iterator[str]:
         """Yields how the data of a run are other than when it was trained."""
         for run, data in zip(self._runs, self._data, strict=True):
-            for change in recorded.changes(run.record, data.record, run.step):
+            for change in task_record.changes(run.record, data.record, run.step):
                 yield f"{run.name}: since it was trained, {change}"
 
     def first_difference(self, first: int, last: int) -> Batch | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from trainer.config import RESUMABLE_CHANGES
-from trainer.config.idle import unread_fields
+from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
 # Effects of a field: other results, the same but for rounding, the same bits.

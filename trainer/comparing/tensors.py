@@ -12,8 +12,8 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer import description
-from trainer.description import Damaged
+from trainer.checkpoints import metadata
+from trainer.checkpoints.metadata import Damaged
 from trainer.engine import checksums
 from trainer.t5x import read
 from trainer.t5x.tensors import Tensor
@@ -151,7 +151,7 @@ def _checksums(path: str) -> dict[str, str]:
     """Returns the checksums that a checkpoint records; {} if T5X or an earlier version wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
-    return description.read(path).get(description.CHECKSUMS, {})
+    return metadata.read(path).get(metadata.CHECKSUMS, {})
 
 
 def _array(side: dict[str, Tensor], name: str) -> np.ndarray | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from tasks.metrics.metric import METRICS
 from tasks.metrics.names import values_of
 from tasks.terminal.fields import BELOW_ONE, Rule, at_least, check, field, one_of, require
-from trainer.decoding.config import Decoding
+from trainer.config.decoding import Decoding
 
 _ON_DAMAGE = ("stop", "fall_back")
 # Metrics that every evaluation has, or that of every language model, and that rank checkpoints.

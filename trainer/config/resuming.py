@@ -4,8 +4,8 @@ from tasks import mixture
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import fields
-from trainer.config.idle import unread_fields
 from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.unused_fields import unread_fields
 
 # Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
 # change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.

@@ -39,10 +39,10 @@ from trainer.config.evaluation import (
     StoppingConfig,
     check_watched,
 )
+from trainer.config.lora import LoraConfig, check_pattern
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.tuning import LoraConfig, check_pattern
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import huggingface, init_from
+from trainer import huggingface
 from trainer.config import Config, fields
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
@@ -17,6 +17,7 @@ from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.pretrain import build_from_gin
+from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint

@@ -15,8 +15,8 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, Vocabulary
-from trainer import description, init_from, trained
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
 from trainer.conversion.sources import FLAG, Opened, tree_of
 from trainer.engine.step import TrainState, zero_metrics
@@ -27,6 +27,7 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
 from trainer.setup import Run, prepare
+from trainer.starting import init_from, trained_run
 from trainer.t5x import write
 from trainer.t5x.layout import Parts
 from trainer.t5x.tensors import held
@@ -204,7 +205,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
     checkpoints.close()
     if settings.vocabulary and not settings.task:
         sha256 = settings.vocabulary.record.sha256
-        description.update(checkpoints.path(opened.step), vocabulary_sha256=sha256)
+        metadata.update(checkpoints.path(opened.step), vocabulary_sha256=sha256)
     if reset:
         return f"Adafactor's moments start at 0: {reset}"
     return "Adafactor's moments are those of the source"
@@ -236,7 +237,9 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
     vocabulary = config.vocabulary
     if settings.vocabulary:
         vocabulary = VocabularyConfig(extra_ids=settings.vocabulary.record.added_sentinels)
-    return trained.without_data(dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary))
+    return trained_run.without_data(
+        dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary)
+    )
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:

@@ -17,14 +17,14 @@ import numpy as np
 
 from tasks.cache.windows import Windows
 from tasks.objectives import Examples, Lengths, Objective, noise
-from tasks.objectives.kinds import Slots
+from tasks.objectives.example_lengths import Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data import segments
+from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder, reading
 from trainer.data.interleave import MixingSchedule
-from trainer.data.layout import Layout, Members, OneByOne, PairRows
 from trainer.data.order import BlockOrder, Order
 
 

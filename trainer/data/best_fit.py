@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 
 @compiled(nogil=True)

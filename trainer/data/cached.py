@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasks import vocabulary
-from tasks.cache import taking
+from tasks.cache import subset
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
-from tasks.cache.taking import Take
+from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
@@ -19,15 +19,15 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
-from trainer.data import features, followed, mixing, recorded, segments, startup
+from trainer.data import features, followed, mixing, segments, startup, task_record
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.data.cached_task import CachedTask
+from trainer.data.epoch_rows import Decks, Layout, PackedPairs, PairRows
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder
 from trainer.data.interface import EvaluationSet
 from trainer.data.interleave import MixingSchedule
-from trainer.data.layout import Decks, Layout, PackedPairs, PairRows
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
 _TRAIN = "train"
@@ -44,7 +44,7 @@ def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
     if config.data.take is None:
         return {}
     try:
-        amounts = taking.parse(config.data.take)
+        amounts = subset.parse(config.data.take)
     except ValueError as error:
         raise UserError(f"--data.take={config.data.take}: {error}") from error
     for name in amounts:
@@ -137,7 +137,7 @@ class CachedData:
         objective, sides = each.task.objective, None
         if isinstance(objective, Supervised) and objective.too_long != CUT:
             sides = objective.sides(lengths)
-        wanted = taking.of_task(self._taken, each.task.name)
+        wanted = subset.of_task(self._taken, each.task.name)
         followed.check_task(objective, each.cache, each.manifest, sides, self._packs, wanted)
 
     def example_lengths(self, task: TaskSpec) -> Lengths:
@@ -162,7 +162,7 @@ class CachedData:
     def tasks_record(self) -> dict[str, Any]:
         """Task -> what determines its examples, as JSON values."""
         return {
-            each.task.name: recorded.task_record(
+            each.task.name: task_record.task_record(
                 each.task,
                 self.example_lengths(each.task),
                 each.ids,
@@ -227,7 +227,7 @@ class CachedData:
     def _source(self, each: CachedTask) -> Source:
         order: Order | FollowedOrder
         name, seed = each.task.name, self._config.seed
-        wanted = taking.of_task(self._taken, name)
+        wanted = subset.of_task(self._taken, name)
         self._check_room()
         open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
         if self._config.data.follow:
@@ -239,7 +239,7 @@ class CachedData:
         else:
             maker = open_as()
             if wanted:
-                taking.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
+                subset.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
             order = self._order(maker.windows, noise.task_seed(seed, name))
         layout = self._layout(each.task, maker, order) if self._packs else None
         return Source(name, maker, order, seed, layout)

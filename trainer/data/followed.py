@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tasks.cache import following, taking
+from tasks.cache import following, subset
 from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest
-from tasks.cache.taking import Take
+from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives.objective import Objective
@@ -111,7 +111,7 @@ class FollowedOrder:
             yield border
             if self._wanted:
                 added = self._manifest.splits[_SPLIT][shards:border]
-                held += taking.held(self._manifest.plan, added, self._wanted.unit)
+                held += subset.held(self._manifest.plan, added, self._wanted.unit)
                 if held >= self._wanted.amount:
                     return
             shards = border
@@ -125,11 +125,11 @@ class FollowedOrder:
         ends = [self._windows.ending(border) for border in borders]
         last = borders[-1] == self._of
         if wanted:
-            self._held += taking.held(plan, added, wanted.unit)
+            self._held += subset.held(plan, added, wanted.unit)
             if last or self._held >= wanted.amount:
                 # What follows has no influence on this count.
                 part = CacheManifest(plan, {_SPLIT: known}, {})
-                ends[-1] = taking.count(self._windows, self._folder, part, _SPLIT, wanted)
+                ends[-1] = subset.count(self._windows, self._folder, part, _SPLIT, wanted)
                 last = True
                 self._windows.keep_first(ends[-1])
         if last and not ends[-1]:
@@ -274,7 +274,7 @@ def check_task(
       UserError: names the setting.
     """
     follow = "with --data.follow=true"
-    if wanted and wanted.unit == taking.SHARE:
+    if wanted and wanted.unit == subset.SHARE:
         raise UserError(
             f"--data.take={wanted} {follow}: a share of what is not known yet; give an amount, as "
             "'2^29 tokens' or '1000 documents'"

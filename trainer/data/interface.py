@@ -36,7 +36,7 @@ class Data(Protocol):
 
     @property
     def tasks_record(self) -> dict[str, Any]:
-        """Task -> what determines its examples, as JSON values (`trainer.data.recorded`)."""
+        """Task -> what determines its examples, as JSON values (`trainer.data.task_record`)."""
 
     @property
     def record(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tasks import registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, nearest
 from trainer.config import Config
-from trainer.data import recorded, seqio_padding
+from trainer.data import seqio_padding, task_record
 from trainer.data.batches import pad_rows
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
@@ -50,8 +50,8 @@ def _preprocessor(step: Any) -> Any:
     """Returns the name of a preprocessor and, for a functools.partial, its arguments."""
     if not isinstance(step, functools.partial):
         return getattr(step, "__qualname__", type(step).__qualname__)
-    arguments = {name: recorded.plain(value) for name, value in step.keywords.items()}
-    return {"function": _preprocessor(step.func), "args": recorded.plain(step.args), **arguments}
+    arguments = {name: task_record.plain(value) for name, value in step.keywords.items()}
+    return {"function": _preprocessor(step.func), "args": task_record.plain(step.args), **arguments}
 
 
 class SeqioData:

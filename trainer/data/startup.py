@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from tasks.cache import taking
+from tasks.cache import subset
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows
-from tasks.cache.taking import Take
+from tasks.cache.subset import Take
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
@@ -76,7 +76,7 @@ def follow_lines(
 
 def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
     """Says which part of a task's cache is read, if not all of it."""
-    wanted, windows = taking.of_task(amounts, source.task), source.maker.windows
+    wanted, windows = subset.of_task(amounts, source.task), source.maker.windows
     if wanted is None:
         return []
     tokens = round(len(windows) * windows.mean_tokens)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from trainer.config.decoding import T5X, Decoding
 from trainer.decoding.chains import Found, repeated
-from trainer.decoding.config import T5X, Decoding
 from trainer.decoding.next_token import NextToken, Prompts
 
 # The score of a sequence that is not there. Sums of it with log probabilities stay finite, and one

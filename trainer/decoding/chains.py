@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from trainer.decoding.config import SAMPLE, Decoding
+from trainer.config.decoding import SAMPLE, Decoding
 from trainer.decoding.next_token import NextToken, Prompts
 
 # A logit of probability 0. Finite, so that no difference of two is NaN.

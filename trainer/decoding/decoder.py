@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
+from trainer.config.decoding import BEAM, Decoding
 from trainer.config.mesh import ROWS
 from trainer.decoding import beam, chains
 from trainer.decoding.chains import Found
-from trainer.decoding.config import BEAM, Decoding
 from trainer.decoding.next_token import (
     Cached,
     NextToken,

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer import trained
 from trainer.data.cached import CachedData
 from trainer.decoding import text
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
 from trainer.setup import Run
+from trainer.starting import trained_run
 
 
 class PromptForm(NamedTuple):
@@ -67,17 +67,17 @@ class Generator:
         cache_dir: str | None = None,
         vocabulary: str | None = None,
     ):
-        run = trained.open_run(model_dir, cache_dir)
+        run = trained_run.open_run(model_dir, cache_dir)
         self._form = prompt_form(run)
         tasks = run.data.tasks if isinstance(run.data, CachedData) else []
         self.modes = {piece for each in tasks for piece in each.task.objective.pieces}
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
         config = run.config
         mesh = make_mesh(config.mesh)
-        self.vocabulary = trained.vocabulary_of(run, vocabulary)
+        self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
         special = self.vocabulary.special
         self.decoder = Decoder(config.model, decoding, mesh, config.mesh.rules, special)
-        self.step, self._params = trained.restore(run, step, self.vocabulary)
+        self.step, self._params = trained_run.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:
         """Returns a prompt's ids as the model saw them in training.

@@ -12,10 +12,10 @@ import optax
 from jax.sharding import Mesh
 
 from trainer.config import Config
-from trainer.config.tuning import LORA
+from trainer.config.lora import LORA
 from trainer.engine.sharding import replicated, rows
 from trainer.engine.step import Batch, TrainState, make_update
-from trainer.engine.tuning import Tuning
+from trainer.engine.trainable import Tuning
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named
 from trainer.model.transformer import Encoder, Transformer

@@ -23,8 +23,8 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
+from trainer.checkpoints.metadata import Damaged
 from trainer.config.processes import AUTO, ProcessesConfig
-from trainer.description import Damaged
 
 # Exit code of a process that lost another one: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76

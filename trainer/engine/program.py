@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tasks.terminal.command_line import UserError
+from trainer.config.lora import LORA
 from trainer.config.mesh import check_dimensions
-from trainer.config.tuning import LORA
 from trainer.engine import compiled_programs
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
@@ -27,7 +27,7 @@ from trainer.engine.step import (
     make_train_step,
     zero_metrics,
 )
-from trainer.engine.tuning import Tuning
+from trainer.engine.trainable import Tuning
 from trainer.model.spec import model_spec
 from trainer.model.transformer import (
     build_model,

@@ -16,7 +16,7 @@ from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import replicated, rows, tracing_on
-from trainer.engine.tuning import Tuning
+from trainer.engine.trainable import Tuning
 from trainer.model.transformer import Encoder, Transformer, rounded_kernels, run_model
 
 Batch = dict[str, Any]

@@ -21,7 +21,7 @@ from trainer.planning.chips import Chip, chip_of
 from trainer.planning.devices import place_of
 from trainer.planning.kernels import Schedules, kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
-from trainer.planning.subject import Subject
+from trainer.planning.planned_run import Subject
 from trainer.planning.timing import Timing, timing
 from trainer.setup import Run
 

@@ -10,8 +10,8 @@ from typing import Any
 from tasks.terminal.table import table
 from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan, TooLarge
+from trainer.planning.planned_run import Subject
 from trainer.planning.search import Attempt, changed, flags
-from trainer.planning.subject import Subject
 from trainer.planning.timing import Timing
 
 _GB = 1e9

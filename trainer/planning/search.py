@@ -23,7 +23,7 @@ from trainer.planning.compiled import (
     with_evaluation,
 )
 from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
-from trainer.planning.subject import Subject
+from trainer.planning.planned_run import Subject
 
 # More devices along "tensor" exchange more than they compute.
 _MOST_TENSOR = 8

@@ -7,8 +7,8 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.checkpoints.remote import Mirror
 from trainer.config import Config
-from trainer.stores import Mirror
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard

@@ -1,6 +1,5 @@
 """The text that a run prints before its first step: what its configuration means."""
 
-from trainer.beginning import Beginning
 from trainer.config import CheckpointConfig, Config
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -8,6 +7,7 @@ from trainer.engine.program import Program
 from trainer.model.config import ModelConfig
 from trainer.model.device import AUTO, Device
 from trainer.setup import Run
+from trainer.starting.resume import Beginning
 
 
 def startup_text(run: Run, program: Program, beginning: Beginning, changes: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainer.config.tuning import LORA, LoraConfig
+from trainer.config.lora import LORA, LoraConfig
 from trainer.t5x.tensors import Index, Tensor
 
 _PREFIX = f"{LORA}/"

@@ -25,8 +25,8 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import description
-from trainer.config.tuning import LoraConfig
+from trainer.checkpoints import metadata
+from trainer.config.lora import LoraConfig
 from trainer.engine import checksums
 from trainer.t5x import lora, mesh
 from trainer.t5x.tensors import Index, Tensor, held
@@ -151,8 +151,8 @@ def load(path: str) -> Checkpoint:
     parameters = inside("params/")
     if not parameters or "step" not in tensors:
         raise UserError(f"{path} has neither T5X's parameters (target/…) nor ours (params/…)")
-    run = description.read(path)
-    stored = run.get(description.CHECKSUMS, {})
+    run = metadata.read(path)
+    stored = run.get(metadata.CHECKSUMS, {})
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside("params/"), inside("opt_state/")
     step = int(tensors["step"].whole())
@@ -193,7 +193,7 @@ def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Te
         if not sound:
             parts = [value] if value.shape == tensor.shape else _pieces(tensor)
             found = checksums.of_parts(tensor.dtype, tensor.shape, parts)
-            description.compare(path, stored, {name: found})
+            metadata.compare(path, stored, {name: found})
             sound = True
         return value
 

@@ -11,7 +11,7 @@ from pipeline.adopt import main
 from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import PairWindows, row_windows
-from tasks.cache.taking import Take, take
+from tasks.cache.subset import Take, take
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER

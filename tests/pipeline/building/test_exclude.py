@@ -20,7 +20,7 @@ from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import ExcludeList
 from pipeline.verification.cache import verify
-from tasks.cache import superseded
+from tasks.cache import old_states
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.storage import files
@@ -184,8 +184,8 @@ def test_a_killed_takedown_resumes_or_is_given_up(
 
 def lineage(cache, plan) -> list[list[str]]:
     """Returns the ids in each training shard, as they were in the state of a plan."""
-    manifest = superseded.load(str(cache), plan.fingerprint)
-    paths = superseded.lineage_paths(str(cache), manifest, "train", plan.fingerprint)
+    manifest = old_states.load(str(cache), plan.fingerprint)
+    paths = old_states.lineage_paths(str(cache), manifest, "train", plan.fingerprint)
     return [parquet.read_table(path).column("id").to_pylist() for path in paths]
 
 
@@ -209,14 +209,14 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
     build(tmp_path, SMALL, f"--exclude={tmp_path}/first.txt,{tmp_path}/second.txt")
     assert verify(str(cache))[1] == []
     assert lineage(cache, plan) == before
-    path = pathlib.Path(superseded.folder_of(str(cache), plan.fingerprint)) / "manifest.json"
+    path = pathlib.Path(old_states.folder_of(str(cache), plan.fingerprint)) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"software": {', '"software": {"another": "1", '))
     assert path.read_text() != text
     with pytest.raises(UserError, match="is not what was written"):
         lineage(cache, plan)
     path.write_text(text)
-    (kept,) = cache.glob(f"{superseded.BEFORE}*/train.documents-00001-*")
+    (kept,) = cache.glob(f"{old_states.BEFORE}*/train.documents-00001-*")
     kept.unlink()
     with pytest.raises(UserError, match="no copy is kept"):
         lineage(cache, plan)

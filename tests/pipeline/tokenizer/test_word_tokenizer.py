@@ -21,7 +21,13 @@ from tokenizers import (
     trainers,
 )
 
-from pipeline.tokenizer import byte_level, cut_kernels, tokenize, word_kernels, word_tokenizer
+from pipeline.tokenizer import (
+    bpe_kernels,
+    byte_level,
+    pretokenize_kernels,
+    tokenize,
+    word_tokenizer,
+)
 from pipeline.tokenizer.fast_tokenizer import Unsupported
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
@@ -189,7 +195,7 @@ def test_every_pattern_of_the_family():
     texts = ["".join(generator.choices(ODDITIES, k=40)) for _ in range(12)]
     data = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, data)])
-    size = int(offsets[-1]) + len(data) + cut_kernels.SLACK
+    size = int(offsets[-1]) + len(data) + pretokenize_kernels.SLACK
     text, ends = np.empty(size, np.uint8), np.empty(size, np.int32)
     counts = np.empty(len(data), np.int64)
     words = both("gpt2")[0]._words
@@ -201,12 +207,12 @@ def test_every_pattern_of_the_family():
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         places = byte_level.places(pattern)
         assert places
-        answer = cut_kernels.byte_level(
+        answer = pretokenize_kernels.byte_level(
             words._replace(begins_token=nothing, **places), True,
             np.frombuffer(b"".join(data), np.uint8), offsets,
-            np.full(len(data), cut_kernels.TEXT, np.int32), 0, text, ends, counts,
+            np.full(len(data), pretokenize_kernels.TEXT, np.int32), 0, text, ends, counts,
         )  # fmt: skip
-        assert answer[:2] == (cut_kernels.DONE, len(data))
+        assert answer[:2] == (pretokenize_kernels.DONE, len(data))
         bounds = np.split(ends[: answer[3]], np.cumsum(counts)[:-1])
         for number, (whole, found) in enumerate(zip(texts, bounds, strict=True)):
             starts = [int(offsets[number]), *found.tolist()]
@@ -396,14 +402,14 @@ def test_both_engines_count_and_agree(folders, kind, engine):
 
 def test_the_audit_stops_at_a_difference(folders, monkeypatch):
     tokenizer = tokenize.Tokenizer(vocabulary.load(folders["gpt2"]))
-    real = word_kernels.encode
+    real = bpe_kernels.encode
 
     def wrong(*arguments):
         answer = real(*arguments)
         arguments[7][0] += 1
         return answer
 
-    monkeypatch.setattr(word_kernels, "encode", wrong)
+    monkeypatch.setattr(bpe_kernels, "encode", wrong)
     message = (
         "differs from Hugging Face's tokenizers on the text 'one text': use --tokenizer=library"
     )
@@ -470,9 +476,12 @@ def test_refusals(reason, monkeypatch):
 
 def test_tables_of_characters_are_the_librarys():
     kinds = both("gpt2")[0]._words.kinds
-    assert (kinds == cut_kernels.SPACE).sum() == 23
-    assert (kinds == cut_kernels.NEWLINE).sum() == 2
-    for pattern, kind in ((r"\p{L}", cut_kernels.LETTER), (r"\p{N}", cut_kernels.NUMBER)):
+    assert (kinds == pretokenize_kernels.SPACE).sum() == 23
+    assert (kinds == pretokenize_kernels.NEWLINE).sum() == 2
+    for pattern, kind in (
+        (r"\p{L}", pretokenize_kernels.LETTER),
+        (r"\p{N}", pretokenize_kernels.NUMBER),
+    ):
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         for point in (*range(0x500), 0x1B44, 0x30A0, 0xFF11, 0x1D7CE, 0x20000, 0x10FFFF):
             matched = len(rule.pre_tokenize_str(f"!{chr(point)}!")) == 3

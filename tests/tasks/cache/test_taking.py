@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.cache import taking
-from tasks.cache.taking import Take
+from tasks.cache import subset
+from tasks.cache.subset import Take
 from tasks.terminal.command_line import UserError
 from tests.support import window_caches
 
@@ -33,7 +33,7 @@ def made_count():
 
 def taken(cache, wanted, length=LENGTH, **reading):
     windows = cache.windows(length, **reading)
-    taking.take(windows, cache.folder, cache.manifest, "train", wanted)
+    subset.take(windows, cache.folder, cache.manifest, "train", wanted)
     return windows
 
 
@@ -96,14 +96,14 @@ def test_more_than_there_is_and_less_than_a_window_are_refused(cache, wanted, sa
 
 
 def test_amounts_are_parsed():
-    assert taking.parse("0.25") == {"": Take(0.25, "")}
-    assert taking.parse("2^29 tokens") == {"": Take(2**29, "tokens")}
-    assert taking.parse("1e6tokens") == {"": Take(1e6, "tokens")}
-    assert taking.parse("a: 0.5; b: 1_000 documents") == {
+    assert subset.parse("0.25") == {"": Take(0.25, "")}
+    assert subset.parse("2^29 tokens") == {"": Take(2**29, "tokens")}
+    assert subset.parse("1e6tokens") == {"": Take(1e6, "tokens")}
+    assert subset.parse("a: 0.5; b: 1_000 documents") == {
         "a": Take(0.5, ""),
         "b": Take(1000, "documents"),
     }
-    assert taking.of_task(taking.parse("a: 0.5"), "b") is None
+    assert subset.of_task(subset.parse("a: 0.5"), "b") is None
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_amounts_are_parsed():
 )
 def test_what_is_no_amount_is_rejected(text):
     with pytest.raises(ValueError, match=r"amount|share|twice|write"):
-        taking.parse(text)
+        subset.parse(text)

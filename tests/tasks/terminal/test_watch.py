@@ -2,11 +2,11 @@
 
 import time
 
-from tasks.terminal import watch
+from tasks.terminal import polling
 
 
 def test_long_looks_are_rare(monkeypatch):
-    monkeypatch.setattr(watch, "_LOCAL_SECONDS", 0.001)
+    monkeypatch.setattr(polling, "_LOCAL_SECONDS", 0.001)
     looks = []
 
     def look():
@@ -15,14 +15,14 @@ def test_long_looks_are_rare(monkeypatch):
         while time.thread_time() < until:
             pass
 
-    with watch.polling(look, remote=False):
+    with polling.polling(look, remote=False):
         time.sleep(0.6)
     assert 1 <= len(looks) <= 2
 
 
 def test_short_looks_are_frequent(monkeypatch):
-    monkeypatch.setattr(watch, "_LOCAL_SECONDS", 0.001)
+    monkeypatch.setattr(polling, "_LOCAL_SECONDS", 0.001)
     looks = []
-    with watch.polling(lambda: looks.append(None), remote=False):
+    with polling.polling(lambda: looks.append(None), remote=False):
         while len(looks) < 5:
             time.sleep(0.01)

@@ -14,7 +14,8 @@ from tasks.cache import records
 from tasks.cache.row_index import read_row_index
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import compare, description, loop
+from trainer import compare, loop
+from trainer.checkpoints import metadata
 from trainer.comparing import settings, steps, tensors
 from trainer.engine import checksums
 from trainer.pretrain import build_config
@@ -219,9 +220,9 @@ def with_a_flipped_bit(base, target, bit, name="decoder/decoder_norm/scale", sea
         shutil.rmtree(folder / "state")
         checkpointer.save((folder / "state").resolve(), state)
     if sealed:
-        stored = description.read(str(folder))[description.CHECKSUMS]
+        stored = metadata.read(str(folder))[metadata.CHECKSUMS]
         changed = {**stored, f"params/{name}": checksums.of_array(array)}
-        description.update(str(folder), **{description.CHECKSUMS: changed})
+        metadata.update(str(folder), **{metadata.CHECKSUMS: changed})
     return target
 
 

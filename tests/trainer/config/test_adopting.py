@@ -6,7 +6,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer import huggingface
-from trainer.config import adopting
+from trainer.config import from_transformers
 from trainer.huggingface import configs
 from trainer.pretrain import _parser, configured
 from trainer.setup import prepare
@@ -76,7 +76,7 @@ def test_a_name_of_the_hub_is_no_folder():
 
 
 def test_the_flag_is_found():
-    assert adopting.named_folder(["--init_from", "hf:a"]) == "hf:a"
-    assert adopting.named_folder(["--init-from=hf:a", "--x=1"]) == "hf:a"
-    assert adopting.named_folder(["--init_from=a"]) is None
-    assert adopting.named_folder(["--init_from"]) is None
+    assert from_transformers.named_folder(["--init_from", "hf:a"]) == "hf:a"
+    assert from_transformers.named_folder(["--init-from=hf:a", "--x=1"]) == "hf:a"
+    assert from_transformers.named_folder(["--init_from=a"]) is None
+    assert from_transformers.named_folder(["--init_from"]) is None

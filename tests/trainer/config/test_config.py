@@ -16,7 +16,6 @@ from trainer.config import (
     load_config,
     save_config,
 )
-from trainer.config.idle import refuse_idle
 from trainer.config.optimizer import (
     OPTIMIZER_PRESETS,
     SCHEDULE_FACTORS,
@@ -24,6 +23,7 @@ from trainer.config.optimizer import (
     recipe,
 )
 from trainer.config.presets import MODEL_PRESETS
+from trainer.config.unused_fields import refuse_idle
 from trainer.pretrain import build_config, main
 from trainer.setup import batch_of_tokens, prepare
 

@@ -17,7 +17,7 @@ from tasks.terminal.command_line import UserError
 from tests.support import published as published_caches
 from tests.support.published import Published
 from trainer.config.fields import override
-from trainer.config.idle import refuse_idle
+from trainer.config.unused_fields import refuse_idle
 from trainer.data.order import GlobalOrder
 from trainer.pretrain import build_config, with_values
 from trainer.setup import prepare

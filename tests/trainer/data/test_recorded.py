@@ -13,10 +13,11 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, UNK_ID
-from trainer import description, explain
-from trainer.checkpoint import Checkpoints
+from trainer import explain
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_record, save_config
-from trainer.data import recorded
+from trainer.data import task_record
 from trainer.pretrain import build_config
 from trainer.setup import prepare, warn_of_changes
 
@@ -70,7 +71,7 @@ def run_of(text_cache, tmp_path, monkeypatch):
 
 def changed(before, now, step=5):
     # Through JSON, as checkpoints and config.json hold it.
-    return recorded.changes(json.loads(json.dumps(before.data.record)), now.data.record, step)
+    return task_record.changes(json.loads(json.dumps(before.data.record)), now.data.record, step)
 
 
 def test_an_unchanged_module_has_no_changes(run_of):
@@ -106,7 +107,7 @@ def test_the_order_of_a_mixture_s_tasks_is_part_of_it(run_of):
     # Rows that are due at the same time come in this order.
     before = run_of("mine").data.record
     now = {**before, "rates": [[0, before["rates"][0][1][::-1]]]}
-    assert "the rates of the tasks were" in recorded.changes(before, now, step=5)[0]
+    assert "the rates of the tasks were" in task_record.changes(before, now, step=5)[0]
 
 
 def test_changed_code_for_separators_and_unknown_tokens_is_noticed(run_of):
@@ -127,7 +128,7 @@ class Odd:
 def test_settings_that_json_cannot_hold_are_recorded():
     odd = Odd()
     odd.me = odd
-    assert recorded.plain(odd) == {"class": "Odd", "number": "nan", "me": "Odd"}
+    assert task_record.plain(odd) == {"class": "Odd", "number": "nan", "me": "Odd"}
 
 
 def test_rates_may_change_ahead(run_of):
@@ -152,7 +153,7 @@ def test_a_checkpoint_is_resumed_by_the_same_tasks_alone(run_of, tmp_path, capsy
     (file,) = (tmp_path / "model" / "checkpoint_1" / "run").glob("metadata")
     stored = json.loads(file.read_text())
     del stored["tasks"], stored["rates"], stored["sha256"]
-    file.write_text(json.dumps(description.sealed(stored)))
+    file.write_text(json.dumps(metadata.sealed(stored)))
     checkpoints.check_resumable(1, run_of("my_spans", density=0.3))
     assert "cannot be checked" in capsys.readouterr().out
     checkpoints.close()
@@ -180,10 +181,10 @@ def test_any_setting_has_a_plain_form():
         def __init__(self):
             self.size, self.function, self.more = 3, len, {"a": (1, None)}
 
-    assert recorded.plain(Odd()) == {
+    assert task_record.plain(Odd()) == {
         "class": Odd.__qualname__, "function": "len", "more": {"a": [1, None]}, "size": 3
     }  # fmt: skip
-    assert json.dumps(recorded.plain(types.SimpleNamespace(x=Odd)))
+    assert json.dumps(task_record.plain(types.SimpleNamespace(x=Odd)))
 
 
 @pytest.mark.parametrize("spoil", ["flip", "delete"])

@@ -27,7 +27,7 @@ from trainer.data.batches import BatchMaker
 from trainer.engine.loss import decoder_loss
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
-from trainer.planning.subject import Subject
+from trainer.planning.planned_run import Subject
 
 IDS = TokenIds(600, 100)
 # Objective -> (preset, lengths).

@@ -14,8 +14,8 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
+from trainer.config.decoding import Decoding
 from trainer.decoding import text
-from trainer.decoding.config import Decoding
 from trainer.decoding.generator import Generator
 
 ROOT = Path(__file__).parents[3]

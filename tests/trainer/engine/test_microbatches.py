@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.compiled import compiled
 from tests.support.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
-from trainer.config.idle import refuse_idle
+from trainer.config.unused_fields import refuse_idle
 from trainer.engine.loss import model_loss
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec

@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from tests.support import eight_devices
 from tests.support.parameters import slow_unless
 from tests.trainer.engine.test_sharding import batch_of, program_of
-from trainer.config.tuning import LORA
+from trainer.config.lora import LORA
 from trainer.model.paths import named
 from trainer.model.transformer import run_model
 

@@ -16,7 +16,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import evaluate, export, export_t5x
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.engine.program import Program
 from trainer.huggingface import card, load, model_config, names, parity

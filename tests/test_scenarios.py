@@ -14,7 +14,7 @@ from tasks.reading import stdlib_docs
 pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[1]
-ERRANDS = ROOT / "tests" / "errands"
+SCENARIOS = ROOT / "tests" / "scenarios"
 FOUND = {
     "fill_a_span": ("30 files, every file is a document", "filled <pad>"),
     "code_to_a_decoder": ("positions 2048", "made"),
@@ -25,7 +25,7 @@ FOUND = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Returns a folder with books/*.txt and code.jsonl.gz."""
-    folder = tmp_path_factory.mktemp("errands")
+    folder = tmp_path_factory.mktemp("scenarios")
     texts = [text for text in stdlib_docs.documents().values() if len(text) > 1500]
     (folder / "books").mkdir()
     for number in range(30):
@@ -49,7 +49,7 @@ def test_an_errand_is_done(name, place, tmp_path):
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     done = subprocess.run(
-        ["bash", str(ERRANDS / f"{name}.sh")],
+        ["bash", str(SCENARIOS / f"{name}.sh")],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -63,4 +63,4 @@ def test_an_errand_is_done(name, place, tmp_path):
 
 
 def test_every_errand_is_tried():
-    assert {path.stem for path in ERRANDS.glob("*.sh")} == set(FOUND)
+    assert {path.stem for path in SCENARIOS.glob("*.sh")} == set(FOUND)

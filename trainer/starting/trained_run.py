@@ -68,7 +68,7 @@ def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, An
     Raises:
       UserError: there is no such checkpoint, or it records another vocabulary.
     """
-    from trainer.checkpoint import Checkpoints, chosen_steps
+    from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
 
     folder = run.config.model_dir
@@ -144,9 +144,9 @@ def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
     Raises:
       UserError: they differ.
     """
-    from trainer import description
+    from trainer.checkpoints import metadata
 
-    trained_on = description.read(checkpoint).get("vocabulary_sha256")
+    trained_on = metadata.read(checkpoint).get("vocabulary_sha256")
     if trained_on not in (None, loaded.record.sha256):
         raise UserError(
             f"{checkpoint} was trained with another vocabulary than this one: name the right one "

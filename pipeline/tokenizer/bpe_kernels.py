@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 BPE = 0
 WORD_PIECE = 1

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
 from trainer.config import Config
-from trainer.config.tuning import LORA
+from trainer.config.lora import LORA
 from trainer.model.parameters import KERNEL, ParameterFacts
 from trainer.model.paths import named, path_name
 from trainer.model.spec import EncoderSpec, ModelSpec

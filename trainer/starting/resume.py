@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tasks.terminal.command_line import UserError
-from trainer import init_from
-from trainer.checkpoint import Checkpoints
-from trainer.description import Damaged
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.metadata import Damaged
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.setup import Run
+from trainer.starting import init_from
 
 
 class Beginning(Protocol):

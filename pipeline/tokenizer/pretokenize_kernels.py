@@ -5,7 +5,7 @@ As in kernels.py, all of it is in one file, since Numba caches a compiled functi
 
 import numpy as np
 
-from tasks.compiled import compiled
+from tasks.numba_cache import compiled
 
 # Reasons why a function stopped.
 DONE = 0

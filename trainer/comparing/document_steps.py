@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.cache import superseded
+from tasks.cache import old_states
 from tasks.cache.following import Following
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -83,7 +83,7 @@ class Sightings:
             then = fingerprints.get(task.task.name, task.manifest.plan.fingerprint)
             if then != task.manifest.plan.fingerprint:
                 task = _as_it_was(task, then)
-            paths = superseded.lineage_paths(task.cache, task.manifest, "train", then)
+            paths = old_states.lineage_paths(task.cache, task.manifest, "train", then)
             self._paths.append(paths)
             tasks.append(task)
         self._data = CachedData(run.config, tasks, run.converter)
@@ -148,8 +148,8 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
     Raises:
       UserError: as `superseded.load` does.
     """
-    manifest, building = superseded.load(task.cache, fingerprint), None
-    if not superseded.is_whole(manifest):
+    manifest, building = old_states.load(task.cache, fingerprint), None
+    if not old_states.is_whole(manifest):
         building = Following(task.cache, manifest.plan, known=manifest.splits)
         manifest = building.manifest
     return dataclasses.replace(task, manifest=manifest, following=building)
@@ -157,7 +157,7 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
 
 def newest(model_dir: str) -> tuple[int, dict[str, str]]:
     """Returns the step and the caches' fingerprints of the newest checkpoint; (0, {}) if none."""
-    from trainer import description
+    from trainer.checkpoints import metadata
 
     steps = [
         int(name.removeprefix("checkpoint_"))
@@ -167,8 +167,8 @@ def newest(model_dir: str) -> tuple[int, dict[str, str]]:
     for step in sorted(steps, reverse=True):
         try:
             path = files.join(model_dir, f"checkpoint_{step}")
-            return step, description.read(path)["cache_fingerprints"]
-        except description.Damaged:
+            return step, metadata.read(path)["cache_fingerprints"]
+        except metadata.Damaged:
             continue
     return 0, {}
 

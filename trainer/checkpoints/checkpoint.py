@@ -27,15 +27,15 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer import description, stores
+from trainer.checkpoints import metadata, remote
+from trainer.checkpoints.early_stopping import Watch
+from trainer.checkpoints.metadata import CHECKSUMS, STEP, Damaged
 from trainer.config import CheckpointConfig, Config, config_changes, fields
-from trainer.data import recorded
-from trainer.description import CHECKSUMS, STEP, Damaged
+from trainer.data import task_record
 from trainer.engine import checksums, guard, processes
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
 from trainer.setup import Run, vocabulary_sha256
-from trainer.watch import Watch
 
 _PREFIX = "checkpoint"
 # Beginnings of errors of reads that were left when another one failed.
@@ -81,7 +81,7 @@ class Checkpoints:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         sys.unraisablehook = _without_late_reads
         if files.is_remote(model_dir):
-            stores.prepare(model_dir)
+            remote.prepare(model_dir)
         self._manager = ocp.CheckpointManager(
             _orbax_path(model_dir),
             options=ocp.CheckpointManagerOptions(
@@ -140,14 +140,14 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    run=ocp.args.JsonSave(description.sealed(of_run)),
+                    run=ocp.args.JsonSave(metadata.sealed(of_run)),
                 ),
             )
 
     def record_evaluation(self, step: int) -> None:
         """Notes in the checkpoint at `step` that its evaluation has been made and watched."""
         if processes.is_first():
-            description.update(self.path(step), evaluated=True, **self.watch.record())
+            metadata.update(self.path(step), evaluated=True, **self.watch.record())
 
     def path(self, step: int) -> str:
         """Returns the folder of the checkpoint at `step`."""
@@ -164,14 +164,14 @@ class Checkpoints:
         """
         path = self.path(step)
         with processes.failing_together():
-            stored = description.read(path).get(CHECKSUMS)
+            stored = metadata.read(path).get(CHECKSUMS)
             if stored is None:
                 state = self._read_unchecked(path, abstract)
             else:
                 _check_arrays(path, stored, abstract)
                 state = _read(path, abstract)
         if stored is not None:
-            description.compare(path, stored, checksums.of_state(state))
+            metadata.compare(path, stored, checksums.of_state(state))
         return state
 
     def _read_unchecked(self, path: str, abstract: TrainState) -> TrainState:
@@ -183,7 +183,7 @@ class Checkpoints:
                 "be noticed",
                 file=sys.stderr,
             )
-        if "guard/updates" in description.array_names(path):
+        if "guard/updates" in metadata.array_names(path):
             return _read(path, abstract)
         before: Any = guard.older(abstract.guard)
         state: Any = _read(path, dataclasses.replace(abstract, guard=before))
@@ -206,10 +206,10 @@ class Checkpoints:
                     "perhaps by T5X: resume with --engine=t5x, or start with "
                     f"--init_from={self._model_dir} in another --model_dir"
                 )
-            stored = description.read(path)
+            stored = metadata.read(path)
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
-        differences += recorded.changes(stored, run.data.record, step)
+        differences += task_record.changes(stored, run.data.record, step)
         if "tasks" not in stored and processes.is_first():
             print(
                 f"checkpoint {step} does not say what its tasks were: that their objectives and "
@@ -290,7 +290,7 @@ def _read(path: str, abstract: TrainState) -> TrainState:
       Damaged: an array or a file cannot be read.
       UserError: the checkpoint's store cannot be reached.
     """
-    listed = description.array_names(path)
+    listed = metadata.array_names(path)
     for name in named(abstract):
         if name not in listed:
             raise Damaged(path, f"state/_METADATA does not list {name}")
@@ -352,7 +352,7 @@ def _of_t5x(path: str) -> bool:
         return False
     # The file of T5X's own format; without it, the arrays are named as in T5X's Orbax format.
     return files.exists(files.join(path, "checkpoint")) or not any(
-        name.startswith("params/") for name in description.array_names(path)
+        name.startswith("params/") for name in metadata.array_names(path)
     )
 
 

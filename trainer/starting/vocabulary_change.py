@@ -20,7 +20,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabularies import rows as vocabulary_rows
 from tasks.vocabularies.rows import NONE, Rows
 from tasks.vocabulary import TokenIds, Vocabulary
-from trainer.config import Config, adopting, fields
+from trainer.config import Config, fields, from_transformers
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.mixing import mixtures_of
@@ -112,7 +112,7 @@ def has_other_rows(config: Config, own: TokenIds | None) -> bool:
         return False
     if given.id_map or given.path:
         return True
-    checkpoint = None if source.startswith(adopting.PREFIX) else load(source)
+    checkpoint = None if source.startswith(from_transformers.PREFIX) else load(source)
     known = _known(config, checkpoint, own)
     if not isinstance(known, TokenIds) or known == own:
         return False
@@ -152,8 +152,8 @@ def _known(
     given, source = config.init_from_vocabulary, config.init_from or ""
     if given.path:
         return vocabulary.load(given.path, given.extra_ids or 0).ids
-    if source.startswith(adopting.PREFIX):
-        loaded = of_folder(source.removeprefix(adopting.PREFIX), config.model)
+    if source.startswith(from_transformers.PREFIX):
+        loaded = of_folder(source.removeprefix(from_transformers.PREFIX), config.model)
         return loaded.ids if loaded else None
     stored = checkpoint.run.get(_RECORDED) if checkpoint and checkpoint.run else None
     if not checkpoint or not stored:

@@ -20,7 +20,6 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
-from trainer.beginning import start
 from trainer.config import (
     CONFIG_FILE,
     Config,
@@ -30,7 +29,7 @@ from trainer.config import (
     load_record,
     save_config,
 )
-from trainer.data import recorded
+from trainer.data import task_record
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet
 from trainer.engine.program import Program
@@ -39,6 +38,7 @@ from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.setup import Run
+from trainer.starting.resume import start
 from trainer.t5x import read, write
 from trainer.t5x.tensors import held
 
@@ -259,7 +259,7 @@ def _begin(run: Run, origins: dict[str, str]) -> int:
         steps = read.steps(folder)
         step = steps[-1] if steps else 0
         differences = config_changes(before, config, step)
-        differences += recorded.changes(load_record(folder), run.data.record, step)
+        differences += task_record.changes(load_record(folder), run.data.record, step)
         if differences:
             raise UserError(
                 f"{config.model_dir} holds a run with other settings ({'; '.join(differences)}): "

@@ -22,11 +22,10 @@ import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabularies.rows import Rows
-from trainer import new_rows
-from trainer.config import Config, adopting, fields
+from trainer.config import Config, fields, from_transformers
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.engine.tuning import Tuning
+from trainer.engine.trainable import Tuning
 from trainer.huggingface import configs
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
@@ -36,6 +35,7 @@ from trainer.model.transformer import (
     parameter_facts,
 )
 from trainer.setup import Run
+from trainer.starting import vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
@@ -111,10 +111,10 @@ def start(run: Run) -> StartingPoint:
     rows, known = _rows(run, checkpoint, found)
     if rows:
         shapes = {name: parts["value"].shape for name, parts in found.items()}
-        axes = new_rows.vocabulary_axes(config.model)
-        found = new_rows.changed(flag, found, axes, rows)
+        axes = vocabulary_change.vocabulary_axes(config.model)
+        found = vocabulary_change.changed(flag, found, axes, rows)
         if checkpoint:
-            state = new_rows.changed_state(checkpoint.state, shapes, axes, rows)
+            state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, rows)
             checkpoint = replace(checkpoint, state=state)
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
     found = fitted(flag, found, config.model, run.data.vocab_size, scanned)
@@ -153,7 +153,7 @@ def _rows(
     rows = {table.shape[:1] for table in tables}
     if len(rows) != 1 or rows == {()}:
         return None, True  # reported with the names and shapes
-    return new_rows.rows_for(run.config, run.data, checkpoint, *rows.pop())
+    return vocabulary_change.rows_for(run.config, run.data, checkpoint, *rows.pop())
 
 
 def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
@@ -198,13 +198,13 @@ def fitted(
 def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     """Returns the parameters by name, unscanned; and their checkpoint, None for Hugging Face."""
     path = str(config.init_from)
-    if not path.startswith(adopting.PREFIX):
+    if not path.startswith(from_transformers.PREFIX):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
     # Imported here because it needs packages that the trainer does not depend on otherwise.
     from trainer import huggingface
 
-    folder = path.removeprefix(adopting.PREFIX)
+    folder = path.removeprefix(from_transformers.PREFIX)
     # The number of rows is compared later: those of another vocabulary become this run's.
     size = huggingface.model_config(folder).vocab_size
     tree = huggingface.load(folder, replace(config.model, vocab_size=size))

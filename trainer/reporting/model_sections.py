@@ -17,18 +17,18 @@ from tasks.inspection.trace import trace
 from tasks.objectives import noise
 from tasks.pages import document as html_page
 from tasks.vocabulary import TokenIds
-from trainer import trained
+from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
 from trainer.decoding import text
-from trainer.decoding.config import Decoding
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
 from trainer.model.transformer import build_model, rounded_kernels, run_model
 from trainer.reporting.history import VALIDATION, History
 from trainer.setup import Run
+from trainer.starting import trained_run
 
 if TYPE_CHECKING:
     from trainer.decoding.generator import Generator
@@ -65,7 +65,7 @@ def examine(
     """
     lines, written = [], []
     for number, history in enumerate(runs):
-        run = trained.open_run(history.folder, cache_dir)
+        run = trained_run.open_run(history.folder, cache_dir)
         heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
         if not isinstance(run.data, CachedData):
             note = html_page.note(f"{history.name}: its data are not a cache of pipeline.build.")
@@ -103,7 +103,7 @@ def _spread(count: int, most: int) -> np.ndarray:
 
 def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
     """Returns the rows with the highest and lowest loss, and the documents behind them."""
-    step, params = trained.restore(run, None, trained.vocabulary_of(run, None))
+    step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
     losses_of = _losses(Program(run))
     found: list[_Row] = []
     for task, maker in _makers(data):

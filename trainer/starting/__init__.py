@@ -1,0 +1,1 @@
+"""What a run starts from: its own newest checkpoint, another model, or nothing."""
