@@ -55,7 +55,6 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
         MANIFEST,
         CacheManifest,
         Plan,
-        as_json,
         shard_file,
         shard_from_dict,
     )  # fmt: skip
@@ -87,7 +86,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
             entries[name] = first.files[shard_file("train", kind, 0, count)]
         shards.append(dataclasses.replace(first, files=entries))
     manifest = CacheManifest(plan, {"train": tuple(shards)}, {})
-    files.write_json(str(folder / MANIFEST), as_json(manifest))
+    files.write_bytes(str(folder / MANIFEST), manifest.content())
 
 
 def ours(folder: str, batch_size: int):

@@ -27,16 +27,12 @@ def main(argv: list[str]) -> None:
     with interruptible():
         from pipeline.runners import beam_options
 
-        parser = command_line()
-        parser.refuse_others = lambda given: beam_options.reject_unknown(parser, given)
-        known, rest = parser.parse_known_args(argv)
+        known, arguments = beam_options.parsed(command_line(), argv)
 
         from pipeline.building import languages
         from pipeline.building.options import Options
 
-        options = Options(**vars(known))
-        arguments = beam_options.arguments(parser, rest, options.runner, options.workers)
-        languages.build(options, arguments)
+        languages.build(Options(**known), arguments)
 
 
 if __name__ == "__main__":

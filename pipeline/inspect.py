@@ -14,8 +14,7 @@ from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import check_kind, open_windows, row_windows
 from tasks.inspection import show
 from tasks.inspection.trace import trace
-from tasks.objectives import Lengths, Supervised, noise
-from tasks.objectives.supervised import CUT
+from tasks.objectives import Lengths, noise
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import Parser, UserError, positive, run
@@ -54,13 +53,10 @@ def samples(
         task.check(lengths, cache.ids, manifest.plan.separator, where)
     # Training leaves out the unfinished last window; evaluation reads it.
     keep_tails = split != "train" or task is None
-    if task and isinstance(task.objective, Supervised):  # show what fits
-        objective = dataclasses.replace(task.objective, too_long=CUT)
+    if task:  # show what fits
+        objective = task.objective.cutting_sides()
         task = dataclasses.replace(task, objective=objective)
-    if task:
-        windows = open_windows(
-            folder, manifest, split, task.objective, lengths, keep_tails=keep_tails
-        )
+        windows = open_windows(folder, manifest, split, objective, lengths, keep_tails=keep_tails)
     else:
         windows = row_windows(folder, manifest, split, keep_tails=keep_tails)
     width = windows.window_tokens
@@ -71,13 +67,14 @@ def samples(
     if isinstance(indices, int):
         generator = np.random.default_rng(seed % 2**64)
         indices = sorted(generator.choice(count, min(indices, count), replace=False).tolist())
-    made = []
     for index in indices:
         if not 0 <= index < count:
             raise UserError(
                 f"--index={index}: {split} has {count:,} windows of {width:,} tokens, 0 to "
                 f"{count - 1:,}"
             )
+
+    def sample(index: int) -> show.Sample:
         places = windows.where(index)
         tokens_WN, lengths_W = windows.read(np.array([index]))
         tokens_N = tokens_WN[0, : int(lengths_W[0])]
@@ -92,20 +89,19 @@ def samples(
                 ("noise", f"seed {seed}, {f'epoch {epoch}' if split == 'train' else 'evaluation'}"),
                 *show.features(found),
             ]
-        made.append(
-            show.Sample(
-                title=f"Window {index:,}",
-                facts=tuple(facts),
-                places=places,
-                parts=lineage.parts(places),
-                corpus=str(manifest.plan.corpus["spec"]),
-                tokens=tokens_N,
-                trace=found,
-                lengths=lengths,
-                unit=lineage.unit,
-            )
+        return show.Sample(
+            title=f"Window {index:,}",
+            facts=tuple(facts),
+            places=places,
+            parts=lineage.parts(places),
+            corpus=str(manifest.plan.corpus["spec"]),
+            tokens=tokens_N,
+            trace=found,
+            lengths=lengths,
+            unit=lineage.unit,
         )
-    return made
+
+    return [sample(index) for index in indices]
 
 
 def _task(flags, cache: Cache) -> TaskSpec | None:

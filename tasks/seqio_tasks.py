@@ -27,7 +27,7 @@ from tasks.objectives import Lengths, noise
 from tasks.reading import sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES
+from tasks.unit import SIDES, Unit
 
 __all__ = ["register"]
 
@@ -248,10 +248,7 @@ def rows_to_examples(
         out: list[np.ndarray] = []
         for name in names:
             values_WN, sizes_W = examples[name]
-            out += [
-                values_WN[noise.within(sizes_W, values_WN.shape[1])],
-                sizes_W.astype(np.int64),
-            ]
+            out += [values_WN[noise.within(sizes_W, values_WN.shape[1])], sizes_W.astype(np.int64)]
         return out
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -341,7 +338,7 @@ def _register_one(
         seqio.CacheDatasetPlaceholder(),
         functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=how["packing"]),
     ]
-    if spec.objective.reads_pairs:  # T5's own steps, which cut sides that are too long
+    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut sides that are too long
         steps = [
             functools.partial(encode_pairs, **opens),
             seqio.CacheDatasetPlaceholder(),

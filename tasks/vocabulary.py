@@ -235,13 +235,7 @@ def _codec(model: bytes, name: str) -> SentencePieceCodec | TokenizersCodec | Re
 
 
 # Names of vocabularies in folders: ours, transformers' for T5 and Llama, and for all others.
-_IN_FOLDERS = (
-    VOCABULARY,
-    "spiece.model",
-    "tokenizer.model",
-    tokenizer_json.FILE,
-    registered.FILE,
-)
+_IN_FOLDERS = (VOCABULARY, "spiece.model", "tokenizer.model", tokenizer_json.FILE, registered.FILE)
 # Kinds of files, for messages.
 _NAMES = {
     registered: "a class of --task_module",

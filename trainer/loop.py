@@ -74,7 +74,7 @@ def _locked(model_dir: str) -> Iterator[Callable[[], None]]:
 def _train(run: Run, origins: dict[str, str], check_lock: Callable[[], None]) -> int:
     config, last = run.config, run.config.train_steps
     processes.check_shared(config.model_dir)
-    watch = Watch(config.checkpoint, config.stopping, config.plateau)
+    watch = Watch(config.checkpoint, config.stopping, config.plateau, config.task_module)
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, watch=watch)
     program = Program(run)
     beginning, state = begin(run, checkpoints, program)

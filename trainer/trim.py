@@ -73,7 +73,7 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
       id_map: the new id of each id of `base`.
       left: what is left of `base`.
     """
-    from tasks.vocabularies import rows
+    from tasks.vocabulary_changes import rows
     from trainer.starting import vocabulary_change
 
     model, flag = opened.model.config, f"--from={opened.source.path}"
@@ -118,7 +118,7 @@ def _roles(opened: Opened) -> Any:
 def _cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Settings]:
     """Returns the smaller model and its vocabulary, after a check of its logits."""
     from tasks.reading import sources
-    from tasks.vocabularies import trimming, usage
+    from tasks.vocabulary_changes import trimming, usage
     from trainer.conversion import targets, verify
 
     base = vocabulary_of(opened, flags.vocabulary, flags.extra_ids)

@@ -16,7 +16,8 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError, positive
-from tasks.vocabularies import tokenizer_json, trimming, usage
+from tasks.vocabularies import tokenizer_json
+from tasks.vocabulary_changes import trimming, usage
 from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"

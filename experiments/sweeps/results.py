@@ -19,7 +19,8 @@ from experiments.sweeps.definition import Sweep, is_number
 from tasks.storage import files
 from tasks.terminal import table as tables
 from tasks.terminal.command_line import UserError
-from trainer.checkpoints.early_stopping import flattened, is_better, value_of
+from trainer.checkpoints import early_stopping
+from trainer.checkpoints.early_stopping import flattened, value_of
 from trainer.reporting.metrics import NORMS, finite, read_metrics
 
 
@@ -88,7 +89,7 @@ def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
 
 def lower_is_better(metric: str) -> bool:
     """Returns whether lower values of a metric, as written in a sweep, are better."""
-    return is_better(metric, 0.0, 1.0)
+    return early_stopping.lower_is_better("metric", metric)
 
 
 Values = tuple[tuple[str, str], ...]

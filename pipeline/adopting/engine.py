@@ -293,6 +293,7 @@ def shard_of(records: str, index: str, scan: Scan) -> Shard:
         text_tokens=tokens,
         longest_row=int(scan.index["tokens"].max(initial=0)),
         pairs=scan.pairs,
+        split_documents=0,
         adopted=scan.counts,
     )
 

@@ -5,9 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeline.building import exclusion, graph, lifecycle, summary
+from pipeline.building import graph, lifecycle, summary
+from pipeline.building.documents import is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
+from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import Given, given
 from pipeline.filtering import sets
 from pipeline.runners import dataflow, portable, secret
@@ -16,7 +18,7 @@ from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
 from tasks.cache.plan_check import excludes_more
 from tasks.reading import sources
-from tasks.storage import files
+from tasks.storage import files, lock
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.table import table
@@ -65,11 +67,11 @@ def _build(
         dataflow.check(beam_arguments, spec, options.cache_dir)
     elif portable.is_runner(options.runner):
         portable.check(beam_arguments)
-    with lifecycle.claim(folder):
+    with lock.claimed(folder, "build", "--cache_dir"):
         job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
         lifecycle.begin(folder, plan, loaded, options.extend, lists)
-        for note in exclusion.notes(plan, lists):
+        for note in cache_lists.notes(plan, lists):
             print(note)
         for counts in _earlier_shards(plan, assignments):
             lifecycle.renumber(folder, plan, counts)
@@ -77,7 +79,7 @@ def _build(
         done, shards = _work(job, assignments, options, beam_arguments)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
-        for line in exclusion.unfound(folder, plan, shards, lists):
+        for line in cache_lists.unfound(folder, plan, shards, lists):
             print(line)
         if not lifecycle.complete(folder, plan, shards) and not done:
             state = "complete" if files.is_remote(folder) else "complete and valid"
@@ -136,7 +138,7 @@ def _planned(
     """Resolves the corpus; returns the job and all pieces with the shards they become."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
-    filters = sets.resolve(options.filter, options.task_module, of_pairs=limits is not None)
+    filters = sets.resolve(options.filter, options.task_module, spec.unit)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
     rules = sources.rules_of(existing.corpus) if existing else sources.RULES
@@ -158,9 +160,7 @@ def _planned(
         separator=_separator(options, task),
         shards=_shard_counts(assignments),
         pairs=limits,
-        exclude=exclusion.records(
-            existing, lists, options.max_document_bytes, folder, of_pairs=limits is not None
-        ),
+        exclude=cache_lists.records(existing, lists, options.max_document_bytes, folder, spec.unit),
         filters=filters,
     )
     job = graph.Job(
@@ -177,31 +177,36 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
       UserError: the corpus has pairs and the task reads texts, or the other way round; or an option
         has no effect.
     """
-    of_pairs = {name: getattr(options, name) for name in ("max_inputs", "max_targets", "too_long")}
-    if not task.objective.reads_pairs:
-        if spec.unit is Unit.PAIR:
-            raise UserError(
-                f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
-                "build a task NAME_supervised, or give ?column="
-            )
-        for name, value in of_pairs.items():
-            if value is not None:
-                raise UserError(f"--{name} is for pairs, and {task.name} reads texts: leave it out")
-        return None
-    if spec.unit is Unit.TEXT:
+    reads = task.objective.unit
+    if reads is not spec.unit and reads is Unit.TEXT:
+        raise UserError(
+            f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
+            "build a task NAME_supervised, or give ?column="
+        )
+    if reads is not spec.unit:
         raise UserError(
             f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
-    of_texts = {"row_tokens": None, "packing": "concat", "separator": None}
-    for name, default in of_texts.items():
-        if getattr(options, name) != default:
-            raise UserError(f"--{name} is for texts, and {task.name} reads pairs: leave it out")
+    for name, default, unit in (
+        ("max_inputs", None, Unit.PAIR),
+        ("max_targets", None, Unit.PAIR),
+        ("too_long", None, Unit.PAIR),
+        ("row_tokens", None, Unit.TEXT),
+        ("packing", "concat", Unit.TEXT),
+        ("separator", None, Unit.TEXT),
+    ):
+        if unit is not reads and getattr(options, name) != default:
+            raise UserError(
+                f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave it out"
+            )
+    if reads is Unit.TEXT:
+        return None
     for name in ("max_inputs", "max_targets"):
-        if of_pairs[name] == 1:
+        if getattr(options, name) == 1:
             raise UserError(f"--{name}=1 is the EOS alone: give 2 or more")
     return PairLimits(
-        of_pairs["max_inputs"] or 0, of_pairs["max_targets"] or 0, options.too_long or TOO_LONG[0]
+        options.max_inputs or 0, options.max_targets or 0, options.too_long or TOO_LONG[0]
     )
 
 
@@ -254,10 +259,7 @@ def _kept(
 
 
 def _work(
-    job: graph.Job,
-    assignments: list[graph.Assignment],
-    options: Options,
-    beam_arguments: list[str],
+    job: graph.Job, assignments: list[graph.Assignment], options: Options, beam_arguments: list[str]
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
     """Builds missing and damaged shards; returns the bytes of corpus read, and all receipts."""
     found = lifecycle.survey(job.folder, job.plan)
@@ -324,9 +326,7 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     if share > limit:
         reasons = summary.dropped(shards)
         top = ", ".join(
-            f"{count:,} {reason}"
-            for reason, count in reasons.most_common()
-            if graph.is_fault(reason)
+            f"{count:,} {reason}" for reason, count in reasons.most_common() if is_fault(reason)
         )
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
@@ -360,13 +360,13 @@ def _print_estimate(
     existing = lifecycle.check(job.folder, job.plan, options.extend)
     found = lifecycle.survey(job.folder, existing, check=False) if existing else {}
     if existing and excludes_more(existing, job.plan):
-        redo = exclusion.affected(job.folder, existing, job.plan, lists)
+        redo = cache_lists.affected(job.folder, existing, job.plan, lists)
         found |= dict.fromkeys(redo)
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
     is_local = beam_arguments[0] == "--runner=FnApiRunner"
     local_arguments = beam_arguments if is_local else ["--runner=FnApiRunner"]
-    copies = exclusion.copies(job.folder, job.plan, lists)
+    copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
 
     splits = list(job.plan.shards)

@@ -10,30 +10,16 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
-
-from pipeline.building import pairs
+from pipeline.building import documents
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
-from pipeline.excluding.lists import EXCLUDED
 from pipeline.filtering.stages import Filters
 from pipeline.runners import beam_job, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
-from tasks.cache.filtered import FILTERED
 from tasks.cache.manifest import Plan
-from tasks.cache.pack import Documents
 from tasks.reading import sources
 from tasks.vocabularies import registered
-
-# A reason to quarantine a document: nothing is left after normalisation.
-EMPTY = "empty"
-_NOT_FAULTY = frozenset({EMPTY, *pairs.NOT_FAULTY})
-
-
-def is_fault(reason: str) -> bool:
-    """Returns whether a reason is a fault of the corpus; others lose nothing, or by choice."""
-    return reason not in _NOT_FAULTY and not reason.startswith((EXCLUDED, FILTERED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,43 +75,15 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
         excluding = {split: Filter.of_cache(job.folder, lists) for split in writers if lists}
         if filters is None and job.plan.filters:
             filters = Filters(job.plan.filters)
+        limits = documents.Limits.of(job.plan, job.corpus.max_document_bytes)
         for split, batch in sources.read(job.corpus, assignment.piece):
-            writer = writers[split]
-            if excluding:
-                batch = excluding[split](batch, writer)
-                writer.cut_paragraphs = excluding[split].cut
+            writer, listed = writers[split], excluding.get(split)
+            if listed:
+                batch = listed(batch, writer.quarantine)
+                writer.cut_paragraphs = listed.cut
             if filters:
-                batch = filters(batch, writer)
-            if job.plan.pairs:
-                limits = pairs.Limits.of(job.plan.pairs, job.corpus.max_document_bytes)
-                lists_of = excluding.get(split)
-                counts.update(pairs.write(batch, writer, vocabulary, tokenizer, limits, lists_of))
-                continue
-            ids, texts = batch.column("id"), batch.column("text")
-            if texts.null_count:
-                texts = texts.fill_null("")
-            sizes = tokenize.text_bytes(texts)
-            tokens, lengths = tokenizer.encode(texts)
-            tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
-            dropped = np.flatnonzero(lengths == 0).tolist()
-            for number in dropped:
-                failure = tokenizer.failures.get(number)
-                problem = batch.column("problem")[number].as_py() or failure or EMPTY
-                writer.quarantine(
-                    ids[number].as_py(),
-                    batch.column("place")[number].as_py(),
-                    pairs.spelt_reason(vocabulary) if spelt[number] else problem,
-                )
-            firsts = batch.column("part").to_numpy() == 1
-            if dropped:
-                kept = np.flatnonzero(lengths)
-                ids, firsts = ids.take(kept), firsts[kept]
-                lengths, sizes = lengths[kept], sizes[kept]
-            writer.add(Documents(ids, tokens, lengths), int(sizes.sum()), int(firsts.sum()))
-            counts.update(
-                documents=len(ids), quarantined=len(dropped), tokens=len(tokens),
-                text_bytes=int(sizes.sum()),
-            )  # fmt: skip
+                batch = filters(batch, writer.quarantine, writer.edits)
+            counts.update(documents.write(batch, writer, vocabulary, tokenizer, limits, listed))
     counts.update(Counter(tokenizer.documents) - before)
     return counts
 

@@ -19,16 +19,15 @@ Until then the receipts that are left belong to either plan, so the command of e
 the folder.
 """
 
-import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from pipeline.building import exclusion
+from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import COPY, Given
 from tasks.cache import old_states
 from tasks.cache.manifest import (
@@ -46,8 +45,9 @@ from tasks.cache.manifest import (
 from tasks.cache.plan_check import excludes_more
 from tasks.cache.receipts import finished, read_receipt
 from tasks.reading import sources
-from tasks.storage import files, lock
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabulary import Vocabulary
 
@@ -62,35 +62,14 @@ _PACKAGES = ("apache-beam", "numpy", "pyarrow", "sentencepiece")
 ShardKey = tuple[str, int]
 
 
-@contextlib.contextmanager
-def claim(folder: str) -> Iterator[None]:
-    """Creates and locks the folder, and deletes files that killed builds left partly written.
-
-    A remote folder is not locked: two builds of one plan write equal bytes atomically; at worst,
-    work is done twice.
-
-    Raises:
-      UserError: another build has locked the folder.
-      OSError: the folder cannot be written.
-    """
-    files.make_folder(folder)
-    if files.is_remote(folder):
-        yield
-        return
-    with lock.held(folder, "build", "--cache_dir"):
-        files.remove_partial(folder)
-        yield
-
-
 def planned(folder: str) -> Plan | None:
     """Returns the plan of the cache in `folder`, or None if there is none, or none that is sound.
 
     The plan is read from plan.json or, if that is missing or damaged, from the manifest.
     """
-    marks = _marks(folder)
     try:
         plan = plan_from_dict(files.read_json(files.join(folder, PLAN)))
-        if not marks or plan.fingerprint in marks:
+        if plan.fingerprint in _marks(folder):
             return plan
     except (FileNotFoundError, UserError):
         pass
@@ -104,7 +83,7 @@ def _marks(folder: str) -> set[str]:
     """Returns the fingerprints of the plans that the folder's shards were built with.
 
     They are the names of empty files, so that a damaged plan.json can be told from a sound one.
-    There are two while an extension begins, and none in caches of earlier versions.
+    There are two while an extension begins.
     """
     return {name.removeprefix(PLAN_MARK) for name in files.list_sizes(folder, PLAN_MARK)}
 
@@ -150,21 +129,15 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
         return ours
     if not any(".receipt-" in name for name in names):
         return None  # nothing is finished, so nothing can be lost or mixed
-    path = files.join(folder, PLAN)
-    if marks:
+    if not marks:
         raise UserError(
-            f"{path} is damaged, and these flags and this corpus make another plan than the one "
-            "that the shards were built with: use the same flags; if the cache was extended, "
-            "restore the file from a copy or build again in another --cache_dir"
+            f"{folder} has no {PLAN_MARK} file, so it is from a version before 0.2.0 or a copy "
+            "without hidden files: choose another --cache_dir"
         )
-    try:
-        plan_from_dict(files.read_json(path))
-        reason = "its content was changed"
-    except UserError as error:
-        reason = str(error).removeprefix(f"{path} is ").partition(";")[0].partition(": restore")[0]
     raise UserError(
-        f"{path} cannot be used ({reason}), and no other file tells what was built: restore it "
-        "from a copy, or choose another --cache_dir"
+        f"{files.join(folder, PLAN)} is damaged, and these flags and this corpus make another plan "
+        "than the one that the shards were built with: use the same flags; if the cache was "
+        "extended, restore the file from a copy or build again in another --cache_dir"
     )
 
 
@@ -182,11 +155,11 @@ def begin(
       UserError: the folder holds a different cache, or other files; nothing is changed.
     """
     existing = check(folder, plan, extend)
-    exclusion.copy(folder, plan, lists)
+    cache_lists.copy(folder, plan, lists)
     if existing and plan.difference(existing):
         redo = []
         if excludes_more(existing, plan):
-            redo = list(exclusion.affected(folder, existing, plan, lists))
+            redo = list(cache_lists.affected(folder, existing, plan, lists))
             old_states.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
         _remove_quarantines(folder, plan)
@@ -202,7 +175,7 @@ def begin(
         files.write_bytes(files.join(folder, PLAN), text)
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
-    exclusion.remove_others(folder, plan)
+    cache_lists.remove_others(folder, plan)
 
 
 def _remove_quarantines(folder: str, plan: Plan) -> None:
@@ -367,7 +340,7 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
         for split, count in plan.shards.items()
     }
     manifest = _keep_software(folder, CacheManifest(plan, splits, _software(plan)))
-    wanted = closing_files(folder, manifest)
+    wanted = closing_files(manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
         invalidate(folder, plan)
@@ -376,28 +349,20 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
     return bool(stale)
 
 
-def closing_files(folder: str, manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns names and contents of the files that complete a cache, in the order of writing.
-
-    A manifest of an earlier version, which has no checksum of its own, is left as it is.
-    """
+def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
+    """Returns names and contents of the files that complete a cache, in the order of writing."""
     splits = manifest.splits
-    content = manifest.content()
-    with contextlib.suppress(FileNotFoundError):
-        there = files.read_bytes(files.join(folder, MANIFEST))
-        if there != content and there == (older := manifest.content(sealed=False)):
-            content = older
     return {
         **{
             f"info.{split}.json": files.json_bytes(
-                _seqio_info(len(splits[split]), manifest.plan.pairs is not None)
+                _seqio_info(len(splits[split]), manifest.plan.unit)
             )
             for split in splits
         },
         **{
             f"stats.{split}.json": files.json_bytes(_seqio_stats(splits[split])) for split in splits
         },
-        MANIFEST: content,
+        MANIFEST: manifest.content(),
         COMPLETED: b"tfrecord",
     }
 
@@ -430,13 +395,13 @@ def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
     return kept if as_json(existing) == as_json(kept) else manifest
 
 
-def _seqio_info(shards: int, is_pairs: bool) -> dict[str, object]:
+def _seqio_info(shards: int, unit: Unit) -> dict[str, object]:
     """Returns the content of info.SPLIT.json.
 
     Source: seqio `beam_utils.py`, GetInfo.
     """
     feature = {"dtype": "int32", "shape": [None]}
-    other = "inputs" if is_pairs else "document_starts"
+    other = "inputs" if unit is Unit.PAIR else "document_starts"
     return {
         "features": {other: feature, "targets": feature},
         "num_shards": shards,

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from pipeline.building.graph import Assignment, is_fault
+from pipeline.building.documents import is_fault
+from pipeline.building.graph import Assignment
 from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished

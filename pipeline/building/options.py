@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Annotated
 
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES, SEPARATORS, TEXT_PACKINGS, TOO_LONG
+from tasks.cache.manifest import SEPARATORS, TEXT_PACKINGS, TOO_LONG
+from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import positive, share
 from tasks.terminal.fields import REQUIRED, field

@@ -8,8 +8,9 @@ import dataclasses
 import hashlib
 import io
 import json
+import types
 from collections import Counter
-from types import TracebackType
+from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
+from tasks.unit import SIDES, Unit
 
 # Documents of each reason of which the quarantine file has more than the reason.
 _SAMPLES = 3
@@ -43,6 +45,7 @@ class ShardWriter:
     """Writer of one shard: the end of the `with` block finishes it, an error removes it.
 
     Attributes:
+      unit: what it writes.
       cut_paragraphs: number of paragraphs that were cut from the documents, for the receipt.
       edits: how often filters changed something in the texts, by what they did, for the receipt.
     """
@@ -50,12 +53,11 @@ class ShardWriter:
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
         self._folder = folder
         self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
-        self._is_pairs = plan.pairs is not None
+        self.unit = plan.unit
+        self._index_type = PAIR_INDEX if plan.unit is Unit.PAIR else ROW_INDEX
         special = plan.vocabulary.special_ids
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
-        self._packer = None
-        if not self._is_pairs:
-            self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
+        self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
         self._pair_counts = dict.fromkeys(
             (field.name for field in dataclasses.fields(PairCounts)), 0
         )
@@ -92,65 +94,29 @@ class ShardWriter:
             with contextlib.suppress(Exception):
                 self._documents.close()
 
-    def add(self, documents: Documents, text_bytes: int, split: int = 0) -> None:
+    def add(
+        self,
+        documents: Documents | Pairs,
+        text_bytes: int,
+        split: int = 0,
+        cut: Mapping[str, int] = types.MappingProxyType({}),
+    ) -> None:
         """Writes tokenized documents.
 
         Args:
-          documents: ids and tokens.
+          documents: texts or pairs, as the plan says.
           text_bytes: bytes of their text.
-          split: how many of them are the first part of a document that was split.
+          split: how many documents were split into several, of which the first is here.
+          cut: how many pairs have this side cut.
         """
+        if not len(documents.ids):
+            return
         self._counts["documents"] += len(documents.ids)
         self._counts["text_bytes"] += text_bytes
         self._counts["split_documents"] += split
-        assert self._packer
+        for side in SIDES:
+            self._pair_counts[f"cut_{side}"] += cut.get(side, 0)
         self._write(self._packer.add(documents))
-
-    def add_pairs(
-        self,
-        pairs: Pairs,
-        text_bytes: int,
-        cut_inputs: int = 0,
-        cut_targets: int = 0,
-        split: int = 0,
-    ) -> None:
-        """Writes tokenized pairs, one a row.
-
-        Args:
-          pairs: ids and tokens.
-          text_bytes: bytes of their text.
-          cut_inputs, cut_targets: how many of them have a side that was cut.
-          split: how many pairs of the corpus were split into several of these.
-        """
-        rows = len(pairs.ids)
-        if not rows:
-            return
-        tokens = pairs.inputs_lengths + pairs.targets_lengths
-        data, bounds = framed(
-            pairs.targets, pairs.targets_lengths, pairs.inputs, pairs.inputs_lengths, "inputs"
-        )
-        index = np.zeros(rows, PAIR_INDEX)
-        index["offset"] = self._records.bytes + bounds[:-1]
-        index["tokens"], index["inputs"] = tokens, pairs.inputs_lengths
-        index["documents"] = self._pieces + np.arange(rows)
-        self._index.append(index)
-        self._records.write(data)
-        number, none = self._counts["rows"] + np.arange(rows), np.zeros(rows, np.int64)
-        self._add_lineage([pairs.ids, number, none.astype(np.int32), tokens, none])
-        of_inputs = text_tokens(pairs.inputs, pairs.inputs_lengths, *self._unspoken)
-        of_targets = text_tokens(pairs.targets, pairs.targets_lengths, *self._unspoken)
-        text = of_inputs + of_targets
-        self._counts["documents"] += rows
-        self._counts["text_bytes"] += text_bytes
-        self._counts["split_documents"] += split
-        self._count(rows, tokens, text)
-        counts = self._pair_counts
-        counts["inputs_tokens"] += int(of_inputs.sum())
-        counts["cut_inputs"] += cut_inputs
-        counts["cut_targets"] += cut_targets
-        for side, lengths in (("inputs", pairs.inputs_lengths), ("targets", pairs.targets_lengths)):
-            name = f"longest_{side}"
-            counts[name] = max(counts[name], int(lengths.max()))
 
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
@@ -175,23 +141,21 @@ class ShardWriter:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        trace: types.TracebackType | None,
     ) -> None:
         if kind is not None:
             self._stack.__exit__(kind, error, trace)
             return
         with self._stack:
-            if self._packer:
-                self._write(self._packer.finish())
+            self._write(self._packer.finish())
             self._write_lineage(at_least=1)
             self._documents.close()
-            nothing = np.zeros(0, PAIR_INDEX if self._is_pairs else ROW_INDEX)
-            index = np.concatenate([nothing, *self._index])
+            index = np.concatenate([np.zeros(0, self._index_type), *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
         shard = Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
-            pairs=PairCounts(**self._pair_counts) if self._is_pairs else None,
+            pairs=PairCounts(**self._pair_counts) if self.unit is Unit.PAIR else None,
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
@@ -210,11 +174,25 @@ class ShardWriter:
         if not len(rows.lengths):
             return
         starts = np.bincount(rows.row, minlength=len(rows.lengths))
-        data, bounds = framed(rows.tokens, rows.lengths, rows.position, starts)
-        index = np.zeros(len(rows.lengths), ROW_INDEX)
+        text = text_tokens(rows.tokens, rows.lengths, *self._unspoken)
+        tokens = rows.lengths
+        index = np.zeros(len(rows.lengths), self._index_type)
+        if rows.inputs is None or rows.inputs_lengths is None:
+            data, bounds = framed(rows.tokens, rows.lengths, rows.position, starts)
+        else:
+            sizes = {"inputs": rows.inputs_lengths, "targets": rows.lengths}
+            data, bounds = framed(rows.tokens, rows.lengths, rows.inputs, sizes["inputs"], "inputs")
+            tokens = rows.piece_tokens
+            index["inputs"] = sizes["inputs"]
+            text_of_inputs = text_tokens(rows.inputs, sizes["inputs"], *self._unspoken)
+            text = text + text_of_inputs
+            counts = self._pair_counts
+            counts["inputs_tokens"] += int(text_of_inputs.sum())
+            for side, lengths in sizes.items():
+                counts[f"longest_{side}"] = max(counts[f"longest_{side}"], int(lengths.max()))
         index["offset"] = self._records.bytes + bounds[:-1]
-        index["tokens"] = rows.lengths
-        index["documents"] = self._pieces + _before(starts)
+        index["tokens"] = tokens
+        index["documents"] = self._pieces + np.cumsum(starts) - starts
         self._index.append(index)
         self._records.write(data)
         self._add_lineage(
@@ -226,14 +204,9 @@ class ShardWriter:
                 rows.document_offset,
             ]
         )
-        text = text_tokens(rows.tokens, rows.lengths, *self._unspoken)
-        self._count(len(rows.ids), rows.lengths, text)
-
-    def _count(self, pieces: int, lengths: np.ndarray, text: np.ndarray) -> None:
-        """Counts written rows, given their tokens with and without separators."""
-        self._pieces += pieces
-        self._counts["rows"] += len(lengths)
-        self._counts["tokens"] += int(lengths.sum())
+        self._pieces += len(rows.ids)
+        self._counts["rows"] += len(tokens)
+        self._counts["tokens"] += int(tokens.sum())
         self._counts["text_tokens"] += int(text.sum())
         self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
 
@@ -250,12 +223,6 @@ class ShardWriter:
             self._documents.write_table(waiting[:_LINEAGE_GROUP])
             waiting = waiting[_LINEAGE_GROUP:]
         self._lineage = [waiting]
-
-
-def _before(sizes: Any) -> np.ndarray:
-    """Returns int64, the exclusive cumulative sum of the sizes."""
-    sizes = np.asarray(sizes, np.int64)
-    return np.cumsum(sizes) - sizes
 
 
 class _HashedFile(io.RawIOBase):

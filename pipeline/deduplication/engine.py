@@ -79,7 +79,10 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         dataflow.check(beam_arguments, spec, options.output)
     elif portable.is_runner(options.runner):
         portable.check(beam_arguments)
-    with _claimed(options.output), tempfile.TemporaryDirectory() as scratch:
+    with (
+        lock.claimed(options.output, "search", "--output"),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         given = lists.given(options.exclude, scratch)
         for each in given:
             if each.record.paragraphs:
@@ -162,18 +165,6 @@ def _header(job: Job) -> dict[str, Any]:
         "rules": dataclasses.asdict(job.rules),
         **({"exclude": list(job.exclude)} if job.exclude else {}),
     }
-
-
-@contextlib.contextmanager
-def _claimed(folder: str) -> Iterator[None]:
-    """Creates and locks the folder, and deletes files that killed searches left partly written."""
-    files.make_folder(folder)
-    if files.is_remote(folder):
-        yield
-        return
-    with lock.held(folder, "search", "--output"):
-        files.remove_partial(folder)
-        yield
 
 
 def _begin(job: Job, plan: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from pipeline.deduplication.plan import DOCUMENT, DUPLICATES, NEAR, PARAGRAPH, UNITS, Rules
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
+from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.terminal.command_line import at_least_0, positive, share
 from tasks.terminal.fields import REQUIRED, field
 

@@ -3,7 +3,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +13,6 @@ from tasks.storage import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from pipeline.building.write import ShardWriter
 
 # What follows the reason if every paragraph of a document is listed.
 NOTHING_LEFT = ", every paragraph"
@@ -63,8 +61,13 @@ class Filter:
     def __bool__(self) -> bool:
         return bool(self._lists)
 
-    def __call__(self, batch: "pa.RecordBatch", writer: "ShardWriter") -> "pa.RecordBatch":
-        """Returns a batch of `sources.read` without what is listed, which `writer` records."""
+    def __call__(
+        self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
+    ) -> "pa.RecordBatch":
+        """Returns a batch of `sources.read` without what is listed.
+
+        `quarantine`: called with the id, the place and the reason of each document left out.
+        """
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
         found = self._found(names, parts, batch)
@@ -85,7 +88,7 @@ class Filter:
                     continue
                 reason = entries[0].reason + NOTHING_LEFT
             kept[row] = False
-            writer.quarantine(names[row], batch.column("place")[row].as_py(), reason)
+            quarantine(names[row], batch.column("place")[row].as_py(), reason)
         if texts:
             batch = _replaced(batch, texts)
         return batch if kept.all() else batch.filter(kept)

@@ -12,9 +12,8 @@ are sorted by (high, low, place, paragraph):
     similarity   float32, estimated Jaccard similarity to the twin, NaN where there is none
 
 The header, JSON in the schema's metadata, has the reasons, counts, and what the list was made from.
-If the header says that the list is sealed, the last batch is empty and carries the SHA-256 of the
-header and of all entries. A plain text file of ids, one a line, can stand for a list; its reason is
-LISTED.
+The last batch is empty and carries the seal, the SHA-256 of the header and of all entries. A plain
+text file of ids, one a line, can stand for a list; its reason is LISTED.
 """
 
 import bisect
@@ -88,11 +87,10 @@ def base_id(name: str, part: int) -> str:
 
 
 class Writer:
-    """Writes batches of entries, in order, to an open binary file, and a seal if it is asked to."""
+    """Writes batches of entries, in order, to an open binary file, and a seal."""
 
-    def __init__(self, file: IO[bytes], header: dict[str, Any], sealed: bool = True):
-        self._sealed = sealed
-        header = {"format": FORMAT, **({"sealed": True} if sealed else {}), **header}
+    def __init__(self, file: IO[bytes], header: dict[str, Any]):
+        header = {"format": FORMAT, "sealed": True, **header}
         text = json.dumps(header, sort_keys=True).encode()
         self._schema = _SCHEMA.with_metadata({_HEADER: text})
         self._writer = pa.ipc.new_file(file, self._schema)
@@ -108,9 +106,8 @@ class Writer:
 
     def close(self) -> None:
         """Writes the seal and the end of the file."""
-        if self._sealed:
-            nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
-            self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
+        nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
+        self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
         self._writer.close()
 
 
@@ -157,21 +154,18 @@ class ExcludeList:
             raise UserError(f"{self._name} has format {version}, this version reads {FORMAT}")
 
     def check(self) -> None:
-        """Reads the whole list and compares it with its seal, if it has one.
-
-        Lists of earlier versions have none.
+        """Reads the whole list and compares it with its seal.
 
         Raises:
           UserError: it was changed since it was written.
         """
+        if not self.header.get("sealed"):
+            raise UserError(f"{self._name} is from a version before 0.2.0: make it again")
         digest = hashlib.sha256(self._text)
         try:
-            seal = None
-            if last := self._reader.num_record_batches:
-                end = self._reader.get_batch_with_custom_metadata(last - 1).custom_metadata or {}
-                seal = dict(end).get(_SEAL)
-            if seal is None and not self.header.get("sealed"):
-                return
+            last = self._reader.num_record_batches - 1
+            end = self._reader.get_batch_with_custom_metadata(last).custom_metadata or {}
+            seal = dict(end)[_SEAL]
             for batch in self._batches:
                 batch.validate(full=True)
                 _update(digest, batch)
@@ -312,8 +306,7 @@ def _of_ids(path: str) -> bytes:
     digests = np.unique(digests, axis=0)  # sorted by high, then low
     out = io.BytesIO()
     counts = {"documents": len(digests), "paragraphs": 0, "places": 0}
-    # Without a seal: caches know the list of these ids by the checksum of its bytes.
-    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts}, sealed=False)
+    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts})
     for begin in range(0, len(digests), _BATCH):
         some = digests[begin : begin + _BATCH]
         writer.add(

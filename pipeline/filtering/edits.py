@@ -109,8 +109,4 @@ def replace(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
     return changed, Counter({"texts changed": count})
 
 
-EDITS: dict[str, Edit] = {
-    "c4": c4,
-    "pii": pii,
-    "replace": replace,
-}
+EDITS: dict[str, Edit] = {"c4": c4, "pii": pii, "replace": replace}

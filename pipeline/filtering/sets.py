@@ -22,7 +22,7 @@ from tasks import registry
 from tasks.cache.filtered import FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
-from tasks.unit import SIDES
+from tasks.unit import SIDES, Unit
 
 # Part of every record of a plan: raised when a rule comes to judge any text differently.
 VERSION = 1
@@ -221,7 +221,7 @@ def _is_rule(setting: str) -> bool:
 
 
 def resolve(
-    given: Sequence[str], module: str | None, of_pairs: bool = False
+    given: Sequence[str], module: str | None, unit: Unit = Unit.TEXT
 ) -> tuple[FilterRecord, ...] | None:
     """Returns the records of a plan for the values of --filter; None if there are none.
 
@@ -229,7 +229,7 @@ def resolve(
       given: names of sets with commas between them, a set with settings as NAME?SETTING=VALUE&…, or
         a TOML file whose tables [[filter]] have a set and settings.
       module: the user's module, for functions.
-      of_pairs: whether the corpus has pairs.
+      unit: what a document of the corpus is.
 
     Raises:
       UserError: a name, setting or value is wrong.
@@ -237,7 +237,7 @@ def resolve(
     records: list[FilterRecord] = []
     for text in given:
         for name, settings in _parsed(text):
-            records.append(_record(text, name, settings, module, of_pairs))
+            records.append(_record(text, name, settings, module, unit))
     called = [(each.label, side) for each in records for side in sides_of(each)]
     for label, side in called:
         if called.count((label, side)) > 1:
@@ -298,7 +298,7 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _record(
-    text: str, name: str, given: dict[str, Any], module: str | None, of_pairs: bool
+    text: str, name: str, given: dict[str, Any], module: str | None, unit: Unit
 ) -> FilterRecord:
     if name not in SETS:
         raise UserError(
@@ -307,7 +307,7 @@ def _record(
         )
     rules = SETS[name]
     settings = dict(rules.settings)
-    side = _side(text, name, given.pop("side", None), of_pairs)
+    side = _side(text, name, given.pop("side", None), unit)
     label = given.pop("label", name)
     if not isinstance(label, str) or not re.fullmatch(r"[\w.-]{1,40}", label):
         raise UserError(f"--filter={text}: label={label} must be letters, digits, _, - and .")
@@ -345,9 +345,9 @@ def _record(
     return FilterRecord(name, label, VERSION, unicodedata.unidata_version, kept)
 
 
-def _side(text: str, name: str, given: Any, of_pairs: bool) -> str:
+def _side(text: str, name: str, given: Any, unit: Unit) -> str:
     """Returns the setting "side", which sets for texts do not have: "" for these."""
-    if not of_pairs:
+    if unit is Unit.TEXT:
         if name == PAIRS or given is not None:
             what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
             raise UserError(f"--filter={text}: {what}, and the corpus has texts")

@@ -9,8 +9,8 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,6 @@ from tasks.cache.filtered import FILTERED, FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES
-
-if TYPE_CHECKING:
-    from pipeline.building.write import ShardWriter
 
 # Kinds of counts.
 JUDGED, ALONE, FIRST = "judged", "alone", "first"
@@ -206,12 +203,19 @@ class Filters:
         for each in records:
             _check(each)
 
-    def __call__(self, batch: pa.RecordBatch, writer: "ShardWriter") -> pa.RecordBatch:
-        """Returns a batch of `sources.read` as filtered; `writer` records what is dropped.
+    def __call__(
+        self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
+    ) -> pa.RecordBatch:
+        """Returns a batch of `sources.read` as filtered.
 
-        Documents that cannot be used, whose text is null, are left as they are.
+        Unusable documents, whose text is null, are left as they are.
+
+        Args:
+          batch: the documents.
+          quarantine: called with the id, place, reason, value and excerpt of each dropped document.
+          edits: counts the changes made to texts.
         """
-        names = SIDES if SIDES[0] in batch.schema.names else ("text",)
+        names = [name for name in (*SIDES, "text") if name in batch.schema.names]
         columns = {name: batch.column(name).cast(pa.large_string()) for name in names}
         usable = functools.reduce(pc.and_, (column.is_valid() for column in columns.values()))
         texts = {
@@ -222,7 +226,7 @@ class Filters:
             if edit := EDITS.get(record.name):
                 for side in sets.sides_of(record):
                     texts[side], counts = _edited(edit, texts[side], usable, record.settings)
-                    writer.edits.update(
+                    edits.update(
                         {f"{record.label} {what}{_of(side)}": n for what, n in counts.items() if n}
                     )
         judged = usable.to_numpy(zero_copy_only=False)
@@ -231,7 +235,7 @@ class Filters:
         reasons, values = self._judge(statistics, judged)
         dropped = np.flatnonzero(reasons != None)  # noqa: E711
         for row in dropped.tolist():
-            writer.quarantine(
+            quarantine(
                 batch.column("id")[row].as_py(),
                 batch.column("place")[row].as_py(),
                 reasons[row],

@@ -31,6 +31,13 @@ OF_PRETRAIN = (
 )
 
 
+def parsed(parser: Parser, argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Returns a command's own flags by name, and Beam's arguments; raises as `arguments` does."""
+    parser.refuse_others = lambda given: reject_unknown(parser, given)
+    known, rest = parser.parse_known_args(argv)
+    return vars(known), arguments(parser, rest, known.runner, known.workers)
+
+
 def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> list[str]:
     """Returns Beam's arguments: the runner, its workers, and the `given` flags that are not ours.
 

@@ -162,7 +162,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
 
     plan = manifest.plan
     faults = [Fault(MANIFEST, problem, FINISH) for problem in manifest.contradictions()]
-    wanted = lifecycle.closing_files(folder, manifest)
+    wanted = lifecycle.closing_files(manifest)
     for name, data in {**wanted, PLAN: files.json_bytes(as_json(plan))}.items():
         if name not in names:
             faults.append(Fault(name, "missing", FINISH))

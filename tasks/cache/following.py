@@ -126,7 +126,6 @@ class Following:
         plan = _planned(self.folder)
         if plan is None:
             raise UserError(f"{self.folder} is gone while it was followed: restore it")
-        # The same plan without a mark is that of an earlier version.
         if error := self._plan_check.against(plan):
             raise error
 
@@ -361,8 +360,7 @@ def _planned(folder: str) -> Plan | None:
     except UserError as error:
         reason = str(error).removeprefix(f"{path} ").partition(": restore")[0]
         raise _unusable(path, reason) from error
-    marks = files.list_sizes(folder, PLAN_MARK)
-    if marks and PLAN_MARK + plan.fingerprint not in marks:
+    if not files.exists(files.join(folder, PLAN_MARK + plan.fingerprint)):
         raise _unusable(path, "its content was changed")
     return plan
 

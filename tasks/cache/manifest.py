@@ -40,6 +40,7 @@ from tasks.cache.filtered import FilterRecord, filters_from_list
 from tasks.cache.plan_parts import check_corpus, vocabulary_from_dict
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabulary import VocabularyRecord
 
 FORMAT = 1
@@ -55,9 +56,6 @@ TEXT_PACKINGS = ("concat", "best_fit")
 ROWS = "rows"
 PACKINGS = (*TEXT_PACKINGS, PAIRS, ROWS)
 SEPARATORS = ("none", "eos")
-
-# Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
-LONGEST_DOCUMENT_BYTES = 256 << 10
 
 # The row index, one element per row. `offset`: bytes from the start of the shard to the record's
 # framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
@@ -141,9 +139,9 @@ class Shard:
     documents: int
     text_bytes: int
     dropped: dict[str, int]
-    text_tokens: int = 0
-    longest_row: int = 0
-    split_documents: int = 0
+    text_tokens: int
+    longest_row: int
+    split_documents: int
     pairs: PairCounts | None = None
     adopted: AdoptedCounts | None = None
     cut_paragraphs: int | None = None
@@ -197,6 +195,11 @@ class Plan:
     adopted: Adoption | None = None
     exclude: tuple[ExcludeRecord, ...] | None = None
     filters: tuple[FilterRecord, ...] | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """What one document of the cache is."""
+        return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
 
     @property
     def remedy(self) -> Remedy:
@@ -305,18 +308,13 @@ class CacheManifest:
             raise UserError(f"{path}: {error}") from error
         for problem in manifest.contradictions() if check else ():
             raise UserError(f"{path}: {problem}; {RESTORE}")
-        if check and seal is not None and seal != _sha256(value):
+        if check and seal != sealed(value)[_SEAL]:
             raise UserError(f"{path} is not what was written: {RESTORE}")
         return manifest
 
-    def content(self, sealed: bool = True) -> bytes:
-        """Returns the content of manifest.json.
-
-        `sealed`: whether it has a SHA-256 of everything else in it, as all have that this version
-        writes.
-        """
-        value = as_json(self)
-        return files.json_bytes({**value, _SEAL: _sha256(value)} if sealed else value)
+    def content(self) -> bytes:
+        """Returns the content of manifest.json, with a SHA-256 of everything else in it."""
+        return files.json_bytes(sealed(as_json(self)))
 
     def contradictions(self) -> Iterator[str]:
         """Yields what cannot be true of a cache: shards against plan, and counts of shards."""
@@ -379,10 +377,10 @@ class CacheManifest:
 _SEAL = "sha256"
 
 
-def _sha256(value: Any) -> str:
-    """Returns the SHA-256 of a JSON value, written compactly: several times as fast as indented."""
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns a JSON object with a SHA-256 of all its fields, written compactly, which is fast."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return {**value, _SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def plan_from_dict(value: Any) -> Plan:
@@ -433,9 +431,9 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     Raises:
       UserError: the shard was damaged or edited.
     """
-    check_keys(value, name, _SHARD_KEYS, {*_SHARD_COUNTS, *_OPTIONAL - {"exclude", "filters"}})
+    check_keys(value, name, _SHARD_KEYS, _OPTIONAL - {"exclude", "filters"})
     for key in _SHARD_COUNTS:
-        check_count(value.get(key, 0), f"{key} of {name}")
+        check_count(value[key], f"{key} of {name}")
     entries = {}
     for file, entry in check_form(value["files"], dict, f"files of {name}", "an object").items():
         check_keys(entry, file, _FILE_KEYS)
@@ -464,9 +462,8 @@ _LIMIT_KEYS = frozenset(each.name for each in dataclasses.fields(PairLimits))
 # Keys of plans and shards that may be left out.
 _OPTIONAL = frozenset({"pairs", "adopted", "exclude", "filters", "cut_paragraphs", "edits"})
 _FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
-# Keys of a shard that must be there, and all of its counts.
-_SHARD_KEYS = frozenset({"files", "dropped", "rows", "tokens", "documents", "text_bytes"})
 _SHARD_COUNTS = tuple(each.name for each in dataclasses.fields(Shard) if each.type is int)
+_SHARD_KEYS = frozenset({"files", "dropped", *_SHARD_COUNTS})
 
 
 # The files of a shard, in the order in which they are finished; quarantine is optional.

@@ -7,7 +7,7 @@ on the documents and their order, not on the batches.
 import bisect
 import dataclasses
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -73,6 +73,8 @@ class Rows:
       piece_tokens: int64 [pieces], its length including the separator; with `concat` a piece may
         continue in later rows.
       document_offset: int64 [pieces], number of tokens of the document before the piece.
+      inputs, inputs_lengths: of pairs, whose targets are `tokens`, the inputs of all rows and the
+        number of their tokens; None for texts.
     """
 
     tokens: np.ndarray
@@ -82,6 +84,8 @@ class Rows:
     position: np.ndarray
     piece_tokens: np.ndarray
     document_offset: np.ndarray
+    inputs: np.ndarray | None = None
+    inputs_lengths: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[Row]:
         ends = np.cumsum(self.lengths)
@@ -94,7 +98,7 @@ class Rows:
 class Packer(Protocol):
     """Packs the documents of one shard."""
 
-    def add(self, documents: Documents) -> Rows:
+    def add(self, documents: Any) -> Rows:
         """Adds documents; returns the rows that they complete."""
 
     def finish(self) -> Rows:
@@ -103,8 +107,32 @@ class Packer(Protocol):
 
 def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Packer:
     """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS. `eos` is EOS's id."""
+    if packing == "pairs":
+        return _OnePair()
     kind = _BestFit if packing == "best_fit" else _Concat
     return kind(row_tokens, separator, eos)
+
+
+class _OnePair:
+    """Makes a row of each pair."""
+
+    def add(self, documents: Pairs) -> Rows:
+        count = len(documents.ids)
+        none = np.zeros(count, np.int64)
+        return Rows(
+            tokens=documents.targets,
+            lengths=documents.targets_lengths,
+            ids=documents.ids,
+            row=np.arange(count),
+            position=none,
+            piece_tokens=documents.inputs_lengths + documents.targets_lengths,
+            document_offset=none,
+            inputs=documents.inputs,
+            inputs_lengths=documents.inputs_lengths,
+        )
+
+    def finish(self) -> Rows:
+        return _stack([])
 
 
 class _Concat:

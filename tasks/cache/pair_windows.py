@@ -12,8 +12,9 @@ from tasks.cache.manifest import CacheManifest, Shard
 from tasks.cache.records import PairRecords
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, Objective
-from tasks.objectives.supervised import CUT, Supervised
+from tasks.objectives.supervised import CUT
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES, Unit
 from tasks.vocabulary import PAIR_BORDER
 
 # Rows of the index that are counted at a time.
@@ -124,13 +125,12 @@ def open_windows(
         is too long; or as `Windows` does.
     """
     check_kind(folder, manifest, objective)
-    if not objective.reads_pairs:
+    if objective.unit is Unit.TEXT:
         window = objective.window_tokens(lengths)
         return Windows(folder, manifest, split, window, **reading)
-    assert isinstance(objective, Supervised)
     sides = objective.sides(lengths)
-    if objective.too_long != CUT:
-        _refuse_longer(folder, manifest, objective, sides)
+    if not objective.cuts_sides:
+        _refuse_longer(folder, manifest, sides, lengths)
     return PairWindows(sides, folder, manifest, split, **reading)
 
 
@@ -140,33 +140,32 @@ def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> No
     Raises:
       UserError: it does not.
     """
-    is_pairs = manifest.plan.pairs is not None
-    if is_pairs and not objective.reads_pairs:
-        raise UserError(
-            f"{folder} holds pairs of inputs and targets, and this objective reads texts: use a "
-            "task NAME_supervised, or build a cache of texts"
-        )
-    if objective.reads_pairs and not is_pairs:
-        raise UserError(
-            f"{folder} holds texts, and this objective reads pairs: build a cache with "
-            "--corpus='…?inputs=COLUMN&targets=COLUMN'"
-        )
+    held, read = manifest.plan.unit, objective.unit
+    if held is read:
+        return
+    what, advice = {
+        Unit.PAIR: (
+            "pairs of inputs and targets",
+            "use a task NAME_supervised, or build a cache of texts",
+        ),
+        Unit.TEXT: ("texts", "build a cache with --corpus='…?inputs=COLUMN&targets=COLUMN'"),
+    }[held]
+    raise UserError(f"{folder} holds {what}, and this objective reads {read.plural}: {advice}")
 
 
 def _refuse_longer(
-    folder: str, manifest: CacheManifest, objective: Supervised, sides: tuple[int, int]
+    folder: str, manifest: CacheManifest, sides: tuple[int, int], lengths: Lengths
 ) -> None:
     of_splits = (longest_sides(manifest, split) for split in manifest.splits)
     longest_of = map(max, zip(*of_splits, strict=True))
-    ends = (int(objective.inputs_eos), 1)
-    for side, longest, most, eos in zip(
-        ("inputs", "targets"), longest_of, sides, ends, strict=True
-    ):
+    for side, longest, most in zip(SIDES, longest_of, sides, strict=True):
+        length = getattr(lengths, side)
+        eos = length - most
         if longest > most:
             raise UserError(
-                f"{folder} has {side} of up to {longest:,} tokens, and --lengths.{side}="
-                f"{most + eos} holds {most:,}{' and EOS' * eos}: set it to {longest + eos}, or cut "
-                f"longer ones by --objective=too_long={CUT}"
+                f"{folder} has {side} of up to {longest:,} tokens, and --lengths.{side}={length} "
+                f"holds {most:,}{' and EOS' * eos}: set it to {longest + eos}, or cut longer ones "
+                f"by --objective=too_long={CUT}"
             )
 
 
@@ -176,7 +175,7 @@ def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any
     Raises:
       UserError: as `Windows` does.
     """
-    if not manifest.plan.pairs:
+    if manifest.plan.unit is Unit.TEXT:
         reading.setdefault("across_shards", False)  # rows begin anew in each shard
         return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)
     return PairWindows(longest_sides(manifest, split), folder, manifest, split, **reading)

@@ -39,7 +39,7 @@ class PlanCheck:
     def replaced(self) -> bool:
         """True if the folder has the marks of other plans alone; it is not read for anything else.
 
-        Caches of earlier versions and adopted ones have no marks.
+        Adopted caches have no marks.
         """
         if self._settled is None and not self.marked:
             # Listing may be slow and says the same from now on: no build brings a plan back.
@@ -54,8 +54,7 @@ class PlanCheck:
             now = plan_from_dict(files.read_json(files.join(self._folder, PLAN)))
         except (FileNotFoundError, UserError):
             return None
-        marks = files.list_sizes(self._folder, PLAN_MARK)
-        if marks and PLAN_MARK + now.fingerprint not in marks:
+        if not files.exists(files.join(self._folder, PLAN_MARK + now.fingerprint)):
             return None  # plan.json is damaged
         return self.against(now)
 

@@ -13,6 +13,8 @@ from tasks.terminal.command_line import UserError, nearest
 
 __all__ = ["Metric"]
 
+# Goes before the name of a metric of generated text that has the name of one of tokens.
+TEXT = "text_"
 # (targets, predictions), one of each per example, in order -> values by name.
 Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
 
@@ -27,10 +29,15 @@ class Metric:
     Attributes:
       name: the name that flags use.
       compute: the function of targets and predictions, or "module:function", imported when used.
+      lower_is_better: whether lower values are better. A run watches a metric that says so, or one
+        that is written as min:NAME or max:NAME.
+      values: names of what `compute` returns; the metric's own name if not given.
     """
 
     name: str
     compute: Compute | str
+    lower_is_better: bool | None = None
+    values: tuple[str, ...] = ()
 
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """Returns values by name; of percentages and correlations, times 100.
@@ -59,19 +66,21 @@ class Metric:
             ) from error
 
 
-# Each metric's own name is the first of its values, except where several are listed.
+_VALUES = {
+    "accuracy": (f"{TEXT}accuracy",),
+    "squad": ("em", "f1"),
+    "rouge": ("rouge1", "rouge2", "rougeLsum"),
+}
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        name: Metric(name, f"tasks.metrics.{module}:{name}")
-        for module, names in {
-            "text": ("exact_match", "squad", "token_f1"),
-            "errors": ("character_error_rate", "word_error_rate"),
-            "overlap": ("bleu", "bleu_intl", "chrf", "rouge"),
-            "labels": (
-                *("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman"),
-                "grouped_exact_match",
-            ),
-        }.items()
+        name: Metric(name, f"tasks.metrics.{module}:{name}", lower_is_better, _VALUES.get(name, ()))
+        for module, lower_is_better, names in (
+            ("text", False, ("exact_match", "squad", "token_f1")),
+            ("errors", True, ("character_error_rate", "word_error_rate")),
+            ("overlap", False, ("bleu", "bleu_intl", "chrf", "rouge")),
+            ("labels", False, ("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman")),
+            ("labels", False, ("grouped_exact_match",)),
+        )
         for name in names
     }
 )
@@ -85,6 +94,23 @@ def known(module: str | None = None) -> dict[str, Metric]:
     """
     own = getattr(registry.load(module), "METRICS", ()) if module else ()
     return {**METRICS, **{metric.name: metric for metric in own}}
+
+
+def values_of(name: str) -> tuple[str, ...]:
+    """Returns the names in results of the values of a metric, as far as METRICS knows it."""
+    return (name in METRICS and METRICS[name].values) or (name,)
+
+
+def lower_is_better(value: str, module: str | None = None) -> bool | None:
+    """Returns whether lower is better of a value in results; None if no metric says so.
+
+    Raises:
+      UserError: the module cannot be imported.
+    """
+    for metric in reversed(known(module).values()):
+        if value in (metric.values or (metric.name,)):
+            return metric.lower_is_better
+    return None
 
 
 def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:

@@ -15,14 +15,7 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.example_lengths import Kind, Slots
-from tasks.objectives.masks import (
-    Bounds,
-    IidTokens,
-    Mask,
-    RandomPrefix,
-    RandomSpans,
-    RegularSpans,
-)
+from tasks.objectives.masks import Bounds, IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds

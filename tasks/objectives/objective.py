@@ -12,6 +12,7 @@ import numpy as np
 
 from tasks.objectives.example_lengths import Kind, Slots
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
@@ -108,9 +109,18 @@ class Objective(abc.ABC):
         return None
 
     @property
-    def reads_pairs(self) -> bool:
-        """True if a window is a pair: ids of inputs, PAIR_BORDER, then ids of targets."""
-        return False
+    def unit(self) -> Unit:
+        """What a window is cut from; one of a pair is its inputs, PAIR_BORDER, then its targets."""
+        return Unit.TEXT
+
+    @property
+    def cuts_sides(self) -> bool:
+        """True if sides of pairs longer than their features are cut; False if they are refused."""
+        return True
+
+    def cutting_sides(self) -> "Objective":
+        """Returns this objective, but `cuts_sides`."""
+        return self
 
     def sides(self, lengths: Lengths) -> tuple[int, int]:
         """Returns the most ids of inputs and of targets of a pair that these lengths hold.

@@ -11,6 +11,7 @@ from tasks.objectives import noise
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import check, field
+from tasks.unit import Unit
 from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import PAIR_BORDER
 
@@ -35,11 +36,18 @@ class Supervised(Objective):
     )
     inputs_eos: bool = field(True, "end the inputs with an EOS")
     features = ("inputs", "targets")
-    reads_pairs = True
+    unit = Unit.PAIR
     appends_eos = True
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def cuts_sides(self) -> bool:
+        return self.too_long == CUT
+
+    def cutting_sides(self) -> Objective:
+        return dataclasses.replace(self, too_long=CUT)
 
     def sides(self, lengths: Lengths) -> tuple[int, int]:
         most = lengths.inputs - self.inputs_eos, lengths.targets - 1

@@ -18,6 +18,8 @@ Text = str | bytes | None
 # (id, text, problem, part, place): see `sources.read`. Bytes are UTF-8.
 Document = tuple[str, Text, str | None, int, str]
 
+# Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
+LONGEST_DOCUMENT_BYTES = 256 << 10
 _CHUNK_BYTES = 1 << 20
 # The characters for which str.isspace() is true, as UTF-8; group 1 is the last one.
 _LAST_SPACE = re.compile(

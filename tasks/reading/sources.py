@@ -50,7 +50,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tasks.cache.manifest import LONGEST_DOCUMENT_BYTES
 from tasks.reading import builtin, cutting, listing, opening, saved, splits
 from tasks.reading.corpus import (
     ARROW,
@@ -70,6 +69,7 @@ from tasks.reading.corpus import (
     SourceFile,
 )
 from tasks.reading.formats.registry import FORMATS
+from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.reading.spec import FORMS, parse
 from tasks.reading.splits import ChosenFile
 from tasks.storage import files

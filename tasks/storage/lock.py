@@ -69,6 +69,26 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
 
 
 @contextlib.contextmanager
+def claimed(folder: str, what: str, flag: str) -> Iterator[None]:
+    """Creates and locks a folder, and deletes files that killed writers left partly written.
+
+    A remote folder is not locked: its writers write equal bytes atomically, so at worst two do the
+    same work.
+
+    Raises:
+      UserError: another writer holds the lock.
+      OSError: the folder cannot be written.
+    """
+    files.make_folder(folder)
+    if files.is_remote(folder):
+        yield
+        return
+    with held(folder, what, flag):
+        files.remove_partial(folder)
+        yield
+
+
+@contextlib.contextmanager
 def _local(folder: str, what: str, flag: str) -> Iterator[None]:
     path = os.path.join(files.local_path(folder), LOCK)
     descriptor = _open_current(path, folder, what, flag)

@@ -14,15 +14,7 @@ import numpy as np
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level
-from tasks.vocabularies.pieces import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    Pieces,
-    SpecialIds,
-)
+from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Pieces, SpecialIds
 
 FILE = "tokenizer.json"
 # The name of the vocabulary of bytes, which is built in.

@@ -14,7 +14,7 @@ from pipeline import inspect
 from tasks import registry, vocabulary
 from tasks.cache import records
 from tasks.cache.cache import Cache
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, sealed
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
@@ -176,7 +176,7 @@ def test_a_cache_of_an_unknown_task_shows_its_rows(cache, tmp_path, capsys):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["plan"]["task"] = "my_own"
     del manifest["sha256"]
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "manifest.json").write_text(json.dumps(sealed(manifest)))
     inspect.main([f"--cache={copy}", "--index=2"])
     out = capsys.readouterr().out
     assert "WINDOW" in out

@@ -91,7 +91,7 @@ def make(folder, source, sizes, packing="concat", row_tokens=100):
                 elif not pairs:
                     writer.add(Documents(names, taken, lengths), int(size))
                 else:
-                    writer.add_pairs(_pairs(names, taken, lengths), int(size))
+                    writer.add(_pairs(names, taken, lengths), int(size))
     lifecycle.complete(str(folder), plan, lifecycle.survey(str(folder), plan))
     return folder
 

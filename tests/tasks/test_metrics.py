@@ -9,6 +9,7 @@ import pytest
 from tasks.metrics import metric
 from tasks.metrics.metric import METRICS, Metric
 from tasks.terminal.command_line import UserError
+from tests.support import extending
 
 TARGETS = ["the cat sat on the mat", "a dog barks"]
 PREDICTIONS = ["the cat sat on a mat", "dog barks"]
@@ -83,6 +84,23 @@ def test_overlap_is_that_of_the_libraries():
         for target, prediction in zip(TARGETS, PREDICTIONS, strict=True)
     )
     assert value("rouge", of="rouge2") == pytest.approx(50 * expected)
+
+
+def test_the_metric_that_the_page_describes(monkeypatch):
+    module = types.ModuleType("page_metrics")
+    exec(extending.example("A metric"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "page_metrics", module)
+    (own,) = metric.chosen(["length_error"], "page_metrics")
+    assert own(["abc", "a"], ["a", "a"]) == {"length_error": 1.0}
+    assert metric.lower_is_better("length_error", "page_metrics") is True
+    assert metric.lower_is_better("length_error") is None
+
+
+def test_every_metric_says_which_way_it_is_better():
+    for each in METRICS.values():
+        assert each.lower_is_better == each.name.endswith("error_rate")
+        for value in metric.values_of(each.name):
+            assert metric.lower_is_better(value) is each.lower_is_better
 
 
 def test_a_users_metric_and_an_unknown_one(monkeypatch):

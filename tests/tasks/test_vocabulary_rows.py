@@ -5,8 +5,8 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import rows
-from tasks.vocabularies.rows import NONE, by_map, by_piece
+from tasks.vocabulary_changes import rows
+from tasks.vocabulary_changes.rows import NONE, by_map, by_piece
 from tests.support import small_tokenizers
 
 PADDING = 5

@@ -159,7 +159,7 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     """A user's metric names its values once it was computed."""
     (tmp_path / "own_metrics.py").write_text(
         "from tasks.metrics.metric import Metric\n"
-        "METRICS = (Metric('shorter', lambda targets, predictions: {'share': 1.0}),)\n"
+        "METRICS = (Metric('shorter', lambda targets, predictions: {'share': 1.0}, False),)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     flags = ["--task_module=own_metrics", "--evaluation.metrics=shorter"]
@@ -169,7 +169,7 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     says = ("these tasks do not have this metric", "share")
     assert_one_line(made.returncode, made.stderr, *says)
     assert (model / "checkpoint_3").exists()
-    right = "--checkpoint.best_metric=share"
+    right = "--checkpoint.best_metric=max:share"
     made = run(finetune(pretrained, pairs, model, *flags, right), env=env)
     assert made.returncode == 0, made.stderr
     assert "resumes from checkpoint 3" in made.stdout

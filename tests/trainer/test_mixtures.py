@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from tasks.cache.manifest import sealed
 from tasks.cache.windows import Windows
 from tasks.objectives import noise
 from tasks.terminal.command_line import UserError
@@ -126,7 +127,7 @@ def test_tasks_that_cannot_be_mixed_are_rejected(text_cache, tmp_path):
     (tmp_path / PREFIX / "sentencepiece.model").write_bytes(model)
     manifest["plan"]["vocabulary"]["sha256"] = hashlib.sha256(model).hexdigest()
     del manifest["sha256"]
-    (tmp_path / PREFIX / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / PREFIX / "manifest.json").write_text(json.dumps(sealed(manifest)))
     with pytest.raises(UserError, match="different vocabularies"):
         run_of(tmp_path, f"{SPANS}=1,{PREFIX}=1")
 

@@ -12,7 +12,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies.rows import by_piece
+from tasks.vocabulary_changes.rows import by_piece
 from tests.support import eight_devices, small_tokenizers
 from trainer.engine.program import Program
 from trainer.model.paths import named

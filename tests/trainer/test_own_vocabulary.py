@@ -14,8 +14,9 @@ from tasks.cache.cache import Cache
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import registered, usage
+from tasks.vocabularies import registered
 from tasks.vocabulary import SpecialIds
+from tasks.vocabulary_changes import usage
 from trainer import export, fill, generate, pretrain
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"

@@ -5,10 +5,13 @@ import json
 import math
 import shutil
 import signal
+import sys
 import time
+import types
 
 import pytest
 
+from tasks.metrics.metric import Metric
 from tasks.terminal.command_line import UserError
 from tests.trainer.test_commands import assert_same_state, curve, run, state
 from tests.trainer.test_evaluation_stops import pretrain, start
@@ -51,6 +54,29 @@ def test_a_value_that_is_no_number_is_never_the_best():
     assert watch.best is None
     assert watch.exhausted
     assert "was no number for 2 evaluations" in watch.why_exhausted
+
+
+def test_a_metric_that_does_not_say_which_way_it_is_better_is_refused(monkeypatch):
+    module = types.ModuleType("own_metrics")
+    nothing = lambda targets, predictions: {}  # noqa: E731
+    module.METRICS = (
+        Metric("my_error", nothing, lower_is_better=True),
+        Metric("other", nothing),
+        Metric("sum", nothing, lower_is_better=True, values=("first", "second")),
+    )
+    monkeypatch.setitem(sys.modules, "own_metrics", module)
+
+    def watch(metric):
+        return Watch(CheckpointConfig(best_metric=metric), task_module="own_metrics")
+
+    # Higher values used to be taken for better ones.
+    falling = watch("my_error")
+    assert [falling.see(step, {"my_error": 9 - step}) for step in range(3)] == [True] * 3
+    assert watch("task/second").see(1, {"task/second": 1.0})
+    for unknown in ("other", "sum", "tokens", "task/other"):
+        with pytest.raises(UserError, match=f"{unknown}: nothing says .* min:{unknown}"):
+            watch(unknown)
+        assert watch(f"max:{unknown}").see(1, {unknown: 1.0})
 
 
 def test_the_rate_drops_by_its_factor_to_its_minimum():

@@ -11,10 +11,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tasks.metrics.names import lower_is_better
+from tasks.metrics import metric as metrics
 from tasks.terminal.command_line import UserError
-from trainer.config import BEST_METRICS, CheckpointConfig, PlateauConfig, StoppingConfig
+from trainer.config import (
+    BEST_METRICS,
+    LOWER_IS_BETTER,
+    CheckpointConfig,
+    PlateauConfig,
+    StoppingConfig,
+)
 
+_BEST = "--checkpoint.best_metric"
 # By split, each metric's value.
 Results = Mapping[str, Mapping[str, float]]
 
@@ -34,6 +41,7 @@ class _Patience:
     Attributes:
       flag: the flag that names the metric.
       metric: the metric, as written in the flag; None: nothing is watched.
+      lower_is_better: of the metric.
       min_delta: least difference that is an improvement.
       best: the best value so far.
       stale: evaluations since then.
@@ -41,6 +49,7 @@ class _Patience:
 
     flag: str
     metric: str | None
+    lower_is_better: bool
     min_delta: float
     best: float | None = None
     stale: int = 0
@@ -54,7 +63,7 @@ class _Patience:
         if self.metric is None:
             return
         value = value_of(self.flag, self.metric, values)
-        if _improves(self.metric, value, self.best, self.min_delta):
+        if _improves(self.lower_is_better, value, self.best, self.min_delta):
             self.best, self.stale = value, 0
         else:
             self.stale += 1
@@ -72,6 +81,10 @@ class _Patience:
 class Watch:
     """Follows the evaluations of a run.
 
+    Args:
+      checkpoint, stopping, plateau: what is watched.
+      task_module: the user's module, whose metrics say which way they are better.
+
     Attributes:
       best: the evaluation with the best `checkpoint.best_metric`; None before the first.
       rate_scale: what drops of the rate have multiplied the schedule by so far.
@@ -82,16 +95,18 @@ class Watch:
         checkpoint: CheckpointConfig,
         stopping: StoppingConfig | None = None,
         plateau: PlateauConfig | None = None,
+        task_module: str | None = None,
     ):
+        def patience(flag: str, config: StoppingConfig | PlateauConfig) -> _Patience:
+            lower = lower_is_better(flag, config.metric, task_module)
+            return _Patience(flag, config.metric, lower, config.min_delta)
+
         self._metric = checkpoint.best_metric
+        self._lower_is_better = lower_is_better(_BEST, self._metric, task_module)
         self._stopping_config = stopping or StoppingConfig()
         self._plateau_config = plateau or PlateauConfig()
-        self._stopping = _Patience(
-            "--stopping.metric", self._stopping_config.metric, self._stopping_config.min_delta
-        )
-        self._plateau = _Patience(
-            "--plateau.metric", self._plateau_config.metric, self._plateau_config.min_delta
-        )
+        self._stopping = patience("--stopping.metric", self._stopping_config)
+        self._plateau = patience("--plateau.metric", self._plateau_config)
         self.best: Best | None = None
         self.rate_scale = 1.0
 
@@ -125,10 +140,10 @@ class Watch:
             self._plateau.stale = 0
         if self._metric is None:
             return False
-        value = value_of("--checkpoint.best_metric", self._metric, values)
+        value = value_of(_BEST, self._metric, values)
         before = self.best
         known = before.value if before and before.metric == self._metric else None
-        if not _improves(self._metric, value, known):
+        if not _improves(self._lower_is_better, value, known):
             return False
         self.best = Best(self._metric, value, step)
         return True
@@ -163,23 +178,34 @@ def flattened(results: Results) -> dict[str, float]:
     return flat
 
 
-def _improves(metric: str, value: float, best: float | None, by: float = 0.0) -> bool:
-    """Returns whether a value is the first that is a number, or better than `best` by `by`."""
+def _improves(lower: bool, value: float, best: float | None, by: float = 0.0) -> bool:
+    """Returns whether a value is the first number, or better than `best` by more than `by`."""
     if best is None:
         return not math.isnan(value)
-    return is_better(metric, value, best, by)
+    return value < best - by if lower else value > best + by
 
 
-def is_better(metric: str, value: float, than: float, by: float = 0.0) -> bool:
-    """Returns whether a value of a metric is better by more than `by`; NaN never is."""
-    return value < than - by if _counts_down(metric) else value > than + by
+def lower_is_better(flag: str, metric: str | None, task_module: str | None = None) -> bool:
+    """Returns whether lower values of a watched metric are better.
 
-
-def _counts_down(metric: str) -> bool:
+    Raises:
+      UserError: neither the metric nor the flag says so.
+    """
+    if metric is None:
+        return True
     direction, colon, _ = metric.partition(":")
     if colon and direction in ("min", "max"):
         return direction == "min"
-    return lower_is_better(metric.rpartition("/")[2])
+    name = metric.rpartition("/")[2]
+    found = LOWER_IS_BETTER.get(name)
+    if found is None:
+        found = metrics.lower_is_better(name, task_module)
+    if found is None:
+        raise UserError(
+            f"{flag}={metric}: nothing says which way it is better: write min:{metric} or "
+            f"max:{metric}, or give its Metric lower_is_better=True or False"
+        )
+    return found
 
 
 def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:

@@ -3,6 +3,7 @@
 from trainer.config.data import DataConfig, LengthsConfig, MixingConfig, VocabularyConfig
 from trainer.config.evaluation import (
     BEST_METRICS,
+    LOWER_IS_BETTER,
     CheckpointConfig,
     EvaluationConfig,
     PlateauConfig,
@@ -26,6 +27,7 @@ from trainer.config.run import (
 __all__ = [
     "BEST_METRICS",
     "CONFIG_FILE",
+    "LOWER_IS_BETTER",
     "NORMALIZERS",
     "RESUMABLE_CHANGES",
     "CheckpointConfig",

@@ -3,17 +3,23 @@
 import dataclasses
 from collections import Counter
 
-from tasks.metrics.metric import METRICS
-from tasks.metrics.names import values_of
+from tasks.metrics.metric import METRICS, values_of
 from tasks.terminal.fields import BELOW_ONE, Rule, at_least, check, field, one_of, require
 from trainer.config.decoding import Decoding
 
 _ON_DAMAGE = ("stop", "fall_back")
 # Metrics that every evaluation has, or that of every language model, and that rank checkpoints.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
+# Values of evaluations that the trainer itself computes -> whether lower ones are better.
+LOWER_IS_BETTER = {
+    **dict.fromkeys(("loss", "training_loss", "perplexity", "bits_per_byte"), True),
+    **dict.fromkeys(("word_perplexity", "order_loss", "auxiliary_loss", "dropped_tokens"), True),
+    **dict.fromkeys(("accuracy", "sequence_accuracy", "order_accuracy"), False),
+    **{"probe_perplexity": True, "probe_accuracy": False},
+}
 _WATCHED = (
     f"a metric is one of {', '.join(BEST_METRICS)}, of evaluation.metrics, or of a task as "
-    "TASK/METRIC; errors count down and all others up, unless written as min:METRIC or max:METRIC"
+    "TASK/METRIC; min:METRIC and max:METRIC say which way one is better that does not say so itself"
 )
 # The value of evaluation.metrics that stands for the task's own.
 TASK_METRICS = "task"

@@ -19,6 +19,7 @@ from tasks.cache.windows import Windows
 from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.objectives.example_lengths import Slots
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
@@ -84,7 +85,7 @@ class BatchMaker:
     def blank(self) -> Batch:
         """Returns the features of one window of unknown tokens, without reading anything."""
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
-        if self.objective.reads_pairs:
+        if self.objective.unit is Unit.PAIR:
             tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
         if self.lengths is not None:
             sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)

@@ -12,11 +12,11 @@ from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
-from tasks.objectives.supervised import CUT, Supervised
 from tasks.storage import files
 from tasks.supervised import table
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError, nearest
+from tasks.unit import Unit
 from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
 from trainer.data import features, followed, mixing, segments, startup, task_record
@@ -135,7 +135,7 @@ class CachedData:
     def _check_followed(self, each: CachedTask, lengths: Lengths) -> None:
         """Rejects what depends on a whole cache in a run that may follow its build."""
         objective, sides = each.task.objective, None
-        if isinstance(objective, Supervised) and objective.too_long != CUT:
+        if objective.unit is Unit.PAIR and not objective.cuts_sides:
             sides = objective.sides(lengths)
         wanted = subset.of_task(self._taken, each.task.name)
         followed.check_task(objective, each.cache, each.manifest, sides, self._packs, wanted)
@@ -144,7 +144,7 @@ class CachedData:
         """Returns the lengths of an example of a task, which are a row's unless rows are packed."""
         if not self._packs:
             return self.lengths
-        own = self.lengths if task.objective.reads_pairs else task.lengths
+        own = self.lengths if task.objective.unit is Unit.PAIR else task.lengths
         given = self._config.data
         return Lengths(given.example_inputs or own.inputs, given.example_targets or own.targets)
 

@@ -24,6 +24,7 @@ from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
 from tasks.objectives.objective import Objective
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from trainer.config import Config
 from trainer.data.order import ROUNDS, BlockOrder, Epochs, Order, Reading, within_block
 
@@ -279,7 +280,7 @@ def check_task(
             f"--data.take={wanted} {follow}: a share of what is not known yet; give an amount, as "
             "'2^29 tokens' or '1000 documents'"
         )
-    if not objective.reads_pairs:
+    if objective.unit is Unit.TEXT:
         return
     if packs:
         raise UserError(

@@ -17,6 +17,7 @@ import numpy as np
 
 from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 from trainer.data.features import Batch, Converter, FeatureConverter
 
@@ -30,7 +31,7 @@ def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
     Raises:
       UserError: they cannot.
     """
-    if not isinstance(converter, FeatureConverter) or objective.reads_pairs:
+    if not isinstance(converter, FeatureConverter) or objective.unit is Unit.PAIR:
         why = "it is for texts, and for models with a decoder"
     elif "inputs" not in objective.features:
         return

@@ -10,6 +10,7 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.table import table
+from tasks.unit import Unit
 from trainer.config import DataConfig
 from trainer.data.batches import Source
 from trainer.data.features import Batch, filling
@@ -25,7 +26,7 @@ def task_line(source: Source, lengths: Lengths) -> Line:
     """Describes the examples of a task."""
     window = source.maker.windows.window_tokens
     read = f"{window} corpus tokens"
-    if source.maker.objective.reads_pairs:
+    if source.maker.objective.unit is Unit.PAIR:
         read = "a pair"
     text = f"{read} -> inputs {lengths.inputs}, targets {lengths.targets}"
     return "task", f"{source.task}: {text}"

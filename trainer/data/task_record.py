@@ -15,6 +15,7 @@ import numpy as np
 
 from tasks.objectives import Lengths, Objective, noise
 from tasks.task import TaskSpec
+from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 
 # Windows of which an objective makes the examples of its digest, and the seed of their tokens.
@@ -151,7 +152,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
     tokens_WN[rare_WN < 1 / 16] = ids.special.eos
-    if objective.reads_pairs:
+    if objective.unit is Unit.PAIR:
         most_inputs, most_targets = objective.sides(lengths)
         border_W = np.clip(lengths_W // 2, 1, most_inputs)
         lengths_W = border_W + 1 + np.clip(lengths_W - border_W - 1, 1, most_targets)

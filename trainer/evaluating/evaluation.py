@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tasks.metrics.names import TEXT
+from tasks.metrics.metric import TEXT
 from tasks.storage import files
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program

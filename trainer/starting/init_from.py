@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.vocabularies.rows import Rows
+from tasks.vocabulary_changes.rows import Rows
 from trainer.config import Config, fields, from_transformers
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState

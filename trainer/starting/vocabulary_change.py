@@ -1,7 +1,7 @@
 """Parameters for another vocabulary than the one that they were trained with: `--init_from`.
 
 Every tensor with an axis "vocab" gets new rows along it, each the mean of one or several old ones
-(`tasks.vocabularies.rows`); so do its moments, where the optimizer's state is taken over.
+(`tasks.vocabulary_changes.rows`); so do its moments, where the optimizer's state is taken over.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from tasks import vocabulary
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import rows as vocabulary_rows
-from tasks.vocabularies.rows import NONE, Rows
 from tasks.vocabulary import TokenIds, Vocabulary
+from tasks.vocabulary_changes import rows as vocabulary_rows
+from tasks.vocabulary_changes.rows import NONE, Rows
 from trainer.config import Config, fields, from_transformers
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache

@@ -48,7 +48,7 @@ def fill(gcs):
         for name in names:
             put(name, b"made up")
         entries = {name: FileEntry(7, "0" * 64) for name in names}
-        shard = Shard(entries, 1, 141, 1, 600, {}, 141, 141)
+        shard = Shard(entries, 1, 141, 1, 600, {}, 141, 141, 0)
         receipt = json.dumps(dataclasses.asdict(shard)).encode()
         put(shard_file("train", "receipt", index, SHARDS), receipt)
 

@@ -166,7 +166,7 @@ def test_a_killed_takedown_resumes_or_is_given_up(
         elif moment == "receipts":
             patch.setattr(files, "remove", kill_after(files.remove, 4))
         elif moment == "plan":
-            patch.setattr(lifecycle.exclusion, "remove_others", kill)
+            patch.setattr(lifecycle.cache_lists, "remove_others", kill)
         elif moment == "first shard":
             patch.setattr(graph, "build_piece", kill_after(graph.build_piece, 1))
         else:
@@ -375,7 +375,7 @@ def test_two_lists_of_duplicates_are_refused(whole):
     header = {"counts": {"documents": 1, "paragraphs": 0, "places": 0}}
     other = dataclasses.replace(record, sha256="1" * 64)
     with pytest.raises(UserError, match="may leave out both of two twins"):
-        lifecycle.exclusion.records(
+        lifecycle.cache_lists.records(
             dataclasses.replace(plan, exclude=(record,)),
             [lists.Given(other, "path", header, "path")],
             1 << 18,
@@ -394,7 +394,7 @@ def test_paragraphs_kept_in_documents_that_go_are_refused(whole):
 
     def records(before, *added):
         existing = dataclasses.replace(plan, exclude=tuple(each.record for each in before))
-        return lifecycle.exclusion.records(existing, added, 1 << 18, "cache")
+        return lifecycle.cache_lists.records(existing, added, 1 << 18, "cache")
 
     for before, *added in (([], documents, unaware), ([documents], unaware), ([aware], documents)):
         with pytest.raises(UserError, match="--unit=paragraph --exclude=LIST_OF_DOCUMENTS"):
@@ -466,12 +466,11 @@ def test_a_copy_of_a_list_of_ids_is_the_list(build, whole, tmp_path, checksums):
     assert checksums(cache) == checksums(other)
 
 
-def test_lists_without_a_seal(tmp_path, monkeypatch):
-    """Lists of earlier versions are read as they are."""
+def test_lists_of_earlier_versions_are_refused(tmp_path):
     header = {"kind": lists.IDS, "reasons": [lists.LISTED], "format": lists.FORMAT,
               "counts": {"documents": 0, "paragraphs": 0, "places": 0}}  # fmt: skip
     schema = lists._SCHEMA.with_metadata({lists._HEADER: json.dumps(header).encode()})
     with pa.OSFile(str(tmp_path / "l.arrow"), "wb") as file, pa.ipc.new_file(file, schema):
         pass
-    (given,) = lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
-    assert given.header == header
+    with pytest.raises(UserError, match=r"is from a version before 0\.2\.0"):
+        lists.given(str(tmp_path / "l.arrow"), str(tmp_path))

@@ -100,7 +100,8 @@ def test_an_extended_cache_equals_a_build_of_the_same_generations(
         add(name, copies=4)
         cache = build(tmp_path / "cache", flag(folder), "--extend")
     (tmp_path / "scratch" / cache.name).mkdir(parents=True)
-    shutil.copy(cache / "plan.json", tmp_path / "scratch" / cache.name)
+    for path in (cache / "plan.json", *cache.glob(".plan-*")):
+        shutil.copy(path, tmp_path / "scratch" / cache.name)
     scratch = build(tmp_path / "scratch", flag(folder))
     assert checksums(scratch) == checksums(cache)
     assert CacheManifest.load(str(cache)).plan.corpus["generations"] == [1, 1, 1]
@@ -338,7 +339,9 @@ def test_another_revision_of_the_hub_is_named(build, tmp_path, growing):
 
     new = str(tmp_path / "new")
     files.make_folder(new)
-    files.write_json(files.join(new, "plan.json"), as_json(of_revision("1" * 40)))
+    held = of_revision("1" * 40)
+    files.write_json(files.join(new, "plan.json"), as_json(held))
+    files.write_bytes(files.join(new, f".plan-{held.fingerprint}"), b"")
     for extend in (False, True):
         with pytest.raises(UserError, match=r"1 changed: .* --corpus=hf:owner/name@1{40}\?"):
             lifecycle.check(new, of_revision("2" * 40), extend)

@@ -17,7 +17,7 @@ from pipeline.building import graph, write
 from pipeline.runners import beam_job
 from pipeline.verification.cache import verify
 from tasks.cache.lineage import Lineage
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, sealed
 from tasks.cache.pair_windows import open_windows, row_windows
 from tasks.objectives import Lengths, Supervised, span_corruption
 from tasks.objectives.supervised import CUT
@@ -168,7 +168,7 @@ def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows,
 
 def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkeypatch):
     whole = checksums(make())
-    add, calls = write.ShardWriter.add_pairs, []
+    add, calls = write.ShardWriter.add, []
 
     def killed(self, *arguments, **counts):
         calls.append(1)
@@ -176,7 +176,7 @@ def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkey
             raise KeyboardInterrupt
         return add(self, *arguments, **counts)
 
-    monkeypatch.setattr(write.ShardWriter, "add_pairs", killed)
+    monkeypatch.setattr(write.ShardWriter, "add", killed)
     with pytest.raises(KeyboardInterrupt):
         make(cache_dir=tmp_path / "other")
     assert checksums(make(cache_dir=tmp_path / "other")) == whole
@@ -365,7 +365,7 @@ def test_a_wrong_index_is_found(make):
     manifest["splits"]["train"][0]["files"][name] = entry
     del manifest["sha256"]
     receipt.write_text(json.dumps(value))
-    (cache / "manifest.json").write_text(json.dumps(manifest))
+    (cache / "manifest.json").write_text(json.dumps(sealed(manifest)))
     _, faults = verify(str(cache))
     assert any("row 0 has different inputs in the records" in fault.what for fault in faults)
 

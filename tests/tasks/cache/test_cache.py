@@ -4,7 +4,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.cache.cache import Cache, find_cache
-from tasks.cache.manifest import MANIFEST, PLAN
+from tasks.cache.manifest import MANIFEST, PLAN, sealed
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
         "task": NAME, "corpus": {}, "packing": "concat", "row_tokens": 8, "separator": "none",
         "shards": {}, "format": 1, "vocabulary": vars(record),
     }  # fmt: skip
-    files.write_json(str(cache / MANIFEST), {"plan": plan, "splits": {}, "software": {}})
+    files.write_json(str(cache / MANIFEST), sealed({"plan": plan, "splits": {}, "software": {}}))
     return tmp_path / "caches"
 
 

@@ -94,18 +94,6 @@ def test_damage_under_the_same_plan_is_damage(cache):
         assert PlanCheck(cache.folder, cache.manifest.plan).error() is None
 
 
-def test_caches_without_marks_are_told_by_their_plan(cache):
-    for mark in pathlib.Path(cache.folder).glob(f"{PLAN_MARK}*"):
-        mark.unlink()
-    check = PlanCheck(cache.folder, cache.manifest.plan)
-    assert not check.marked
-    assert not check.replaced
-    assert check.error() is None
-    other = changed(cache, exclude=(IDS,))
-    pathlib.Path(cache.folder, PLAN).write_text(json.dumps(as_json(other)))
-    assert "a takedown" in str(check.error())
-
-
 def test_a_plan_with_more_lists_is_a_takedown_and_nothing_else(cache):
     plan, more = cache.manifest.plan, dataclasses.replace(IDS, sha256="b" * 64)
     one, two = changed(cache, exclude=(IDS,)), changed(cache, exclude=(IDS, more))

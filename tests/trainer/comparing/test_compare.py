@@ -148,9 +148,8 @@ def with_another_token(cache, target, number, row, place):
     entry = manifests.FileEntry(len(data), files.sha256(str(target / TASK / name)))
     sealed = dataclasses.replace(shard, files={**shard.files, name: entry})
     shards = (*held.splits["train"][:number], sealed, *held.splits["train"][number + 1 :])
-    value = manifests.as_json(dataclasses.replace(held, splits={**held.splits, "train": shards}))
-    value.pop("sha256", None)
-    (target / TASK / "manifest.json").write_text(json.dumps(value))
+    changed_manifest = dataclasses.replace(held, splits={**held.splits, "train": shards})
+    (target / TASK / "manifest.json").write_bytes(changed_manifest.content())
     return target, old, new
 
 

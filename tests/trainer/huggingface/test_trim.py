@@ -7,7 +7,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import trimming, usage
+from tasks.vocabulary_changes import trimming, usage
 from tests.support import small_tokenizers
 from tests.trainer.huggingface.conftest import Exported
 from trainer import trim

@@ -11,6 +11,7 @@ from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
 
 _Shard = tuple[str, int]
 _NAMED = 5  # ids that a message names
@@ -21,7 +22,7 @@ def records(
     new: Sequence[lists.Given],
     max_document_bytes: int,
     folder: str,
-    of_pairs: bool = False,
+    unit: Unit = Unit.TEXT,
 ) -> tuple[ExcludeRecord, ...] | None:
     """Returns the records of a plan: those that the cache has, then the new ones.
 
@@ -35,7 +36,7 @@ def records(
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
     for each in added:
-        if each.record.paragraphs and of_pairs:
+        if each.record.paragraphs and unit is Unit.PAIR:
             raise UserError(
                 f"--exclude={each.named} has paragraphs, and the corpus has pairs: give a list of "
                 "documents"
@@ -52,15 +53,15 @@ def records(
                 "which a cache does not record: build into another --cache_dir"
             )
     found = (*before, *(each.record for each in added))
-    for unit in ("documents", "paragraphs"):
+    for entries in ("documents", "paragraphs"):
         of_duplicates = [
-            each for each in found if each.kind == lists.DUPLICATES and getattr(each, unit)
+            each for each in found if each.kind == lists.DUPLICATES and getattr(each, entries)
         ]
         if len(of_duplicates) > 1:
             other = " and build into another --cache_dir" if before else ""
             raise UserError(
-                f"{folder}: two lists of duplicate {unit} may leave out both of two twins: use one "
-                f"list{other}"
+                f"{folder}: two lists of duplicate {entries} may leave out both of two twins: use "
+                f"one list{other}"
             )
     _check_units(before, added, folder)
     return found or None

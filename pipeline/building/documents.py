@@ -1,9 +1,10 @@
-"""Tokenizes and writes batches of pairs, and leaves out those that cannot be used.
+"""Tokenizes and writes batches of documents, texts or pairs, and quarantines unusable ones.
 
-A side that is too long, in bytes or in tokens, is cut at its end, or its pair is left out or split
-into several, as the plan says. The first of these has the first stretch of the long side and all of
-the other one, the second has the second stretch, and so on; of two long sides the stretches go
-together, and the side with fewer repeats its last. So every token is in a pair.
+A side of a pair that is too long, in bytes or in tokens, is cut at its end, or its pair is left out
+or split into several, as the plan says. The first part has the first stretch of the long side and
+all of the other side, the second has the second stretch, and so on. If both sides are long, their
+stretches go together, and the side with fewer repeats its last. So every token is in a pair.
+Texts arrive within the limit: reading splits them.
 """
 
 import dataclasses
@@ -15,61 +16,70 @@ import pyarrow as pa
 
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
+from pipeline.excluding.lists import EXCLUDED
 from pipeline.tokenizer import tokenize
-from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, PairLimits
-from tasks.cache.pack import Pairs
+from tasks.cache.filtered import FILTERED
+from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, Plan
+from tasks.cache.pack import Documents, Pairs
 from tasks.reading import long_documents
-from tasks.unit import SIDES
+from tasks.unit import SIDES, Unit
 from tasks.vocabulary import Vocabulary
 
-# Reasons to quarantine a pair besides the problems of reading it.
+# Reasons to quarantine a document besides the problems of reading it.
 SENTINEL = "contains a sentinel such as <extra_id_0>"  # which objectives could not tell from theirs
 SPECIAL = "contains a special token such as {}"  # which would end the text, or pad it
-EMPTY = {side: f"empty {side}" for side in SIDES}  # nothing is left after normalisation
+# Nothing is left after normalisation.
+EMPTY = {"text": "empty", **{side: f"empty {side}" for side in SIDES}}
 LONG = {side: f"{side} too long" for side in SIDES}
-# None of these is a fault of the corpus.
-NOT_FAULTY = frozenset((*EMPTY.values(), *LONG.values()))
+_NOT_FAULTY = frozenset((*EMPTY.values(), *LONG.values()))
+
+
+def is_fault(reason: str) -> bool:
+    """Returns whether a reason is a fault of the corpus; others lose nothing, or by choice."""
+    return reason not in _NOT_FAULTY and not reason.startswith((EXCLUDED, FILTERED))
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of a side.
+    """Limits of the columns of a batch.
 
     Attributes:
-      tokens: most tokens of each side without EOS, by side; 0 for no limit.
-      bytes: most bytes of UTF-8 that are tokenized.
-      too_long: what becomes of pairs with longer sides, one of TOO_LONG.
+      tokens: most tokens of each column without EOS; 0 for no limit.
+      bytes: most bytes of UTF-8 that are tokenized; 0 for no limit.
+      too_long: what becomes of longer documents, one of TOO_LONG; "" if none are.
     """
 
     tokens: dict[str, int]
-    bytes: int
-    too_long: str
+    bytes: int = 0
+    too_long: str = ""
 
     @classmethod
-    def of(cls, pairs: PairLimits, max_bytes: int) -> "Limits":
+    def of(cls, plan: Plan, max_bytes: int) -> "Limits":
         """Returns the limits of a plan, whose numbers of tokens include an EOS."""
-        most = {"inputs": pairs.max_inputs, "targets": pairs.max_targets}
+        if not plan.pairs:
+            return cls(dict.fromkeys(plan.unit.columns, 0))
+        most = {"inputs": plan.pairs.max_inputs, "targets": plan.pairs.max_targets}
         tokens = {side: limit - 1 if limit else 0 for side, limit in most.items()}
-        return cls(tokens, max_bytes, pairs.too_long)
+        return cls(tokens, max_bytes, plan.pairs.too_long)
 
 
-def spelt_reason(vocabulary: Vocabulary) -> str:
+def _spelt_reason(vocabulary: Vocabulary) -> str:
     """Returns the reason to quarantine a text that spells one of `Vocabulary.reserved`."""
     if vocabulary.is_sentencepiece:
         return SENTINEL
     return SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
 
 
-class _Side(NamedTuple):
-    """One side of a batch.
+class _Column(NamedTuple):
+    """The tokens of a column of a batch.
 
     Attributes:
-      tokens: int32, those of all pairs, concatenated.
-      lengths: int64 [stretches], how many each stretch has.
-      stretches: int64 [pairs], how many stretches each pair has: 1 unless it is split.
-      spelt, long: bool [pairs], whether it spells a special token, and whether it is too long.
-      failures: number of a pair -> why a user's class cannot encode the side.
-      bytes: int64 [pairs], bytes of its text.
+      tokens: int32, of all documents, concatenated.
+      lengths: int64 [stretches], number of tokens of each stretch.
+      stretches: int64 [documents], number of stretches of each, 1 unless it is split.
+      spelt, long: bool [documents], whether it spells a special token, and whether it is too long.
+      bytes: int64 [documents], bytes of its text.
+      failures: number of a document -> why a user's class cannot encode it.
     """
 
     tokens: np.ndarray
@@ -82,7 +92,7 @@ class _Side(NamedTuple):
 
     @property
     def totals(self) -> np.ndarray:
-        """Number of tokens of each pair, int64 [pairs]."""
+        """Number of tokens of each document, int64 [documents]."""
         return _sums(self.lengths, self.stretches)
 
 
@@ -94,52 +104,67 @@ def write(
     limits: Limits,
     excluding: Filter | None = None,
 ) -> Counter[str]:
-    """Writes a batch of `tasks.reading.pairs`; returns counts for the job's metrics.
+    """Writes a batch of `sources.read`; returns counts for the job's metrics.
 
-    `excluding` leaves out parts of split pairs; of whole pairs, the batch has no listed ones.
+    `excluding` leaves out parts of split pairs; whole documents that it lists are not in the batch.
     """
-    sides = {
-        name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, limits.tokens[name])
-        for name in SIDES
+    columns = {
+        name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, most)
+        for name, most in limits.tokens.items()
     }
-    reasons = np.full(batch.num_rows, None, object)
-    for name, side in sides.items():
-        empty = (side.totals == 0) & ~side.spelt
-        for reason, holds in (
-            (LONG[name], side.long & (limits.too_long == QUARANTINE)),
-            (spelt_reason(vocabulary), side.spelt),
-            (EMPTY[name], empty),
-        ):
-            reasons[holds & (reasons == None)] = reason  # noqa: E711
-        for number, failure in side.failures.items():
-            if reasons[number] in (None, EMPTY[name]):
-                reasons[number] = failure
-    problems = np.array(batch.column("problem").to_pylist(), object)
-    reasons = np.where(problems == None, reasons, problems)  # noqa: E711
+    reasons = _reasons(batch, columns, vocabulary, limits)
     kept = reasons == None  # noqa: E711
     ids, places = batch.column("id"), batch.column("place")
     for number in np.flatnonzero(~kept).tolist():
         writer.quarantine(ids[number].as_py(), places[number].as_py(), reasons[number])
-    text_bytes = int(sum(side.bytes[kept].sum() for side in sides.values()))
-    cut = [int((side.long & kept).sum()) * (limits.too_long == CUT) for side in sides.values()]
-    split = np.maximum(*(side.stretches for side in sides.values()))[kept]
-    chosen = {name: _chosen(side, kept, split) for name, side in sides.items()}
-    names = _numbered(ids.filter(pa.array(kept)), split)
+    text_bytes = int(sum(each.bytes[kept].sum() for each in columns.values()))
+    cut = {
+        name: int((each.long & kept).sum()) * (limits.too_long == CUT)
+        for name, each in columns.items()
+    }
+    split = np.maximum.reduce([each.stretches for each in columns.values()])[kept]
+    chosen = {name: _chosen(each, kept, split) for name, each in columns.items()}
+    names = _numbered(ids if kept.all() else ids.filter(pa.array(kept)), split)
     left_out = 0
     if excluding and (split > 1).any():
         of_parts = np.repeat(np.array(places.to_pylist(), object)[kept], split)
         there = _unlisted(names, of_parts, excluding, writer)
         left_out = int((~there).sum())
         names = names.filter(pa.array(there))
-        chosen = {name: _of_rows(*side, there) for name, side in chosen.items()}
-    made = Pairs(names, *chosen["inputs"], *chosen["targets"])
-    writer.add_pairs(made, text_bytes, cut[0], cut[1], split=int((split > 1).sum()))
+        chosen = {name: _of_rows(*each, there) for name, each in chosen.items()}
+    if writer.unit is Unit.PAIR:
+        made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
+    else:
+        made = Documents(names, *chosen["text"])
+    # Reading splits long texts, and numbers their parts from 1.
+    firsts = (batch.column("part").to_numpy() == 1) & kept
+    writer.add(made, text_bytes, int((split > 1).sum() + firsts.sum()), cut)
     return Counter(
         documents=len(names),
         quarantined=int((~kept).sum()) + left_out,
         tokens=sum(len(tokens) for tokens, _ in chosen.values()),
         text_bytes=text_bytes,
     )
+
+
+def _reasons(
+    batch: pa.RecordBatch, columns: dict[str, _Column], vocabulary: Vocabulary, limits: Limits
+) -> np.ndarray:
+    """Returns object [documents], why each cannot be used; None if it can."""
+    reasons = np.array(batch.column("problem").to_pylist(), object)
+    for name, each in columns.items():
+        new = reasons == None  # noqa: E711
+        for reason, holds in (
+            (LONG.get(name), each.long & (limits.too_long == QUARANTINE)),
+            (_spelt_reason(vocabulary), each.spelt),
+            (EMPTY[name], (each.totals == 0) & ~each.spelt),
+        ):
+            holds = holds & new
+            reasons[holds], new[holds] = reason, False
+        for number, failure in each.failures.items():
+            if reasons[number] in (None, EMPTY[name]):
+                reasons[number] = failure
+    return reasons
 
 
 def _unlisted(
@@ -157,6 +182,8 @@ def _of_rows(
     tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens and lengths of those rows for which bool[rows] holds."""
+    if rows.all():
+        return tokens, lengths
     return tokens[np.repeat(rows, lengths)], lengths[rows]
 
 
@@ -166,11 +193,11 @@ def _tokenized(
     tokenizer: tokenize.Tokenizer,
     limits: Limits,
     most: int,
-) -> _Side:
-    """Tokenizes one side, cut or split to `most` tokens if that is not 0."""
+) -> _Column:
+    """Tokenizes a column, cut or split to `most` tokens if that is not 0."""
     texts = texts.fill_null("") if texts.null_count else texts
     sizes = tokenize.text_bytes(texts)
-    long = sizes > limits.bytes
+    long = sizes > (limits.bytes or np.inf)
     parts = np.ones(len(texts), np.int64)
     if long.any():
         parted = [
@@ -184,7 +211,7 @@ def _tokenized(
     of_parts = np.repeat(np.arange(len(parts)), parts)
     failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
     tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
-    # The tokenizer overwrites its buffer for the other side.
+    # The tokenizer overwrites its buffer for the other column.
     tokens, lengths, spelt = tokens.copy(), lengths.copy(), _sums(spelt, parts) > 0
     if len(parts) < len(lengths):
         lengths, parts = _without_empty(lengths, parts)
@@ -200,11 +227,11 @@ def _tokenized(
             starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[np.arange(len(tokens)) - starts < most]
             lengths = np.minimum(lengths, most)
-    return _Side(tokens, lengths, parts, spelt, long, sizes, failures)
+    return _Column(tokens, lengths, parts, spelt, long, sizes, failures)
 
 
 def _parts(text: str, limits: Limits) -> list[str]:
-    """Returns what is tokenized of a text of too many bytes: "" if its pair is left out anyway."""
+    """Returns the parts to tokenize of a text with too many bytes; "" if its pair is left out."""
     if limits.too_long == QUARANTINE:
         return [""]
     parts = long_documents.split(long_documents.chunked(text.encode()), limits.bytes)
@@ -214,23 +241,20 @@ def _parts(text: str, limits: Limits) -> list[str]:
 
 
 def _without_empty(lengths: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `lengths` and `parts` without empty parts; a side of only empty parts keeps one.
-
-    Parts are empty where normalisation deletes every character.
-    """
+    """Removes stretches without tokens; a side that has nothing else keeps its first."""
     kept = lengths > 0
     kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
     return lengths[kept], _sums(kept, parts)
 
 
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the sum of each of consecutive groups of `counts` values, one or more, int64."""
+    """Returns the sums of consecutive groups of `counts` values, each 1 or more, int64."""
     values = np.asarray(values, np.int64)
     return np.add.reduceat(values, np.cumsum(counts) - counts) if len(values) else values
 
 
 def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
-    """Returns the ids of pairs that become `split` pairs each: ID, ID#part2, and so on."""
+    """Returns the ids of the `split` pairs that each becomes: ID, and so on."""
     if (split == 1).all():
         return ids
     names = [
@@ -241,15 +265,15 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
     return pa.array(names, pa.string())
 
 
-def _chosen(side: _Side, kept: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens, lengths) of the pairs that are kept, of which `split` each are made."""
-    if (side.stretches == 1).all() and (split == 1).all():
-        return _of_rows(side.tokens, side.lengths, kept)
-    counts = side.stretches[kept]
-    firsts = (np.cumsum(side.stretches) - side.stretches)[kept]
+def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (tokens, lengths) of the kept documents, each repeated or divided into `split`."""
+    if (column.stretches == 1).all() and (split == 1).all():
+        return _of_rows(column.tokens, column.lengths, kept)
+    counts = column.stretches[kept]
+    firsts = (np.cumsum(column.stretches) - column.stretches)[kept]
     number = np.arange(int(split.sum())) - np.repeat(np.cumsum(split) - split, split)
     taken = np.repeat(firsts, split) + np.minimum(number, np.repeat(counts - 1, split))
-    lengths = side.lengths[taken]
-    begins = (np.cumsum(side.lengths) - side.lengths)[taken]
+    lengths = column.lengths[taken]
+    begins = (np.cumsum(column.lengths) - column.lengths)[taken]
     shifts = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
-    return side.tokens[np.arange(int(lengths.sum())) + shifts], lengths
+    return column.tokens[np.arange(int(lengths.sum())) + shifts], lengths
