@@ -9,6 +9,9 @@ Masks are predicates on small integers of queries and keys. The relative bias de
 distance alone: a tile of it is one vector, rotated by one more element in each row. Tiles are made
 once for all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
+Hand-made, since JAX's splash attention has no additive bias, its flash attention needs a bias
+[B, H, L, S] in memory, and tokamax offers no more on TPUs.
+
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
 Inside kernels: q queries and k keys of a block, P lanes of a group.
@@ -224,7 +227,7 @@ def _call(
     results: dict[str, jax.ShapeDtypeStruct],
     scratch: list[Any],
 ) -> list[jax.Array]:
-    """Runs a kernel on a grid of groups of heads and, inside, of `rows` rows of the batch each."""
+    """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` rows of the batch."""
     lanes, heads = plan.lanes, plan.heads
     longest_q, longest_k = plan.query_blocks * plan.block_q, plan.key_blocks * plan.block_k
     query = pl.BlockSpec((rows, longest_q, lanes), lambda group, row: (row, 0, group))

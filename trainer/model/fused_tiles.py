@@ -48,7 +48,7 @@ class Visits:
       most_keys: blocks of keys that a block of queries visits at most.
       most_queries: blocks of queries that visit a block of keys at most.
       by_group: groups of heads have tables of their own.
-      tiles: tiles that a group visits, a mean.
+      tiles: mean number of tiles that a group visits.
     """
 
     tile: int

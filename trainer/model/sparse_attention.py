@@ -125,7 +125,7 @@ def _attend(
     bias: tuple[jax.Array, jax.Array] | None,
     key: jax.Array | None,
 ) -> jax.Array:
-    """Returns the values that a group of blocks of queries sees, weighted: [B, H, n, q, K]."""
+    """Returns the attention output of one group of query blocks, [B, H, n, q, K]."""
     query_n, key_PnM, real_PnM = group
     batch, num_heads, _, block, _ = q_BHNqK.shape
     q_BHnqK = q_BHNqK[:, :, query_n]
