@@ -9,8 +9,8 @@ Masks are predicates on small integers of queries and keys. The relative bias de
 distance alone: a tile of it is one vector, rotated by one more element in each row. Tiles are made
 once for all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
-Hand-made, since JAX's splash attention has no additive bias, its flash attention needs a bias
-[B, H, L, S] in memory, and tokamax offers no more on TPUs.
+Hand-made, since JAX's splash attention has no additive bias and its flash attention needs one of
+[B, H, L, S] in memory.
 
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
