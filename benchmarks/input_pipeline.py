@@ -105,7 +105,7 @@ def ours(folder: str, batch_size: int):
     vocabulary = manifest.plan.vocabulary
     ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
     maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
-    order = GlobalOrder(len(windows), 0, version=2)
+    order = GlobalOrder(len(windows), 0)
     return TrainingBatches([Source("", maker, order, 0)], batch_size)
 
 

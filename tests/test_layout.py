@@ -2,12 +2,11 @@
 
 import ast
 import graphlib
+import json
 import pathlib
 import resource
 import subprocess
 import sys
-
-import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("experiments", "pipeline", "tasks", "trainer", "vocab")
@@ -56,25 +55,23 @@ def imports(path: pathlib.Path, members: bool = False) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path):
-    package = path.relative_to(ROOT).parts[0]
-    roots = {name.split(".")[0] for name in imports(path)}
-    assert roots & set(PACKAGES) <= OURS[package]
-    if package == "vocab":
-        names = imports(path, members=True)
-        borrowed = {".".join(name.split(".")[:2]) for name in names if name[:9] == "pipeline."}
-        assert borrowed <= OF_PIPELINE
-    allowed = ONLY_IN.get(str(path.relative_to(ROOT)), set())
-    assert not roots & FORBIDDEN[package] - allowed
-    assert not roots & {"benchmarks", "tests"}
-    if path.relative_to(ROOT).parts[:2] == ("trainer", "model"):
-        outside = {name for name in roots if name not in sys.stdlib_module_names}
-        assert outside <= {"jax", "flax", "numpy", "tasks", "trainer"}
-        ours = {name for name in imports(path) if name.startswith("tasks")}
-        assert ours <= {"tasks.terminal.fields"}
-        inside = {name for name in imports(path) if name.startswith("trainer")}
-        assert all(name.startswith("trainer.model") for name in inside)
+def test_imports_go_one_way():
+    for path in modules():
+        name, package = str(path.relative_to(ROOT)), path.relative_to(ROOT).parts[0]
+        roots = {module.split(".")[0] for module in imports(path)}
+        assert roots & set(PACKAGES) <= OURS[package], name
+        if package == "vocab":
+            members = imports(path, members=True)
+            borrowed = {".".join(one.split(".")[:2]) for one in members if one[:9] == "pipeline."}
+            assert borrowed <= OF_PIPELINE, name
+        assert not roots & FORBIDDEN[package] - ONLY_IN.get(name, set()), name
+        assert not roots & {"benchmarks", "tests"}, name
+        if name.startswith("trainer/model/"):
+            outside = {root for root in roots if root not in sys.stdlib_module_names}
+            assert outside <= {"jax", "flax", "numpy", "tasks", "trainer"}, name
+            ours = {module for module in imports(path) if module.startswith(("tasks", "trainer"))}
+            inside = {module for module in ours if module.startswith("trainer.model")}
+            assert ours - inside <= {"tasks.terminal.fields"}, name
 
 
 def import_graph() -> dict[str, set[str]]:
@@ -103,6 +100,19 @@ def test_no_module_is_in_a_circle():
     graphlib.TopologicalSorter(import_graph()).prepare()  # CycleError names the circle
 
 
+def test_no_room_imports_one_above_it():
+    """Rooms are the files and folders at a package's top."""
+    graph = import_graph()
+    for package in ("trainer", "vocab"):
+        rooms: dict[str, set[str]] = {}
+        for module, imported in graph.items():
+            if module.startswith(f"{package}."):
+                name = module.split(".")[1]
+                below = {each.split(".")[1] for each in imported if each.startswith(f"{package}.")}
+                rooms.setdefault(name, set()).update(below - {name})
+        graphlib.TopologicalSorter(rooms).prepare()
+
+
 def test_no_file_is_named_for_nothing():
     names = {path.name for path in modules()}
     assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}
@@ -113,22 +123,37 @@ COMMANDS = sorted(
     for path in modules()
     if '__name__ == "__main__"' in path.read_text()
 )
+HELP = """
+import contextlib, io, json, runpy, sys
+sys.path.insert(0, "")
+shown = {}
+for command in sys.argv[1:]:
+    sys.argv, out = [command, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        runpy.run_module(command, run_name="__main__", alter_sys=True)
+    shown[command] = [out.getvalue(), sorted({name.split(".")[0] for name in sys.modules})]
+print(json.dumps(shown))
+"""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_answers_in_under_a_second(command):
+def test_every_help_imports_next_to_nothing():
+    # One process shows all, each with the modules that it and those before it have imported.
+    command = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-c", HELP, *COMMANDS]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    light = {*sys.stdlib_module_names, *PACKAGES, "google", "google_crc32c", "numpy"}
+    for name, (shown, imported) in json.loads(done.stdout).items():
+        assert shown.startswith("usage: "), name
+        foreign = {each for each in imported if not each.startswith("_")} - light
+        assert not foreign, f"{name} --help imports {foreign}"
+    assert {"vocab.train", "pipeline.build", "trainer.pretrain", "trainer.evaluate"} <= {*COMMANDS}
+
+
+def test_help_answers_in_under_a_second():
     # Of processor time: the machine may be busy with something else.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run(
-        [sys.executable, "-m", command, "--help"], capture_output=True, text=True, cwd=ROOT
-    )
+    command = [sys.executable, "-m", "trainer.pretrain", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert result.returncode == 0, result.stderr
-    assert "usage:" in result.stdout
+    assert done.returncode == 0, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
-
-
-def test_the_main_commands_are_there():
-    assert {"vocab.train", "pipeline.build", "trainer.pretrain", "trainer.evaluate"} <= set(
-        COMMANDS
-    )

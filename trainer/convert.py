@@ -28,7 +28,7 @@ from tasks.terminal.command_line import Parser, UserError
 if TYPE_CHECKING:
     from trainer.conversion.sources import Given, Opened, Source
     from trainer.conversion.targets import Arrays, Settings
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")
@@ -129,7 +129,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
 
     path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
     vocabulary = settings.vocabulary
-    made = record.make(
+    made = record.Record(
         opened.source.path,
         opened.step,
         settings.format,
@@ -139,7 +139,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
         opened.model.name,
         opened.model.positions,
         vocabulary.record.sha256 if vocabulary else None,
-    )
+    ).as_json()
     run = None
     if settings.format == targets.OURS:
         run = targets.run_of(target, opened, settings)
@@ -167,7 +167,7 @@ def _write(
         plain = targets.values(opened, "float32")
         logits = verify.logits(opened.source.path, opened.model.config, plain)
     if settings.format == targets.HUGGING_FACE:
-        from trainer.huggingface import card
+        from trainer.conversion import card
 
         model, folded = targets.for_transformers(opened, arrays)
         written = targets.to_transformers(partial, opened, model, folded, settings)

@@ -20,7 +20,7 @@ from trainer.reporting.evaluations import evaluation_table
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
 # By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
 Results = dict[str, dict[str, float]]
@@ -105,15 +105,17 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     determinism.set_flags(config.deterministic)
 
     from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+    from trainer.config.this_machine import on_this_machine
+    from trainer.data.task_record import warn_of_changes
     from trainer.engine import processes
     from trainer.engine.program import Program
     from trainer.evaluating.evaluation import Evaluation
     from trainer.reporting.metrics import EVALUATION_FILE
-    from trainer.setup import on_this_machine, prepare, warn_of_changes
+    from trainer.setup import prepare
 
     run = prepare(on_this_machine(config), origins)
     if label == arguments.split:
-        warn_of_changes(arguments.model_dir, run)
+        warn_of_changes(arguments.model_dir, run.data.tasks_record)
     checkpoints = Checkpoints(arguments.model_dir, writable=False)
     steps = chosen_steps(arguments.steps, checkpoints.steps(), arguments.model_dir)
     _check_vocabulary(run, checkpoints.path(steps[0]))
@@ -146,11 +148,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _check_vocabulary(run: Run, checkpoint: str) -> None:
     """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
     from trainer.checkpoints import metadata
-    from trainer.setup import vocabulary_sha256
 
     trained, now = (
         metadata.read(checkpoint).get("vocabulary_sha256"),
-        vocabulary_sha256(run.data),
+        run.data.vocabulary_sha256,
     )
     if trained and now and trained != now:
         raise UserError(

@@ -6,190 +6,11 @@ python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID      which step
 Reads the run's config.json and its caches; needs neither a checkpoint nor an accelerator.
 """
 
-import dataclasses
-import itertools
 import sys
 
-import numpy as np
-
-from tasks.cache.lineage import Lineage, Part
-from tasks.cache.windows import Place
-from tasks.inspection import show
-from tasks.inspection.trace import trace
-from tasks.objectives.example_lengths import Slots
-from tasks.objectives.packing import InSlot
 from tasks.storage import files
 from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
-from tasks.vocabulary import TokenIds
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The origin of a row of a batch.
-
-    Attributes:
-      task: name of the task.
-      epoch: the epoch of the task, from 0.
-      window: index of the window in the task's training split.
-      key: key of the row's noise.
-      places: where the cache stores the window, in each of its shards.
-      parts: the documents that the window's tokens belong to.
-      slot: how the window became an example of a packed row; None in rows of one example.
-    """
-
-    task: str
-    epoch: int
-    window: int
-    key: np.uint64
-    places: tuple[Place, ...]
-    parts: tuple[Part, ...]
-    slot: Slots | None = None
-
-
-class Explanation:
-    """The batch of one step of a run.
-
-    Args:
-      model_dir: folder of the run, which may still be going on.
-      step: the update that the batch was used for, 1 or more, as counted in metrics.jsonl.
-      cache_dir: folder of caches by task, if they were moved since.
-
-    Raises:
-      UserError: the run, the step or a cache does not exist.
-    """
-
-    def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
-        from trainer.comparing.document_steps import newest
-        from trainer.config import fields, load_config, load_record
-        from trainer.data import task_record
-        from trainer.data.cached import CachedData
-        from trainer.setup import prepare
-
-        config, origins = load_config(model_dir)
-        if cache_dir:
-            config = fields.replace(config, "cache_dir", cache_dir)
-        if not 1 <= step <= config.train_steps:
-            raise UserError(
-                f"--step={step}: the run in {model_dir} has steps 1 to {config.train_steps}"
-            )
-        run = prepare(config, origins)
-        if not isinstance(run.data, CachedData):
-            raise UserError(
-                f"task {config.task} is read through seqio, which does not record documents"
-            )
-        differences = task_record.changes(load_record(model_dir), run.data.record, step)
-        if differences:
-            raise UserError(
-                f"{model_dir} was trained on other examples ({'; '.join(differences)}): use the "
-                "task module, the caches and the version of this project that it was trained with"
-            )
-        _, fingerprints = newest(model_dir)
-        for task in run.data.tasks:
-            own = task.manifest.plan.fingerprint
-            if fingerprints.get(task.task.name, own) != own:
-                raise UserError(
-                    f"{task.cache} was changed since {model_dir} was trained on it, as by a "
-                    "takedown: give --cache_dir of a copy from before, or ask by --document, which "
-                    "still works"
-                )
-        self.step = step
-        self._data = run.data
-        # Update k is made from batch k - 1.
-        rows_E, self._places, self._members = self._data.batches().examples(step - 1)
-        # Of each row, the indices of its examples.
-        starts = np.searchsorted(rows_E, np.arange(config.batch_size + 1))
-        self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
-        self._lineages: dict[int, Lineage] = {}
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def examples(self, row: int) -> int:
-        """Returns the number of examples of a row.
-
-        Raises:
-          UserError: the batch has no such row.
-        """
-        if not 0 <= row < len(self):
-            raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
-        return len(self._examples[row])
-
-    @property
-    def ids(self) -> TokenIds:
-        """The vocabulary's ids."""
-        return self._data.tasks[0].ids
-
-    def row(self, row: int, example: int = 0) -> Row:
-        """Returns the origin of an example of a row, the only one unless rows are packed.
-
-        Raises:
-          UserError: the batch has no such row.
-        """
-        self.examples(row)
-        index = self._examples[row][example]
-        places = self._places
-        number, epoch, window = (
-            int(values[index]) for values in (places.sources, places.epochs, places.windows)
-        )
-        source, task = self._data.sources[number], self._data.tasks[number]
-        if number not in self._lineages:
-            self._lineages[number] = Lineage(task.cache, task.manifest, "train")
-        members, place = self._members[index]
-        partner = members.partners_E[place]
-        epoch_and_window = members.epochs_E[[partner]], members.windows_E[[partner]]
-        key = source.keys(*epoch_and_window)[0]
-        slots = members.slots
-        slot = None
-        if slots is not None:
-            slot = Slots(slots.choices_W[[place]], slots.mirrored_W[[place]])
-        where = source.maker.windows.where(window)
-        parts = self._lineages[number].parts(where)
-        return Row(source.task, epoch, window, key, where, parts, slot)
-
-    def sample(self, row: int, example: int = 0) -> show.Sample:
-        """Returns the text of an example of a row and what was made of it, for display."""
-        found = self.row(row, example)
-        number = int(self._places.sources[self._examples[row][example]])
-        source, task = self._data.sources[number], self._data.tasks[number]
-        tokens_WN, lengths_W = source.maker.windows.read(np.array([found.window]))
-        tokens_N = tokens_WN[0, : int(lengths_W[0])]
-        objective, lengths = task.task.objective, source.maker.example_lengths
-        if found.slot:
-            objective = InSlot(objective, found.slot)
-        made = trace(objective, tokens_N, found.key, lengths, task.ids)
-        facts = (
-            ("task", found.task),
-            ("objective", objective.describe(found.key)),
-            ("window", f"{found.window:,}, epoch {found.epoch:,}"),
-            *show.features(made),
-            ("cache", task.cache),
-        )
-        return show.Sample(
-            f"Step {self.step:,}, row {row:,}{self._number(row, example)}",
-            facts,
-            found.places,
-            found.parts,
-            str(task.manifest.plan.corpus["spec"]),
-            tokens_N,
-            made,
-            lengths,
-            self._lineages[number].unit,
-        )
-
-    def _number(self, row: int, example: int) -> str:
-        return f", example {example + 1}" if self._data.sources[0].packed else ""
-
-    def line(self, row: int, example: int = 0) -> str:
-        """Returns a line that names the documents of an example of a row."""
-        found = self.row(row, example)
-        documents = ", ".join(
-            f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts
-        )
-        return show.printable(
-            f"row {row}{self._number(row, example)}: {found.task}, epoch {found.epoch}, "
-            f"window {found.window}: {documents}"
-        )
+from tasks.terminal.command_line import Parser
 
 
 def main(argv: list[str]) -> None:
@@ -220,6 +41,9 @@ def main(argv: list[str]) -> None:
             parser.error("--row and --output are for --step")
         print_sightings(flags.model_dir, flags.document, flags.cache_dir)
         return
+
+    from tasks.inspection import show
+    from trainer.comparing.explanation import Explanation
 
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
     if flags.row is None and not flags.output:

@@ -29,15 +29,15 @@ from tasks.storage import files, whole_folder
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 from tasks.vocabulary import PAIR_BORDER
-from trainer.starting import trained_run
+from trainer.trained import trained_run
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
+    from trainer.conversion.card import Named
     from trainer.data.features import Batch
-    from trainer.huggingface.card import Named
+    from trainer.data.prepared import Run
     from trainer.huggingface.parity import Parity
     from trainer.huggingface.tokenizer import Match, Roles
-    from trainer.setup import Run
 
 _EXIT_NOT_EQUAL = 1
 # Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
@@ -89,8 +89,8 @@ def export(
       NotEqual: transformers computes different logits or ids. Nothing was written.
     """
     _check_packages()
-    from trainer.conversion import record
-    from trainer.huggingface import card, configs, weights
+    from trainer.conversion import card, record
+    from trainer.huggingface import configs, weights
 
     shard_bytes = weights.size(max_shard_size)
     target = _target(output)
@@ -161,7 +161,8 @@ def _write(
     Raises:
       NotEqual: transformers computes different logits or ids.
     """
-    from trainer.huggingface import card, configs, folding, names, parity, tokenizer, weights
+    from trainer.conversion import card
+    from trainer.huggingface import configs, folding, names, parity, tokenizer, weights
 
     model = run.config.model
     converter = run.converter
@@ -275,7 +276,7 @@ def _compared(match: Match | None) -> str:
 
 
 def _named(flags: argparse.Namespace) -> Named:
-    from trainer.huggingface.card import Named
+    from trainer.conversion.card import Named
 
     return Named(
         flags.license,

@@ -29,7 +29,7 @@ from trainer.config.decoding import Decoding
 from trainer.config.processes import add_processes_flags, processes_of
 
 if TYPE_CHECKING:
-    from trainer.decoding.generator import Generator
+    from trainer.trained.generator import Generator
 
 # Batches between two writes; also what a killed command loses at most.
 _BATCHES = 8
@@ -48,8 +48,8 @@ def add_run_flags(parser: Parser) -> None:
 
 def generator_of(flags: argparse.Namespace, decoding: Decoding) -> Generator:
     """Returns the generator that flags name; says on stderr if it has no cache."""
-    from trainer.decoding.generator import Generator
     from trainer.engine import processes
+    from trainer.trained.generator import Generator
 
     if flags.task_module:
         registry.load(flags.task_module)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tasks import registry
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
-from trainer.config import Config, fields, from_transformers, keep_order
+from trainer.config import Config, fields, from_transformers
 from trainer.config.help import HelpAction
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import model_preset
@@ -134,9 +134,10 @@ def start(arguments: argparse.Namespace, config: Config, origins: dict[str, str]
         run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
+            from trainer.starting import resume
             from trainer.t5x import engine
 
-            return engine.train(run, origins)
+            return engine.train(run, origins, resume.start)
 
         from trainer.loop import train
 
@@ -276,7 +277,7 @@ def configured(
         config, origins = build_config(preset, overrides, arguments.optimizer_preset, settings)
         config = from_transformers.adopt_model(config, origins)
     refuse_idle(config, origins)
-    return keep_order(config, origins), origins
+    return config, origins
 
 
 # Flags of T5X and Mesh T5 that stand beside gin files, and what takes their place.

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     output = flags.output or (files.join(folders[0], _PAGE) if len(runs) == 1 else _PAGE)
     examined = {}
     if flags.rows or flags.samples:
-        from trainer.reporting.model_sections import examine
+        from trainer.trained.report_sections import examine
 
         examined = examine(runs, flags.rows, flags.samples, flags.cache_dir)
     files.write_bytes(output, page(runs, examined).encode())

@@ -1,7 +1,6 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
-import dataclasses
-import sys
+import importlib
 from typing import NamedTuple
 
 from tasks.objectives import Lengths
@@ -9,17 +8,19 @@ from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
-from trainer.config import CONFIG_FILE, Config, fields, load_config, load_record
-from trainer.config.mesh import MeshConfig, check_dimensions
-from trainer.config.processes import ProcessesConfig
-from trainer.data import features, followed, task_record
+from trainer.config import CONFIG_FILE, Config, fields, load_config
+from trainer.config.batch_of_tokens import batch_of_tokens
+from trainer.config.mesh import check_dimensions
+from trainer.data import features, followed
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
-from trainer.data.interface import Data
 from trainer.data.mixing import mixtures_of
+from trainer.data.prepared import Run
 
 SEQIO = "seqio:"
+# Compares vocabularies; imported only with --init_from, as it reads formats of other programs.
+_HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"
 
 # The embedding's rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such
 # sizes are fast on accelerators and divide among devices.
@@ -31,25 +32,6 @@ _FITTING = {
     "encoder_decoder": "an encoder-decoder preset (t5_1_1_small, …)",
     "decoder": "a decoder-only preset (lm_small, …)",
 }
-# Fields in tokens, and the fields in rows or parts that they determine.
-_IMPLIED_BY_TOKENS = {
-    "tokens_per_batch": "batch_size",
-    "tokens_per_microbatch_per_replica": "microbatches",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A checked configuration and the data it refers to."""
-
-    config: Config
-    data: Data
-    converter: Converter
-
-    @property
-    def lengths(self) -> Lengths:
-        """Lengths of the features."""
-        return self.data.lengths
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
@@ -67,83 +49,6 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
     if config.task.startswith(SEQIO):
         return _prepare_seqio(config, origins)
     return _prepare_caches(config, origins, training)
-
-
-def on_this_machine(config: Config) -> Config:
-    """Returns the configuration of a run for this process alone.
-
-    The run's mesh is kept if the local devices can form it; otherwise all devices divide the rows.
-    cuDNN's attention is kept on GPUs only: parameters do not depend on it.
-    """
-    import jax
-
-    config = dataclasses.replace(config, processes=ProcessesConfig())
-    try:
-        config.mesh.sizes(jax.device_count())
-    except UserError:
-        config = dataclasses.replace(config, mesh=MeshConfig(), microbatches=1)
-    if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
-        config = fields.replace(config, "model.attention", "einsum")
-    return config
-
-
-def warn_of_changes(model_dir: str, run: Run) -> None:
-    """Says on stderr how the tasks of the run in `model_dir` differ from those of its training."""
-    before = {"tasks": load_record(model_dir).get("tasks", {})}
-    for change in task_record.changes(before, {"tasks": run.data.tasks_record}, step=0):
-        print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)
-
-
-def vocabulary_sha256(data: Data) -> str | None:
-    """Returns the SHA-256 of the caches' vocabulary; None for seqio tasks, which do not expose it.
-
-    The value is a hex string.
-    """
-    if not isinstance(data, CachedData):
-        return None
-    return data.tasks[0].manifest.plan.vocabulary.sha256
-
-
-def batch_of_tokens(
-    config: Config, origins: dict[str, str], lengths: Lengths, devices: int | None = None
-) -> Config:
-    """Returns `config` with `batch_size` and `microbatches` computed where given in tokens.
-
-    `devices` is the number of devices of the run; None: those that are there.
-
-    Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
-
-    Raises:
-      UserError: both of a pair are set, or the tokens do not divide into rows.
-    """
-    length = max(lengths.inputs, lengths.targets)
-    for tokens, implied in _IMPLIED_BY_TOKENS.items():
-        if getattr(config, tokens) is not None and origins.get(implied) == "command line":
-            raise UserError(f"--{tokens} and --{implied} are alternatives: set only one")
-    if config.tokens_per_batch is not None:
-        rows, rest = divmod(config.tokens_per_batch, length)
-        if rest:
-            raise UserError(
-                f"--tokens_per_batch={config.tokens_per_batch} does not divide into rows of "
-                f"{length}: {rows * length or length} does"
-            )
-        config = dataclasses.replace(config, batch_size=rows)
-        origins["batch_size"] = "tokens_per_batch"
-    if config.tokens_per_microbatch_per_replica is not None:
-        if devices is None:
-            import jax
-
-            devices = jax.device_count()
-        sizes = config.mesh.sizes(devices)
-        replicas = sizes["data"] * sizes["fsdp"]
-        # A batch that does not divide is rejected later, as any batch is.
-        if config.batch_size % replicas == 0:
-            rows = config.batch_size // replicas
-            most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))
-            part = next(size for size in range(most, 0, -1) if rows % size == 0)
-            config = dataclasses.replace(config, microbatches=rows // part)
-        origins["microbatches"] = "tokens_per_microbatch_per_replica"
-    return config
 
 
 class _Vocabulary(NamedTuple):
@@ -228,7 +133,7 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
         "vocabulary of the task",
         f"the vocabulary of {config.task}",
         data.vocab_size,
-        data.vocabulary_sha256,
+        data.model_sha256,
         data.extra_ids,
         data.special,
     )
@@ -369,13 +274,12 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
 
 
 def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
-    """Returns whether the vocabulary is another one than that of --init_from."""
+    """Returns whether the vocabulary differs from --init_from's."""
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has begun, and needs what it began with no more
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
-    from trainer.starting import vocabulary_change
-
-    return vocabulary_change.has_other_rows(config, vocabulary.ids)
+    module, _, name = _HAS_OTHER_ROWS.partition(":")
+    return getattr(importlib.import_module(module), name)(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:

@@ -17,9 +17,9 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
+from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
-from trainer.setup import batch_of_tokens
 
 # Seconds of imports and compilation before the first update.
 _STARTUP_SECONDS = 15.0

@@ -10,7 +10,7 @@ from tasks.terminal.command_line import EXIT_INTERRUPTED
 from tests.faults.command import DEADLINE_SECONDS, Command
 from tests.faults.comparing import metrics_of
 
-# Exit code after SIGTERM, once the state is saved; `trainer.loop` has it too, and imports JAX.
+# Exit code after SIGTERM, as in `trainer.engine.stopping`, which imports JAX.
 _EXIT_PREEMPTED = 75
 # Settings of the runs besides the command's own flags: short rows, dropout, every kind of output.
 _SETTINGS = (

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer import evaluate, export_t5x
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.checkpoints.metadata import Damaged, sealed
+from trainer.checkpoints.metadata import sealed
 from trainer.config import CheckpointConfig, fields
-from trainer.engine.guard import new_guard, older
+from trainer.engine.damage import Damaged
+from trainer.engine.guard import new_guard
 from trainer.engine.step import TrainState
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -30,7 +30,9 @@ STATE = TrainState(
 
 def run_of(model_dir):
     config, _ = build_config("t5_1_1_tiny", [f"--model_dir={model_dir}"])
-    return SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}, record={}))
+    return SimpleNamespace(
+        config=config, data=SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None)
+    )
 
 
 def train(model_dir, policy, losses, first=0):
@@ -224,7 +226,9 @@ def test_another_model_is_not_damage(model_dir):
 
 def begun(model_dir, on_damage):
     config = fields.replace(run_of(model_dir).config, "checkpoint.on_damage", on_damage)
-    run = SimpleNamespace(config=config, data=SimpleNamespace(fingerprints={}, record={}))
+    run = SimpleNamespace(
+        config=config, data=SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None)
+    )
     checkpoints = Checkpoints(str(model_dir), config.checkpoint)
     try:
         beginning, state = begin(run, checkpoints, PROGRAM)
@@ -267,29 +271,17 @@ def test_nothing_is_renamed_without_a_sound_checkpoint(model_dir):
     assert (model_dir / "checkpoint_3").exists()
 
 
-def test_checkpoints_of_earlier_versions_are_read(tmp_path, capsys):
-    state = dataclasses.replace(state_of(150), guard=new_guard().replace(mean_loss=jnp.float32(2)))
-    manager = ocp.CheckpointManager(
-        tmp_path, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint")
-    )
-    metadata = {"config": {}, "cache_fingerprints": {}}
-    for step, mean_loss in ((150, 2.0), (151, 0.0)):
-        guard = older(state.guard.replace(mean_loss=jnp.float32(mean_loss)))
-        manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state.replace(guard=guard)),
-                run=ocp.args.JsonSave(metadata),
-            ),
-        )
-    manager.close()
-    checkpoints = Checkpoints(str(tmp_path), writable=False)
-    restored = checkpoints.restore(150, ABSTRACT)
-    assert equal(restored, state.replace(guard=state.guard.replace(updates=jnp.int32(150))))
-    # A guard with a mean of 0 has seen nothing: it came with --init_from.
-    assert int(checkpoints.restore(151, ABSTRACT).guard.updates) == 0
-    checkpoints.close()
-    assert capsys.readouterr().err.count("written without checksums") == 1
+def test_checkpoints_of_earlier_versions_are_refused(model_dir):
+    folder = model_dir / "checkpoint_3"
+    file = folder / "run" / "metadata"
+    stored = {
+        name: value
+        for name, value in json.loads(file.read_text()).items()
+        if name not in ("checksums", "sha256")
+    }
+    file.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="written by an earlier version"):
+        Checkpoints(str(model_dir)).restore(3, ABSTRACT)
 
 
 def test_a_step_that_does_not_exist_lists_those_that_do(model_dir, monkeypatch):

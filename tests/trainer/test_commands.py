@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import trainer.pretrain
+from tests.support import in_process
 from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate
 from trainer.reporting.metrics import read_metrics
@@ -58,7 +59,13 @@ def flags_of(command):
     return command[3:]
 
 
-def run(arguments, **kwargs):
+def run(arguments):
+    """Runs a command in this process, which saves its start."""
+    return in_process.run(arguments[2], *arguments[3:])
+
+
+def started(arguments, **kwargs):
+    """Runs a command in a process of its own."""
     return subprocess.run(
         arguments, capture_output=True, text=True, cwd=ROOT, timeout=300, **kwargs
     )
@@ -86,7 +93,7 @@ def curve(model_dir):
 def finished(text_cache, tmp_path_factory):
     """The model directory of an uninterrupted run."""
     model_dir = tmp_path_factory.mktemp("finished") / "model"
-    result = run(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
+    result = started(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
     assert result.returncode == 0, result.stderr
     return model_dir
 
@@ -242,7 +249,7 @@ def test_a_diverging_run_stops_with_the_state_before(text_cache, tmp_path):
 def test_missing_weights_and_biases_are_named(text_cache, tmp_path):
     # As if it were not installed, even if it is.
     (tmp_path / "wandb.py").write_text("raise ImportError")
-    result = run(
+    result = started(
         pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
@@ -258,7 +265,7 @@ def test_a_full_disk_is_named(text_cache, tmp_path):
     ).returncode:
         pytest.skip("needs the right to mount a small file system")
     try:
-        result = run(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
+        result = started(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
     finally:
         subprocess.run(["umount", "-l", mounted], check=True)
     assert_one_line(result.returncode, result.stderr, "disk is full")

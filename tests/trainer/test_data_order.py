@@ -1,14 +1,12 @@
-"""The order of data has a version, which a run keeps; what no epoch reads is counted."""
+"""The order of data has a version; what no epoch reads is counted."""
 
 import json
 
-import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer import pretrain
-from trainer.config import config_changes, keep_order, load_config, save_config
-from trainer.config.unused_fields import refuse_idle
+from trainer.config import config_changes, load_config, save_config
 from trainer.setup import prepare
 
 TASK = "python_docs_span_corruption"
@@ -31,66 +29,29 @@ def forget_the_order(model_dir):
     path.write_text(json.dumps(value))
 
 
-def test_a_run_from_before_versions_keeps_the_first(tmp_path):
-    config, origins = config_of(f"--model_dir={tmp_path}")
-    assert config.data.order == 2
-    assert keep_order(config, origins) is config
-    save_config(config, origins)
+def test_a_run_from_before_versions_is_refused(tmp_path):
+    save_config(*config_of(f"--model_dir={tmp_path}"))
     assert load_config(str(tmp_path))[0].data.order == 2
-    assert keep_order(config, origins) == config
-    assert "data.order" not in origins
-
     forget_the_order(tmp_path)
-    stored, _ = load_config(str(tmp_path))
-    assert stored.data.order == 1
-    assert config_changes(stored, config, 5) == ["data.order was 1, is 2"]
-    resumed = keep_order(config, origins)
-    assert config_changes(stored, resumed, 5) == []
-    assert origins["data.order"] == "the run in model_dir"
-    # Set on the command line, it is refused like any other difference.
-    insisted, typed = config_of(f"--model_dir={tmp_path}", "--data.order=2")
-    assert keep_order(insisted, typed) is insisted
+    with pytest.raises(UserError, match=r"data\.order is 1; it must be one of 2"):
+        load_config(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", '{"config": {}}', '{"config": []}', '{"config": {"data": {"order": 3}}}']
-)
-def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UserError, match=r"config\.json is not a run's configuration of this"):
-        keep_order(*config_of(f"--model_dir={tmp_path}"))
-
-
-def test_the_version_is_no_setting_of_seqio_tasks():
-    config, origins = config_of("--task=seqio:anything", "--data.order=1")
-    with pytest.raises(UserError, match="order has no effect: seqio orders"):
-        refuse_idle(config, origins)
-    assert config_changes(config, config_of("--task=seqio:anything")[0], 5) == []
-
-
-def test_the_version_decides_windows_and_their_order(text_cache):
-    runs = {version: run_of(text_cache, f"--data.order={version}") for version in (1, 2)}
-    manifest = runs[2].data.tasks[0].manifest
+def test_windows_run_over_the_borders_of_shards(text_cache):
+    run = run_of(text_cache)
+    manifest = run.data.tasks[0].manifest
     tokens = [shard.tokens for shard in manifest.splits["train"]]
-    width = runs[2].data.sources[0].maker.windows.window_tokens
-    counts = {version: len(run.data.sources[0].maker.windows) for version, run in runs.items()}
-    assert counts == {1: sum(count // width for count in tokens), 2: sum(tokens) // width}
-    assert counts[1] < counts[2]
-    first = {version: run.data.batches().places(0).windows for version, run in runs.items()}
-    assert not np.array_equal(first[1], first[2])
-    rows = {
-        version: sum(each.batches for each in run.data.evaluation("validation", 1))
-        for version, run in runs.items()
-    }
+    windows = run.data.sources[0].maker.windows
+    assert len(windows) == sum(tokens) // windows.window_tokens
+    rows = sum(each.batches for each in run.data.evaluation("validation", 1))
     held = [shard.tokens for shard in manifest.splits["validation"]]
-    assert rows == {1: sum(-(-count // width) for count in held), 2: -(-sum(held) // width)}
+    assert rows == -(-sum(held) // windows.window_tokens)
 
 
 @pytest.mark.parametrize(
     ("flags", "warned", "says"),
     [
         ((), False, "are not read: the unfinished last window"),
-        (("--data.order=1",), True, "window of each shard; a run in another --model_dir"),
         (
             ("--lengths.inputs=1600", "--lengths.targets=400"),
             True,

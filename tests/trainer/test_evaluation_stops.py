@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.engine.test_processes import free_port
 from tests.trainer.test_commands import ROOT, assert_same_state, command, curve, run, state
 from trainer.engine.determinism import cores
-from trainer.loop import EXIT_PREEMPTED
+from trainer.engine.stopping import EXIT_PREEMPTED
 
 pytestmark = pytest.mark.processes
 

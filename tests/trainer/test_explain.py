@@ -15,6 +15,7 @@ from tests.trainer.conftest import ROOT, built, command, ended
 from trainer import explain
 from trainer.checkpoints import metadata
 from trainer.comparing.document_steps import Sightings
+from trainer.comparing.explanation import Explanation
 from trainer.config import save_config
 from trainer.pretrain import build_config
 from trainer.setup import prepare
@@ -73,7 +74,7 @@ def test_the_shown_text_is_that_of_the_corpus(long_cache, tmp_path):
     corpus = (long_cache / "train.txt").read_bytes()
     several = inside = 0
     for step in (1, 2, 77, 500):
-        explanation = explain.Explanation(str(tmp_path / "model"), step)
+        explanation = Explanation(str(tmp_path / "model"), step)
         for row in range(len(explanation)):
             sample = explanation.sample(row)
             for part in sample.parts:
@@ -119,7 +120,7 @@ def test_explained_rows_are_the_rows_of_training_batches(text_cache, tmp_path, f
     tasks, epochs = set(), set()
     for step in range(first + 1, first + 4):
         batch = next(batches)
-        explanation = explain.Explanation(str(tmp_path / "model"), step)
+        explanation = Explanation(str(tmp_path / "model"), step)
         targets = next(name for name in batch if name.endswith("_target_tokens"))
         assert len(explanation) == len(batch[targets]) == 6
         for row in range(6):
@@ -179,11 +180,11 @@ def test_no_checkpoint_is_read_and_no_device_is_used(text_cache, tmp_path):
 def test_a_moved_cache_can_be_given(text_cache, tmp_path):
     copy = shutil.copytree(text_cache, tmp_path / "cache" / TASK)
     start(tmp_path / "model", copy.parent)
-    before = explain.Explanation(str(tmp_path / "model"), 9).line(0)
+    before = Explanation(str(tmp_path / "model"), 9).line(0)
     moved = shutil.move(copy.parent, tmp_path / "elsewhere")
     with pytest.raises(UserError, match="no cache"):
-        explain.Explanation(str(tmp_path / "model"), 9)
-    assert explain.Explanation(str(tmp_path / "model"), 9, str(moved)).line(0) == before
+        Explanation(str(tmp_path / "model"), 9)
+    assert Explanation(str(tmp_path / "model"), 9, str(moved)).line(0) == before
 
 
 @pytest.mark.parametrize(
@@ -207,11 +208,11 @@ def test_a_run_that_trains_longer_keeps_the_batches_of_its_earlier_steps(text_ca
     start(tmp_path / "model", text_cache)
     path = tmp_path / "model" / "config.json"
     value = json.loads(path.read_text())
-    before = explain.Explanation(str(tmp_path / "model"), 400).line(2)
+    before = Explanation(str(tmp_path / "model"), 400).line(2)
     value["config"]["train_steps"] = 900
     path.write_text(json.dumps(value))
-    assert explain.Explanation(str(tmp_path / "model"), 400).line(2) == before
-    assert len(explain.Explanation(str(tmp_path / "model"), 900)) == 6
+    assert Explanation(str(tmp_path / "model"), 400).line(2) == before
+    assert len(Explanation(str(tmp_path / "model"), 900)) == 6
 
 
 def seen_by_explaining(model_dir, steps, document):
@@ -219,25 +220,28 @@ def seen_by_explaining(model_dir, steps, document):
     return [
         (step, row)
         for step in range(1, steps + 1)
-        for explanation in [explain.Explanation(str(model_dir), step)]
+        for explanation in [Explanation(str(model_dir), step)]
         for row in range(len(explanation))
         if any(part.id == document for part in explanation.row(row).parts)
     ]
 
 
-@pytest.mark.parametrize("flags", [[], ["--data.order=1"]], ids=["order 2", "order 1"])
-def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, flags, capsys):
+def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, capsys):
     cache_dir = tmp_path / "cache"
     shutil.copytree(long_cache / "cache", cache_dir)
-    run = start(tmp_path / "model", cache_dir, *flags)
+    run = start(tmp_path / "model", cache_dir)
     steps = 12
     line = json.dumps({"step": steps, "split": "train", "metrics": {}})
     (tmp_path / "model" / "metrics.jsonl").write_text(line + "\n")
     (tmp_path / "model" / "checkpoint_5" / "run").mkdir(parents=True)
-    description_of_run = {"config": {}, "cache_fingerprints": run.data.fingerprints}
+    description_of_run = {
+        "config": {},
+        "cache_fingerprints": run.data.fingerprints,
+        "checksums": {},
+    }
     path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
     path.write_text(json.dumps(metadata.sealed(description_of_run)))
-    first = explain.Explanation(str(tmp_path / "model"), 3).row(2).parts
+    first = Explanation(str(tmp_path / "model"), 3).row(2).parts
     documents = [first[0].id, first[-1].id]
     long = "train.txt:" + str(
         len("\n".join((long_cache / "train.txt").read_text().split("\n")[:900]).encode()) + 1
@@ -265,7 +269,7 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     built(*again, f"--exclude={tmp_path}/ids.txt")
     assert found() == wanted
     with pytest.raises(UserError, match=r"was changed since .* ask by --document"):
-        explain.Explanation(str(tmp_path / "model"), 3)
+        Explanation(str(tmp_path / "model"), 3)
     (tmp_path / "wanted.txt").write_text("\n".join(documents))
     capsys.readouterr()
     explain.main([f"--model_dir={tmp_path}/model", f"--document=@{tmp_path}/wanted.txt"])
@@ -296,9 +300,9 @@ def test_a_run_that_followed_an_unfinished_build_is_explained_after_a_takedown(
     run = start(tmp_path / "model", cache.parent, "--data.follow=true", "--data.follow_shards=1")
     path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
     path.parent.mkdir(parents=True)
-    record = {"config": {}, "cache_fingerprints": run.data.fingerprints}
+    record = {"config": {}, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
     path.write_text(json.dumps(metadata.sealed(record)))
-    document = explain.Explanation(str(tmp_path / "model"), 3).row(2).parts[0].id
+    document = Explanation(str(tmp_path / "model"), 3).row(2).parts[0].id
 
     def found():
         return list(Sightings(str(tmp_path / "model")).of([document]))

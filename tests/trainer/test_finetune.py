@@ -13,12 +13,12 @@ import pytest
 from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
-from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, state
+from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, started, state
 from tests.trainer.test_evaluation_stops import start
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
-from trainer.starting import trained_run
 from trainer.t5x import read
+from trainer.trained import trained_run
 
 STEPS = 6
 
@@ -165,12 +165,12 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     flags = ["--task_module=own_metrics", "--evaluation.metrics=shorter"]
     model = tmp_path / "model"
     mistaken = "--checkpoint.best_metric=shorter"
-    made = run(finetune(pretrained, pairs, model, *flags, mistaken), env=env)
+    made = started(finetune(pretrained, pairs, model, *flags, mistaken), env=env)
     says = ("these tasks do not have this metric", "share")
     assert_one_line(made.returncode, made.stderr, *says)
     assert (model / "checkpoint_3").exists()
     right = "--checkpoint.best_metric=max:share"
-    made = run(finetune(pretrained, pairs, model, *flags, right), env=env)
+    made = started(finetune(pretrained, pairs, model, *flags, right), env=env)
     assert made.returncode == 0, made.stderr
     assert "resumes from checkpoint 3" in made.stdout
 

@@ -14,7 +14,7 @@ from tests.support.servers.gcs_store import Store
 from tests.trainer.conftest import ROOT, command
 from tests.trainer.engine.test_processes import free_port, losses, pretrain, state
 from trainer.engine.processes import EXIT_LOST
-from trainer.loop import EXIT_PREEMPTED
+from trainer.engine.stopping import EXIT_PREEMPTED
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 

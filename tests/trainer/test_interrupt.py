@@ -35,14 +35,6 @@ def start(arguments, bytes_of_address_space=resource.RLIM_INFINITY):
     )
 
 
-@pytest.fixture
-def ctrl_c_interrupts():
-    """Handles Ctrl-C as Python does; the processes of a parallel pytest would end."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_ctrl_c_saves_the_state(text_cache, tmp_path):
     model_dir = tmp_path / "model"
     process = start(pretrain(text_cache, model_dir, "--batch_size=4", "--train_steps=1000000"))
@@ -60,32 +52,6 @@ def test_ctrl_c_saves_the_state(text_cache, tmp_path):
     assert lines[-1] == f"Ctrl-C: saved step {step}; run the same command to resume"
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert max(steps) == int(step)
-
-
-def test_a_second_ctrl_c_stops_at_once(ctrl_c_interrupts):
-    from trainer import loop
-
-    before = signal.getsignal(signal.SIGINT)
-    with loop._StopRequest() as stop:
-        assert not stop.asked()
-        signal.raise_signal(signal.SIGINT)
-        assert stop.asked()
-        assert stop.cause == "Ctrl-C"
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_run_in_the_background_ignores_ctrl_c():
-    from trainer import loop
-
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with loop._StopRequest() as stop:
-            signal.raise_signal(signal.SIGINT)
-            assert not stop.asked()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_pa
     run = run_of(text_cache, SPANS, "--data.shuffle=block", f"--data.block_bytes={size}")
     windows = run.data.sources[0].maker.windows
     count = len(windows)
-    order = BlockOrder(windows.blocks(size), noise.task_seed(run.config.seed, SPANS), 2)
+    order = BlockOrder(windows.blocks(size), noise.task_seed(run.config.seed, SPANS))
     expected = order(np.zeros(count, int), np.arange(count))
     assert np.array_equal(places(run, count // 8)[3], expected[: count // 8 * 8])
     everywhere = places(run_of(text_cache, SPANS), 1)[3]

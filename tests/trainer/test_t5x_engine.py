@@ -22,6 +22,7 @@ from trainer.config import save_config
 from trainer.engine.program import Program
 from trainer.model.paths import path_name
 from trainer.pretrain import build_config
+from trainer.starting.resume import start
 from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
 
@@ -120,7 +121,8 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     model_dir.mkdir()
     save_config(config, {})
     run = types.SimpleNamespace(
-        config=config, data=types.SimpleNamespace(fingerprints={}, record={})
+        config=config,
+        data=types.SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None),
     )
     state = Program(run).initial_state()
     checkpoints = Checkpoints(str(model_dir))
@@ -198,7 +200,7 @@ def test_missing_t5x_is_an_error_that_says_where_to_get_it():
     converter = types.SimpleNamespace(special=T5_IDS)
     run = types.SimpleNamespace(config=config_of(), converter=converter)
     with pytest.raises(UserError) as error:
-        engine.train(run, {})
+        engine.train(run, {}, start)
     for word in ("no package registry", "google-research/t5x", engine.TESTED_COMMIT, "airio"):
         assert word in str(error.value)
 

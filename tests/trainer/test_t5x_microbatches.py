@@ -65,7 +65,10 @@ def run_of(normalizer, microbatches, position, flag):
     config, _ = build_config("t5_1_1_tiny", [*flags, *filter(None, [flag])])
     assert engine.unsupported(config) == []
     return types.SimpleNamespace(
-        config=config, data=types.SimpleNamespace(vocab_size=V, fingerprints={}, record={})
+        config=config,
+        data=types.SimpleNamespace(
+            vocab_size=V, fingerprints={}, record={}, vocabulary_sha256=None
+        ),
     )
 
 

@@ -29,13 +29,14 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
 from trainer.checkpoints.early_stopping import Watch
-from trainer.checkpoints.metadata import CHECKSUMS, STEP, Damaged
+from trainer.checkpoints.metadata import CHECKSUMS, STEP
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import task_record
-from trainer.engine import checksums, guard, processes
+from trainer.data.prepared import Run
+from trainer.engine import checksums, processes
+from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
-from trainer.setup import Run, vocabulary_sha256
 
 _PREFIX = "checkpoint"
 # Beginnings of errors of reads that were left when another one failed.
@@ -55,7 +56,7 @@ class Checkpoints:
       model_dir: local or remote folder.
       policy: which checkpoints to keep; None keeps all.
       writable: False to only read.
-      watch: follows the evaluations; None: only the best metric of `policy`.
+      watch: follows the evaluations; by default, only the best metric of `policy`.
 
     Attributes:
       watch: follows the evaluations of the run; checkpoints hold its state.
@@ -74,12 +75,7 @@ class Checkpoints:
         self._policy = policy or CheckpointConfig(keep=None)
         self.watch = watch or Watch(self._policy)
         self.evaluated = True
-        self._warned = False
-        # For every error that it raises, Orbax also logs a traceback from another thread, and
-        # asyncio one for every array that was being read.
-        for logger in ("absl", "asyncio"):
-            logging.getLogger(logger).setLevel(logging.CRITICAL)
-        sys.unraisablehook = _without_late_reads
+        _silence()
         if files.is_remote(model_dir):
             remote.prepare(model_dir)
         self._manager = ocp.CheckpointManager(
@@ -118,7 +114,7 @@ class Checkpoints:
           step: number of updates made.
           state: the state after them.
           run: the run.
-          evaluated: False if the evaluation of this step is due and has not been made.
+          evaluated: False if this step is still to be evaluated.
 
         Raises:
           UserError: the disk does not have enough free space.
@@ -128,7 +124,7 @@ class Checkpoints:
         of_run = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,
-            "vocabulary_sha256": vocabulary_sha256(run.data),
+            "vocabulary_sha256": run.data.vocabulary_sha256,
             **self.watch.record(),
             "evaluated": evaluated,
             STEP: step,
@@ -164,32 +160,11 @@ class Checkpoints:
         """
         path = self.path(step)
         with processes.failing_together():
-            stored = metadata.read(path).get(CHECKSUMS)
-            if stored is None:
-                state = self._read_unchecked(path, abstract)
-            else:
-                _check_arrays(path, stored, abstract)
-                state = _read(path, abstract)
-        if stored is not None:
-            metadata.compare(path, stored, checksums.of_state(state))
+            stored = metadata.read(path)[CHECKSUMS]
+            _check_arrays(path, stored, abstract)
+            state = _read(path, abstract)
+        metadata.compare(path, stored, checksums.of_state(state))
         return state
-
-    def _read_unchecked(self, path: str, abstract: TrainState) -> TrainState:
-        """Returns the state of a checkpoint that was written without checksums."""
-        if processes.is_first() and not self._warned:
-            self._warned = True
-            print(
-                f"checkpoint {path} was written without checksums: damage to its arrays would not "
-                "be noticed",
-                file=sys.stderr,
-            )
-        if "guard/updates" in metadata.array_names(path):
-            return _read(path, abstract)
-        before: Any = guard.older(abstract.guard)
-        state: Any = _read(path, dataclasses.replace(abstract, guard=before))
-        return dataclasses.replace(
-            state, guard=guard.upgraded(state.guard, state.step, abstract.guard)
-        )
 
     def check_resumable(self, step: int, run: Run) -> None:
         """Checks that `run` continues the run that wrote the checkpoint, and recalls its watch.
@@ -210,11 +185,6 @@ class Checkpoints:
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         differences += task_record.changes(stored, run.data.record, step)
-        if "tasks" not in stored and processes.is_first():
-            print(
-                f"checkpoint {step} does not say what its tasks were: that their objectives and "
-                "rates are the same as before cannot be checked"
-            )
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} has changed"
@@ -222,14 +192,14 @@ class Checkpoints:
             if now.get(task, fingerprint) != fingerprint
         ]
         vocabulary = stored.get("vocabulary_sha256")
-        if vocabulary and vocabulary != vocabulary_sha256(run.data):
+        if vocabulary and vocabulary != run.data.vocabulary_sha256:
             differences.append("the vocabulary has changed")
         if differences:
             raise UserError(
                 f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
                 "use the same settings or another --model_dir"
             )
-        self.evaluated = stored.get("evaluated", True)
+        self.evaluated = stored["evaluated"]
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
@@ -321,8 +291,19 @@ def _reason(path: str, text: str) -> str:
     return f"{' in '.join(said)} cannot be read"
 
 
+def _silence() -> None:
+    """Silences, in this process, what Orbax says besides the errors that it raises.
+
+    It logs a traceback from another thread for each of them, and asyncio one for every array that
+    was being read.
+    """
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    sys.unraisablehook = _without_late_reads
+
+
 def _without_late_reads(unraisable: Any) -> None:
-    """Prints an error that cannot be raised, unless it is that of a read which nobody waits for.
+    """Prints an error that cannot be raised, unless it comes from an abandoned read.
 
     Such reads and writes are left when one fails: Orbax has closed their event loop by then.
     """

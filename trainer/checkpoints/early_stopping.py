@@ -40,8 +40,8 @@ class _Patience:
 
     Attributes:
       flag: the flag that names the metric.
-      metric: the metric, as written in the flag; None: nothing is watched.
-      lower_is_better: of the metric.
+      metric: the metric, as written in the flag; None if nothing is watched.
+      lower_is_better: whether lower values of the metric are better.
       min_delta: least difference that is an improvement.
       best: the best value so far.
       stale: evaluations since then.
@@ -72,7 +72,7 @@ class _Patience:
         return {"metric": self.metric, "best": self.best, "stale": self.stale}
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
-        """Takes over the state of a checkpoint, if it is that of the same metric."""
+        """Restores the state from a checkpoint, if it watched the same metric."""
         known = stored is not None and stored["metric"] == self.metric
         self.best = stored["best"] if stored and known else None
         self.stale = stored["stale"] if stored and known else 0
@@ -148,6 +148,10 @@ class Watch:
         self.best = Best(self._metric, value, step)
         return True
 
+    def is_best(self, step: int) -> bool:
+        """Returns whether the evaluation after `step` is the best so far."""
+        return self.best is not None and self.best.step == step
+
     def record(self) -> dict[str, Any]:
         """Returns the state as JSON values: "best" and "watch"."""
         watch = {
@@ -170,7 +174,7 @@ class Watch:
 
 
 def flattened(results: Results) -> dict[str, float]:
-    """Returns the metrics of all rows by name, and those of a task of a mixture as TASK/METRIC."""
+    """Returns metrics over all rows by name, and a mixture's tasks' metrics as TASK/METRIC."""
     flat: dict[str, float] = {}
     for split, values in results.items():
         task = split.partition("/")[2]

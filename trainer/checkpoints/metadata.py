@@ -1,7 +1,7 @@
 """The description of a run in its checkpoints: `checkpoint_STEP/run/metadata`, a JSON file.
 
-It holds the checksums of the checkpoint's arrays, and a SHA-256 of its own. Checkpoints of earlier
-versions have neither and cannot be checked. Needs neither JAX nor Orbax.
+It holds the checksums of the checkpoint's arrays, and a SHA-256 of its own. Needs neither JAX nor
+Orbax.
 """
 
 import hashlib
@@ -11,30 +11,17 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.engine.damage import Damaged
 
 # Keys of the description: checksum by array, number of updates made, and the SHA-256 of everything
 # else.
 CHECKSUMS = "checksums"
 STEP = "step"
 _SEAL = "sha256"
-# Part of every description, also of earlier versions.
-_REQUIRED = ("config", "cache_fingerprints")
+_REQUIRED = ("config", "cache_fingerprints", CHECKSUMS)
 # Where Orbax writes the item `run`, and where it writes the tree of arrays.
 _FILE = ("run", "metadata")
 _TREE = ("state", "_METADATA")
-
-
-class Damaged(UserError):
-    """A checkpoint cannot be read, or is not what was written.
-
-    Attributes:
-      path: the checkpoint's folder.
-      reason: the array or the file that is damaged, and how.
-    """
-
-    def __init__(self, path: str, reason: str):
-        super().__init__(f"checkpoint {path} is damaged ({reason}): use another one, or a copy")
-        self.path, self.reason = path, reason
 
 
 def sealed(description: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +34,7 @@ def read(checkpoint: str) -> dict[str, Any]:
 
     Raises:
       Damaged: it is missing, cannot be read, or does not match its SHA-256.
-      UserError: the store cannot be reached; see `files.on_store`.
+      UserError: the store cannot be reached, or an earlier version wrote it.
     """
     name = "/".join(_FILE)
     try:
@@ -59,9 +46,14 @@ def read(checkpoint: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Damaged(checkpoint, f"{name} is not a description")
     seal = found.pop(_SEAL, None)
-    if seal is None and CHECKSUMS in found:
-        raise Damaged(checkpoint, f"{name} has lost its SHA-256")
-    if seal is not None and seal != _sha256(found):
+    if seal is None:
+        if CHECKSUMS in found:
+            raise Damaged(checkpoint, f"{name} has lost its SHA-256")
+        raise UserError(
+            f"checkpoint {checkpoint} was written by an earlier version, without checksums: use "
+            "the version that wrote it"
+        )
+    if seal != _sha256(found):
         raise Damaged(checkpoint, f"{name} does not match its SHA-256")
     named_by = re.fullmatch(r"checkpoint_(\d+)", checkpoint.rstrip("/").rpartition("/")[2])
     if named_by and found.get(STEP, int(named_by[1])) != int(named_by[1]):

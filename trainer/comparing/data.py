@@ -1,4 +1,4 @@
-"""The first token in which the batches of two runs differ, and the records that explain it.
+"""The first token that differs between the batches of two runs, and the records that explain it.
 
 Batches are computed again from the caches: they are a function of configuration and caches. What a
 run recorded of its tasks and caches is compared first.
@@ -20,10 +20,10 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
+from trainer.comparing.explanation import Explanation
 from trainer.config import fields
 from trainer.data import task_record
 from trainer.data.cached import CachedData
-from trainer.explain import Explanation
 from trainer.reporting.history import History
 from trainer.setup import prepare
 from trainer.t5x import read
@@ -113,7 +113,7 @@ class Batches:
 
     Args:
       one, other: the runs.
-      cache_dirs: folders of caches by task, if they were moved; None: as recorded.
+      cache_dirs: folders of caches by task, if they were moved.
 
     Raises:
       UserError: a cache is not there, or a run's data are not caches.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -115,20 +115,12 @@ class Sightings:
         """Returns the documents in each window of a task that holds any of them."""
         import pyarrow as pa
         import pyarrow.compute as pc
-        from pyarrow import parquet
 
         source = self._data.sources[number]
         listed = pa.array(sorted(documents))
-        found: dict[int, list[str]] = {}
+        found: dict[int, dict[str, None]] = {}
         for shard, path in enumerate(self._paths[number]):
-            try:
-                with files.open_read(path) as file:
-                    table = parquet.read_table(file, columns=["id", "row", "position", "tokens"])
-            except FileNotFoundError as error:
-                raise UserError(
-                    f"{path} is missing, as the cache was extended since the run: restore the "
-                    "cache that the run was trained on"
-                ) from error
+            table = _lineage(path)
             # All but a few of a billion ids are put aside by Arrow.
             ids = table.column("id")
             table = table.filter(pc.or_(pc.is_in(ids, listed), pc.match_substring(ids, _PART)))
@@ -136,10 +128,23 @@ class Sightings:
                 name = name if name in documents else _DOCUMENT_PART.sub("", name)
                 if name in documents:
                     for window in source.maker.windows.holding(shard, *place):
-                        held = found.setdefault(window, [])
-                        if name not in held:
-                            held.append(name)
-        return found
+                        # A dict keeps the order of the names.
+                        found.setdefault(window, {})[name] = None
+        return {window: list(names) for window, names in found.items()}
+
+
+def _lineage(path: str) -> Any:
+    """Returns the documents of a shard and their places, as an Arrow table."""
+    from pyarrow import parquet
+
+    try:
+        with files.open_read(path) as file:
+            return parquet.read_table(file, columns=["id", "row", "position", "tokens"])
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} is missing, as the cache was extended since the run: restore the cache that "
+            "the run was trained on"
+        ) from error
 
 
 def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
@@ -182,7 +187,7 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
       cache_dir: as of `Sightings`.
 
     Raises:
-      UserError: as `Sightings` does, or there is no such file.
+      UserError: as `Sightings`, or the file does not exist.
     """
     try:
         names = [documents]

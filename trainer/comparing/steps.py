@@ -1,4 +1,4 @@
-"""The first report in which the metrics of two runs differ, bit for bit."""
+"""The first report whose metrics differ between two runs, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first checkpoint in which two runs' arrays differ, and how they differ."""
+"""The first checkpoint whose arrays differ between two runs, and how."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
-from trainer.checkpoints.metadata import Damaged
 from trainer.engine import checksums
+from trainer.engine.damage import Damaged
 from trainer.t5x import read
 from trainer.t5x.tensors import Tensor
 
@@ -32,7 +32,7 @@ class Difference:
 
     Attributes:
       name: its path, as "params/decoder/decoder_norm/scale".
-      kinds: dtype and shape in each run; None where there is no such array.
+      kinds: dtype and shape in each run; None if the run lacks the array.
       differing: number of elements with other bits; None if it was not read.
       elements: number of elements.
       index: place of the first of them.
@@ -40,7 +40,7 @@ class Difference:
       bits: its bits, as hexadecimal numbers.
       largest: the largest absolute difference; None where one is not a number.
       ulps: the largest distance in representable numbers, of floats.
-      damaged: the run, 0 or 1, whose array is not what its checksum says; None: neither's.
+      damaged: the run, 0 or 1, whose array does not match its checksum, if any.
     """
 
     name: str
@@ -82,7 +82,7 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, from the oldest on.
 
     Arrays with different recorded checksums differ. Those with equal ones are taken to be equal
-    without reading them, but for the checkpoints to verify and those without checksums.
+    without reading them, but for the checkpoints to verify and those of T5X, which have none.
 
     Args:
       folders: the model directories.
@@ -148,10 +148,10 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
 
 
 def _checksums(path: str) -> dict[str, str]:
-    """Returns the checksums that a checkpoint records; {} if T5X or an earlier version wrote it."""
+    """Returns the checksums that a checkpoint records; {} if T5X wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
-    return metadata.read(path).get(metadata.CHECKSUMS, {})
+    return metadata.read(path)[metadata.CHECKSUMS]
 
 
 def _array(side: dict[str, Tensor], name: str) -> np.ndarray | None:

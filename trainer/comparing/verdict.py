@@ -23,8 +23,8 @@ class Verdict:
       settings: fields that differ.
       software: (name, value, value) of software and hardware that differ.
       data: the comparison of the data.
-      steps: that of the metrics.
-      tensors: that of the checkpoints.
+      steps: the comparison of metrics.
+      tensors: the comparison of checkpoints.
     """
 
     runs: tuple[History, History]

@@ -43,7 +43,7 @@ def text(found: Verdict) -> str:
 
 
 def _printable(value: str) -> str:
-    """Returns text in which nothing but line breaks can control a terminal."""
+    """Returns text without control characters other than line breaks."""
     return "\n".join(printable(line) for line in value.split("\n"))
 
 

@@ -12,7 +12,7 @@ from trainer.config.evaluation import (
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.resuming import RESUMABLE_CHANGES, config_changes, keep_order
+from trainer.config.resuming import RESUMABLE_CHANGES, config_changes
 from trainer.config.run import (
     CONFIG_FILE,
     NORMALIZERS,
@@ -45,7 +45,6 @@ __all__ = [
     "StoppingConfig",
     "VocabularyConfig",
     "config_changes",
-    "keep_order",
     "load_config",
     "load_record",
     "save_config",

@@ -6,8 +6,8 @@ from tasks.mixture import SIZES
 from tasks.terminal.fields import Rule, above, at_least, check, field, require
 
 _SHUFFLES = ("global", "block", "none")
-# Versions of the order of data, by `DataConfig.order`; new runs have the last.
-_ORDERS = (1, 2)
+# The version of the order of data; runs that began with another one cannot be resumed.
+_ORDER = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +87,9 @@ class DataConfig:
         choices=_SHUFFLES,
     )
     order: int = field(
-        _ORDERS[-1],
-        "version of the order of data, which a resumed run keeps; 2 = windows run over the borders "
-        "of shards, 1 = windows begin anew in each shard, whose last tokens are not read, as in "
-        "runs begun before version 2",
-        choices=_ORDERS,
+        _ORDER,
+        "version of the order of data; runs begun with version 1 cannot be resumed",
+        choices=(_ORDER,),
         unstored=1,
     )
     take: str | None = field(

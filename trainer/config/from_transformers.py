@@ -1,6 +1,7 @@
 """The model of a run that starts from a folder of Hugging Face transformers: its config.json's."""
 
 import dataclasses
+import importlib
 import itertools
 
 from tasks.storage import files
@@ -10,6 +11,7 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
+_READER = "trainer.huggingface"
 # Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
@@ -78,6 +80,5 @@ def _model(source: str, model_dir: str) -> ModelConfig:
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
-    from trainer import huggingface
-
-    return huggingface.model_config(source.removeprefix(PREFIX))
+    # Imported only here, since it reads the formats of another library.
+    return importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))

@@ -47,6 +47,7 @@ class Optimizer:
       schedule: the schedule when unset.
       rate_exponent: "module:function", which maps the path and the number of axes of a tensor,
         stacks excepted, to the power of muP's rate for Adam that this optimizer needs; None: 1.
+      averages_updates: whether `beta1` averages scaled updates rather than gradients.
     """
 
     code: str
@@ -54,6 +55,7 @@ class Optimizer:
     learning_rate: float | None = None
     schedule: str = "constant * linear_warmup * rsqrt_normalized_decay"
     rate_exponent: str | None = None
+    averages_updates: bool = False
 
 
 # One entry per optimizer; code outside this repository may add its own.
@@ -79,6 +81,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         },
         learning_rate=1.0,
         schedule="constant * rsqrt_decay",
+        averages_updates=True,
     ),
     "adamw": Optimizer(
         "trainer.optim.adam:direction",

@@ -1,10 +1,8 @@
 """Settings that may change between a checkpoint and the run that resumes it."""
 
 from tasks import mixture
-from tasks.storage import files
-from tasks.terminal.command_line import UserError
 from trainer.config import fields
-from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
 
 # Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
@@ -39,34 +37,6 @@ RESUMABLE_CHANGES = (
     "tokens_per_microbatch_per_replica",
     "processes.",
 )
-
-
-# The field that a resumed run takes over, unless it is set on the command line.
-_ORDER = "data.order"
-
-
-def keep_order(config: Config, origins: dict[str, str]) -> Config:
-    """Returns `config` with the version of the order of data of the run in model_dir, if any.
-
-    Its origin is recorded. A version set on the command line stays, and is compared on resume.
-
-    Raises:
-      UserError: the configuration of the run in model_dir is damaged, or of a later version.
-    """
-    path = files.join(config.model_dir, CONFIG_FILE)
-    if not config.model_dir or origins.get(_ORDER) == "command line" or not files.exists(path):
-        return config
-    try:
-        stored = files.read_json(path)["config"]["data"].get("order", 1)
-        kept = fields.replace(config, _ORDER, stored)
-    except (KeyError, TypeError, AttributeError, fields.RejectedField) as error:
-        raise UserError(
-            f"{path} is not a run's configuration of this version ({error}): use the version that "
-            "wrote it, or another --model_dir"
-        ) from error
-    if kept.data.order != config.data.order:
-        origins[_ORDER] = "the run in model_dir"
-    return kept
 
 
 def _parts_matter(config: Config) -> str:

@@ -15,20 +15,11 @@ FILE = "conversion.json"
 _OF_THE_FILES = ("name", "positions")
 
 
-def make(
-    source: str,
-    step: int,
-    format: str,
-    dtype: str,
-    scanned: bool,
-    model: ModelConfig,
-    name: str,
-    positions: int,
-    vocabulary_sha256: str | None,
-) -> dict[str, Any]:
-    """Returns the record of a conversion, as JSON has it.
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The record of a conversion.
 
-    Args:
+    Attributes:
       source: path of the checkpoint.
       step: number of updates made.
       format: the format written.
@@ -39,17 +30,21 @@ def make(
       positions: the longest row of training, as far as it is known.
       vocabulary_sha256: checksum of the vocabulary written along, or None.
     """
-    return {
-        "from": place(source),
-        "step": step,
-        "format": format,
-        "dtype": dtype,
-        "scanned": scanned,
-        "model": _as_json(dataclasses.asdict(model)),
-        "name": name,
-        "positions": positions,
-        "vocabulary_sha256": vocabulary_sha256,
-    }
+
+    source: str
+    step: int
+    format: str
+    dtype: str
+    scanned: bool
+    model: ModelConfig
+    name: str
+    positions: int
+    vocabulary_sha256: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the record as the file has it."""
+        values = _as_json(dataclasses.asdict(self))
+        return {"from": place(values.pop("source")), **values}
 
 
 def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, Any]:

@@ -18,19 +18,22 @@ from tasks.vocabulary import T5_IDS, Vocabulary
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
+from trainer.conversion import card
 from trainer.conversion.sources import FLAG, Opened, tree_of
+from trainer.data.prepared import Run
 from trainer.engine.step import TrainState, zero_metrics
-from trainer.huggingface import card, configs, folding, names, tokenizer, weights
+from trainer.huggingface import configs, folding, names, tokenizer, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
-from trainer.setup import Run, prepare
-from trainer.starting import init_from, trained_run
+from trainer.setup import prepare
+from trainer.starting import init_from
 from trainer.t5x import write
 from trainer.t5x.layout import Parts
 from trainer.t5x.tensors import held
+from trainer.trained import trained_run
 
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
 FORMATS = (HUGGING_FACE, T5X, OURS)
@@ -47,7 +50,7 @@ class Settings:
 
     Attributes:
       format: one of FORMATS.
-      dtype: one of DTYPES, that of the stored parameters.
+      dtype: dtype of the stored parameters, one of DTYPES.
       scanned: joins layers, as T5X's `scalable_t5` does.
       custom_code: writes a modelling file for a model that transformers does not have.
       shard_bytes: largest size of a weights file of transformers.

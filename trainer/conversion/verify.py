@@ -1,4 +1,4 @@
-"""Checks of a conversion: arrays bit for bit, and logits against those of transformers."""
+"""Checks of a conversion: arrays bit for bit, and logits against transformers'."""
 
 from __future__ import annotations
 

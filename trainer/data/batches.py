@@ -104,7 +104,7 @@ class BatchMaker:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: how its rows are made, and in which order; `seed` is the run's.
+    """A task of a run: how its rows are made, and in what order; `seed` is the run's.
 
     `packed` is the layout of rows of several examples, None for rows of one.
 

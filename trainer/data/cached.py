@@ -1,6 +1,7 @@
 """A run's data from caches: the caches of its tasks, opened and checked against each other."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from trainer.data.epoch_rows import Decks, Layout, PackedPairs, PairRows
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder
-from trainer.data.interface import EvaluationSet
+from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
@@ -69,7 +70,6 @@ class CachedData:
     ):
         """`training`: whether a run trains on the data: see `evaluated`."""
         self._trains = training
-        self._batches: TrainingBatches | None = None
         self._config, self.tasks, self._converter = config, tasks, converter
         self.lengths = converter.lengths
         first = tasks[0]
@@ -154,6 +154,11 @@ class CachedData:
         return self.tasks[0].ids.size
 
     @property
+    def vocabulary_sha256(self) -> str | None:
+        """SHA-256 of the caches' vocabulary, as hex digits."""
+        return self.tasks[0].manifest.plan.vocabulary.sha256
+
+    @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of the plan of each task's cache."""
         return {each.task.name: each.manifest.plan.fingerprint for each in self.tasks}
@@ -198,7 +203,7 @@ class CachedData:
           split: the split.
           keep_tails: as of tasks.cache.windows.Windows.
           packed: whether rows hold several examples.
-          manifest: that of some shards of the cache; None for all that are known.
+          manifest: a manifest of some shards of the cache; by default, of all known ones.
         """
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
@@ -211,7 +216,6 @@ class CachedData:
             keep_tails=keep_tails,
             local_dir=reading.local_dir,
             local_bytes=reading.local_bytes,
-            across_shards=reading.order > 1,
         )
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
@@ -235,7 +239,15 @@ class CachedData:
                 open_as()  # which checks that no file of the other program has changed
             # Shards are added in the order's own blocks, also of a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
-            order = self._followed(each, maker.windows, noise.task_seed(seed, name), wanted)
+            windows, seed_of_task = maker.windows, noise.task_seed(seed, name)
+            order = FollowedOrder(
+                windows,
+                each,
+                self._config.data,
+                wanted,
+                seed_of_task,
+                later=lambda: self._order(windows, seed_of_task),
+            )
         else:
             maker = open_as()
             if wanted:
@@ -243,23 +255,6 @@ class CachedData:
             order = self._order(maker.windows, noise.task_seed(seed, name))
         layout = self._layout(each.task, maker, order) if self._packs else None
         return Source(name, maker, order, seed, layout)
-
-    def _followed(
-        self, each: CachedTask, windows: Windows, seed: int, wanted: Take | None
-    ) -> FollowedOrder:
-        reading = self._config.data
-        return FollowedOrder(
-            windows,
-            each.cache,
-            each.manifest,
-            each.following,
-            reading.follow_shards,
-            wanted,
-            seed,
-            reading.order,
-            shuffled=reading.shuffle != "none",
-            later=lambda: self._order(windows, seed),
-        )
 
     def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order | FollowedOrder) -> Layout:
         """Returns the layout of rows of several examples of a task."""
@@ -278,9 +273,9 @@ class CachedData:
         blocks = windows.blocks(reading.block_bytes) if in_blocks else None
         plan = PackedPairs(windows, ends, self.lengths, together, blocks)
         if in_blocks:
-            order = BlockOrder(plan.blocks_B1, seed, reading.order)
+            order = BlockOrder(plan.blocks_B1, seed)
         elif reading.shuffle == "global":
-            order = GlobalOrder(plan.rows, seed, reading.order)
+            order = GlobalOrder(plan.rows, seed)
         return PairRows(plan, order)
 
     def _check_room(self) -> None:
@@ -295,10 +290,10 @@ class CachedData:
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
         if reading.shuffle == "global":
-            return GlobalOrder(len(windows), seed, reading.order)
+            return GlobalOrder(len(windows), seed)
         if reading.shuffle == "none":
             return CacheOrder()
-        return BlockOrder(windows.blocks(reading.block_bytes), seed, reading.order)
+        return BlockOrder(windows.blocks(reading.block_bytes), seed)
 
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
@@ -312,19 +307,34 @@ class CachedData:
         schedule = MixingSchedule([(step * size, rates) for step, rates in self.rates])
         return TrainingBatches(self.sources, size, schedule, host, hosts)
 
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
-        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly."""
-        reading = self._config.data
-        self._batches = self.batches(host, hosts)
-        return self._batches.iterate(first_step, reading.threads, reading.prefetch)
+    def training(
+        self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
+    ) -> Iterator[Batch]:
+        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
 
-    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
-        """Waits until the batch of a step of `training` can be made; False if `stopping()` did."""
-        return self._batches is None or self._wait(self._batches, step, stopping)
+        It ends if `waiting.stopping()` while it waits for a build.
+        """
+        return self._arriving(self.batches(host, hosts), first_step, waiting or Waiting())
+
+    def _arriving(
+        self, batches: TrainingBatches, first_step: int, waiting: Waiting
+    ) -> Iterator[Batch]:
+        reading = self._config.data
+        made = batches.iterate(first_step, reading.threads, reading.prefetch)
+        for step in itertools.count(first_step):
+            with waiting.timed():
+                arrived = self._wait(batches, step, waiting.stopping)
+            if not arrived:
+                return
+            yield next(made)
 
     def _wait(
         self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
+        """Waits until the batch of a step can be made; returns False if `stopping()` came first.
+
+        Only a run that follows the build of its caches ever waits.
+        """
         if all(each.whole for each in self.sources):
             return True
         timeout = self._config.data.follow_timeout_seconds
@@ -347,7 +357,7 @@ class CachedData:
         the cache is finished or not, for which it waits.
 
         Raises:
-          UserError: they are not built, and this is no run that waits, or none is built any more.
+          UserError: they are not built, and this run does not wait, or the build has ended.
         """
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
@@ -449,7 +459,7 @@ class CachedData:
                 *startup.rows_lines(source, self.lengths),
                 startup.cache_line(source, each.cache, each.manifest),
                 *startup.take_lines(source, self._taken),
-                *startup.unread_lines(source, each.manifest, self._config.data.order),
+                *startup.unread_lines(source, each.manifest),
                 *startup.cut_lines(source, each.manifest),
                 *startup.copies_lines(source, each.cache, self._config.data),
             ]

@@ -47,12 +47,12 @@ class CachedTask:
 
 
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
-    """Finds a task and opens its cache, which may be that of another task on the same corpus.
+    """Finds a task and opens its cache, which may belong to another task on the same corpus.
 
     `patient`: whether to wait for a cache that is being built, with `data.follow`.
 
     Raises:
-      UserError: there is no such task or cache.
+      UserError: the task or the cache does not exist.
     """
     task = _task(config, name)
     objective = fields.with_settings(
@@ -73,7 +73,7 @@ def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
 
 
 def _task(config: Config, name: str) -> TaskSpec:
-    """Returns the task `name`; the error of an unknown one names the caches that are there."""
+    """Returns the task `name`; an error about an unknown one lists the existing caches."""
     try:
         return registry.get(name, config.task_module)
     except UserError as error:

@@ -48,7 +48,7 @@ class Layout(Protocol):
     """A layout of rows.
 
     Attributes:
-      rows_per_epoch: rows in which all windows are read once, on average.
+      rows_per_epoch: rows that read every window once, on average.
     """
 
     @property
@@ -131,7 +131,7 @@ class PackedPairs:
 
     Args:
       windows: the pairs.
-      ends: tokens that each side has besides those of the cache, its EOS.
+      ends: tokens that each side has beside the cache's: its EOS.
       rows: lengths of a row.
       together: whether both sides share one sequence, as in a decoder.
       blocks: int64 [B + 1], the first pair of each block of pairs that are read together, as

@@ -75,7 +75,7 @@ class ExampleSet:
 
     Attributes:
       name: the task.
-      read: returns the first examples, at most as many as given; None: all.
+      read: returns the first examples, at most as many as given, or all.
       decode: ids -> text.
       postprocess: (text, example) -> the prediction that metrics read.
       predicted: metrics of (targets, predictions).
@@ -132,7 +132,7 @@ def of_batches(
     A row's prompt is what comes before its first weighted target: what the encoder reads, or the
     beginning of a decoder-only model's row. Rows without targets are left out.
 
-    `judge`: the task by whose postprocessing texts become what metrics compare; None: none.
+    `judge`: the task whose postprocessing is applied to texts before metrics, if any.
     """
 
     def text_of(tokens: Iterable[int]) -> str:

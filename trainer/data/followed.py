@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tasks.cache import following, subset
-from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
@@ -25,45 +24,38 @@ from tasks.mixture import MixtureSpec
 from tasks.objectives.objective import Objective
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
-from trainer.config import Config
-from trainer.data.order import ROUNDS, BlockOrder, Epochs, Order, Reading, within_block
+from trainer.config import Config, DataConfig
+from trainer.data.cached_task import CachedTask
+from trainer.data.order import BlockOrder, Epochs, Order, Reading, within_block
 
 _SPLIT = "train"
 
 
 class FollowedOrder:
-    """The windows of a cache in the order in which a run reads them that may follow its build.
+    """The windows of a cache in the order of a run that may follow its build.
 
     Args:
       windows: the windows of the shards that are known, which grow; nothing else grows them.
-      folder: the cache.
-      manifest: its manifest; of a cache that is being built, that of `following`.
-      following: the cache, while it is being built; None if it is finished.
-      block_shards: number of shards of a block.
+      task: the task and its cache, finished or not.
+      reading: the shards of a block, and whether the windows of a block are permuted.
       wanted: how much of the split is taken; None for all of it.
       seed: seed of the order.
-      version: version of the order.
-      shuffled: whether the windows of a block are permuted.
       later: makes the order of the epochs after the first, when all windows are known.
     """
 
     def __init__(
         self,
         windows: Windows,
-        folder: str,
-        manifest: CacheManifest,
-        following: Following | None,
-        block_shards: int,
+        task: CachedTask,
+        reading: DataConfig,
         wanted: Take | None,
         seed: int,
-        version: int,
-        shuffled: bool,
         later: Callable[[], Order],
     ):
-        self._windows, self._folder, self._manifest = windows, folder, manifest
-        self._following, self._block_shards, self._wanted = following, block_shards, wanted
-        self._seed, self._rounds, self._shuffled = seed, ROUNDS[version], shuffled
-        self._later = later
+        self._windows, self._folder, self._manifest = windows, task.cache, task.manifest
+        self._following, self._wanted, self._later = task.following, wanted, later
+        self._block_shards, self._seed = reading.follow_shards, seed
+        self._shuffled = reading.shuffle != "none"
         # The first window of each block that is known, then the number of their windows; and the
         # order of later epochs, once these are all windows. One value, as threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
@@ -155,7 +147,7 @@ class FollowedOrder:
         """Waits until the window at a rank is known, and says so; False if `stopping()` came first.
 
         Raises:
-          UserError: as `tasks.cache.following.wait` does, or this is no run that waits.
+          UserError: as `tasks.cache.following.wait`, or this run does not wait.
         """
         if self.knows(rank):
             return True
@@ -179,7 +171,7 @@ class FollowedOrder:
         """Returns what `order.Reading` does; waits for what is not known, if the cache allows it.
 
         Raises:
-          UserError: a shard is not finished, and this is no run that waits.
+          UserError: a shard is not finished, and this run does not wait.
         """
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
@@ -208,9 +200,7 @@ class FollowedOrder:
             some, first = blocks_W == block, int(firsts[block])
             size = int(firsts[block + 1]) - first
             inside_W = ranks_W[some] - first
-            windows_W[some] = first + within_block(
-                inside_W, size, self._seed, 0, block, self._rounds
-            )
+            windows_W[some] = first + within_block(inside_W, size, self._seed, 0, block)
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
@@ -224,7 +214,7 @@ class FollowedOrder:
 
 
 def reading(order: Order | FollowedOrder, windows: int) -> Reading:
-    """Returns the order of a run's windows, of which an epoch has `windows` where that is known."""
+    """Returns the order of a run's windows; `windows` is their number per epoch, if known."""
     return order if isinstance(order, FollowedOrder) else Epochs(windows, order)
 
 
@@ -247,10 +237,6 @@ def check(config: Config, mixtures: list[MixtureSpec]) -> None:
       UserError: names the setting.
     """
     follow = "with --data.follow=true"
-    if config.data.order == 1:
-        raise UserError(
-            f"--data.order=1 {follow}: shards end in windows of their own; leave it out"
-        )
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")
     if config.mixing.max_epochs is not None or any(each.max_epochs for each in mixtures):

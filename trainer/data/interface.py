@@ -1,5 +1,8 @@
 """The interface of a run's data, as the training loop and evaluations use it."""
 
+import contextlib
+import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +17,26 @@ class EvaluationSet(NamedTuple):
     name: str
     batches: int | None
     iterate: Callable[[], Iterator[Batch]]
+
+
+@dataclasses.dataclass
+class Waiting:
+    """How a run waits for data that are still being made.
+
+    Attributes:
+      stopping: returns whether to wait no longer.
+      seconds: time spent waiting.
+    """
+
+    stopping: Callable[[], bool] = lambda: False
+    seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts the time inside as spent waiting."""
+        begin = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - begin
 
 
 class Data(Protocol):
@@ -31,6 +54,10 @@ class Data(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def vocabulary_sha256(self) -> str | None:
+        """SHA-256 of the caches' vocabulary, as hex digits; None for seqio's tasks."""
+
+    @property
     def fingerprints(self) -> dict[str, str]:
         """Checksum of each task's data, which must not change during a run."""
 
@@ -45,19 +72,16 @@ class Data(Protocol):
         The order of the tasks decides between rows that are due at the same time.
         """
 
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+    def training(
+        self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
+    ) -> Iterator[Batch]:
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
 
-        Each batch has the rows of host `host`, one of `hosts` equal parts.
-        """
-
-    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
-        """Waits until the batch of a step of `training` can be made; False if `stopping()` did.
-
-        Only a run that follows the build of its caches ever waits.
+        Each batch has the rows of host `host`, one of `hosts` equal parts. A run that follows the
+        build of its caches waits for them, and ends when `waiting.stopping()` while it waits.
 
         Raises:
-          UserError: nothing is built any more.
+          UserError: a batch cannot be read, or nothing is built any more.
         """
 
     def close(self) -> None:
@@ -81,7 +105,7 @@ class Data(Protocol):
         """Returns the examples of a split by task, with the metrics of text to be computed.
 
         Raises:
-          UserError: there is no such split, or no metric of a name in `evaluation.metrics`.
+          UserError: the split, or a metric in `evaluation.metrics`, does not exist.
         """
 
     def consequences(

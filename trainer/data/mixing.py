@@ -64,7 +64,7 @@ def rates(
 ) -> list[tuple[int, list[float]]]:
     """Returns (updates made before, share of each source) for the first mixture and each change.
 
-    `manifests` are those of the sources' caches, by task.
+    `manifests` are the manifests of the sources' caches, by task.
 
     Raises:
       UserError: `mixing.max_epochs` leaves too little to read.
@@ -88,7 +88,7 @@ def rates(
 def _sizes(
     size: str, sources: Sequence[Source], manifests: Mapping[str, CacheManifest]
 ) -> dict[str, float]:
-    """Returns the size of each task's training split, of the share that is taken of it."""
+    """Returns the size of the share taken of each task's training split."""
     if size not in _COUNTS:
         return {source.task: len(source.maker.windows) for source in sources}
     return {
@@ -101,7 +101,7 @@ def _sizes(
 def _limited(
     config: Config, weights: Mapping[str, float], sources: Sequence[Source], max_epochs: float
 ) -> dict[str, float]:
-    """Returns the shares of tasks of which none is read more than `max_epochs` times.
+    """Returns shares under which no task is read more than `max_epochs` times.
 
     Raises:
       UserError: that is less than the run reads.

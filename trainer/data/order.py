@@ -15,9 +15,9 @@ from trainer.data.permutation import permuted
 # Separate the seeds of orders from those of noise, and the seed of the order of blocks from the
 # seeds of the orders inside them.
 _ORDER, _BLOCKS = 0x0DE2, 0xB10C
-# Rounds of the permutation's cipher, by version of the order (`DataConfig.order`). Four, grain's
-# default, leave a pattern near powers of four (docs/decisions/009-the-order-has-a-version.md).
-ROUNDS = {1: 4, 2: 10}
+# Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
+# (docs/decisions/009-the-order-has-a-version.md).
+_ROUNDS = 10
 
 
 class Order(Protocol):
@@ -59,18 +59,17 @@ class GlobalOrder:
     Args:
       windows: number of windows.
       seed: seed of the order.
-      version: version of the order, 1 or 2.
     """
 
-    def __init__(self, windows: int, seed: int, version: int):
-        self._windows, self._seed, self._rounds = windows, seed, ROUNDS[version]
+    def __init__(self, windows: int, seed: int):
+        self._windows, self._seed = windows, seed
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
         windows_W = np.empty(len(ranks_W), np.int64)
         for epoch in np.unique(epochs_W).tolist():
             rows = np.flatnonzero(epochs_W == epoch)
             seed = _seed32(_epoch_key(self._seed, epoch))
-            windows_W[rows] = permuted(ranks_W[rows], self._windows, seed, self._rounds)
+            windows_W[rows] = permuted(ranks_W[rows], self._windows, seed, _ROUNDS)
         return windows_W
 
 
@@ -90,12 +89,11 @@ class BlockOrder:
       firsts: int64 [B + 1], the first window of each block, then the number of windows, as returned
         by `tasks.cache.windows.Windows.blocks`; a block has at least one window.
       seed: seed of the order.
-      version: version of the order, 1 or 2.
     """
 
-    def __init__(self, firsts: np.ndarray, seed: int, version: int):
+    def __init__(self, firsts: np.ndarray, seed: int):
         self._firsts_B, self._sizes_B = firsts[:-1], np.diff(firsts)
-        self._seed, self._rounds = seed, ROUNDS[version]
+        self._seed = seed
         # Prefetched batches lie in at most two epochs.
         self._blocks = functools.lru_cache(maxsize=4)(self._blocks_of)
 
@@ -110,7 +108,7 @@ class BlockOrder:
                 block = int(blocks_B[turn])
                 inside_W, size = ranks_W[some] - begins_B[turn], int(self._sizes_B[block])
                 windows_W[some] = self._firsts_B[block] + within_block(
-                    inside_W, size, self._seed, epoch, block, self._rounds
+                    inside_W, size, self._seed, epoch, block
                 )
         return windows_W
 
@@ -132,17 +130,15 @@ class BlockOrder:
         """Returns the blocks of an epoch in order, and the rank at which each begins."""
         count = len(self._sizes_B)
         seed = _seed32(noise.fold_in(_epoch_key(self._seed, epoch), -_BLOCKS))
-        blocks_B = permuted(np.arange(count), count, seed, self._rounds)
+        blocks_B = permuted(np.arange(count), count, seed, _ROUNDS)
         sizes_B = self._sizes_B[blocks_B]
         return blocks_B, np.cumsum(sizes_B) - sizes_B
 
 
-def within_block(
-    ranks_W: np.ndarray, size: int, seed: int, epoch: int, block: int, rounds: int
-) -> np.ndarray:
+def within_block(ranks_W: np.ndarray, size: int, seed: int, epoch: int, block: int) -> np.ndarray:
     """Returns the places in a block of `size` windows that are read at ranks in it, int64 [W]."""
     key = _seed32(noise.fold_in(_epoch_key(seed, epoch), block))
-    return permuted(ranks_W, size, key, rounds)
+    return permuted(ranks_W, size, key, _ROUNDS)
 
 
 def _epoch_key(seed: int, epoch: int) -> np.ndarray:

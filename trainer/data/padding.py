@@ -41,7 +41,7 @@ def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Returns the lowest number from `low` to `high` from which `holds` is true, else `high`."""
+    """Returns the lowest number in `low` to `high` for which `holds` is true, else `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Ranks that are permuted together: those of 128 batches of 128.
+# Ranks that are permuted together: 128 batches of 128 rows.
 _STRETCH = 1 << 14
 # The cipher's fewest bits. All numbers of so few bits are encrypted at once.
 _LEAST_BITS = 16
@@ -73,7 +73,7 @@ def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
       section 3.2; grain `index_shuffle.cc`, simon_encrypt.
     """
     word_bits = bits // 2
-    # A word beside its copy, from which a shift takes the word rotated.
+    # A shift of a word beside its copy rotates the word.
     kind: Any = np.uint32 if word_bits <= 16 else np.uint64
     mask = kind((1 << word_bits) - 1)
     high: np.ndarray = (values >> np.uint64(word_bits)).astype(kind)

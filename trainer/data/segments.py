@@ -1,4 +1,4 @@
-"""Segments by document: a row's tokens attend only to those of their own document.
+"""Segments by document: tokens attend only to tokens of their own document.
 
 The examples are those of windows without segments; only attention, positions and the decoder's
 first input of each document differ. Every token of the window belongs to its document. A sentinel,

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tasks import registry
@@ -19,7 +19,7 @@ from trainer.data import seqio_padding, task_record
 from trainer.data.batches import pad_rows
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
-from trainer.data.interface import EvaluationSet
+from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.padding import packing
 from trainer.data.seqio_examples import examples_of, unmeasured
 
@@ -96,7 +96,7 @@ class SeqioData:
         self.extra_ids = int(vocabulary.extra_ids)
         # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
-        self.vocabulary_sha256 = model and hashlib.sha256(model).hexdigest()
+        self.model_sha256 = model and hashlib.sha256(model).hexdigest()
         # Special ids as the model needs them: seqio itself pads with 0.
         self.special = seqio_padding.special_of(vocabulary)
         self._feature_lengths = {
@@ -106,8 +106,9 @@ class SeqioData:
         }
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
-        # seqio's caches have no fingerprint.
+        # seqio's caches have no fingerprint, nor say which vocabulary they were made with.
         self.fingerprints: dict[str, str] = {}
+        self.vocabulary_sha256 = None
         self._cached = False
         if config.cache_dir and config.data.use_cached is not False:
             seqio.add_global_cache_dirs([config.cache_dir])
@@ -123,7 +124,9 @@ class SeqioData:
     def _tasks(self) -> list[Any]:
         return list(getattr(self._mixture, "tasks", [self._mixture]))
 
-    def training(self, first_step: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+    def training(
+        self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
+    ) -> Iterator[Batch]:
         """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
 
         Every host reads whole batches, since only then do they equal a single host's.
@@ -135,10 +138,6 @@ class SeqioData:
         part = slice(host * size, (host + 1) * size)
         for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
             yield {name: array[part] for name, array in self._ids(batch).items()}
-
-    def wait(self, step: int, stopping: Callable[[], bool]) -> bool:
-        """Returns True: nothing is ever waited for."""
-        return True
 
     def close(self) -> None:
         """Does nothing."""
@@ -194,7 +193,7 @@ class SeqioData:
     def _colliding(self) -> list[str]:
         """Returns a warning if sentinels would be pieces of text."""
         vocabulary = self._mixture.output_features["targets"].vocabulary
-        if not self.vocabulary_sha256 or self.extra_ids:
+        if not self.model_sha256 or self.extra_ids:
             return []
         last = vocabulary.tokenizer.IdToPiece(self.vocab_size - 1)
         if "extra_id_" in last:

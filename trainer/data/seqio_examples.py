@@ -143,7 +143,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _text(row: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
-    """Returns the text before tokenization or, without it, that of the ids."""
+    """Returns the text before tokenization or, without it, the decoded ids."""
     text = row.get(f"{feature}_pretokenized")
     if text is None:
         return vocabulary.decode([int(token) for token in row[feature]])

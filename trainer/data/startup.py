@@ -18,7 +18,7 @@ from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 Line = tuple[str, str]
 
-# The share of unread tokens from which there is a warning.
+# Warns from this share of unread tokens on.
 _MANY_UNREAD = 0.01
 
 
@@ -88,19 +88,18 @@ def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
     return [("take", text)]
 
 
-def unread_lines(source: Source, manifest: CacheManifest, order: int) -> list[Line]:
+def unread_lines(source: Source, manifest: CacheManifest) -> list[Line]:
     """Counts the tokens that no epoch reads, as a warning where they are many."""
     unread, tokens = source.maker.windows.unread_tokens, manifest.total("train", "tokens")
     if not unread:
         return []
-    where, advice = "the unfinished last window", "use more text or shorter lengths"
-    if order == 1:
-        where += " of each shard"
-        advice = "a run in another --model_dir reads over the borders of shards"
-    text = f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: {where}"
+    text = (
+        f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: the unfinished "
+        "last window"
+    )
     if unread / tokens < _MANY_UNREAD:
         return [("", text)]
-    return [("warning", f"{text}; {advice}")]
+    return [("warning", f"{text}; use more text or shorter lengths")]
 
 
 def cut_lines(source: Source, manifest: CacheManifest) -> list[Line]:
@@ -139,7 +138,7 @@ def mixture_lines(
 ) -> list[Line]:
     """Returns a table of a mixture's tasks: their windows, their shares of the rows, their epochs.
 
-    The shares are those of the first update, and epochs those of a run that keeps them.
+    Shares are those at the first update; epochs assume that they do not change.
     """
     windows = [len(source.maker.windows) for source in sources]
     rows = []

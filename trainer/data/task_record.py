@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ from tasks.objectives import Lengths, Objective, noise
 from tasks.task import TaskSpec
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
+from trainer.config import load_record
 
-# Windows of which an objective makes the examples of its digest, and the seed of their tokens.
+# Number of windows whose examples make an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
@@ -166,3 +168,13 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
         for values_L, count in zip(values_WL, counts_W, strict=True):
             digest.update(f"{name} {count} ".encode() + values_L[:count].astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def warn_of_changes(model_dir: str, now: dict[str, Any]) -> None:
+    """Says on stderr how tasks differ from those that the run in `model_dir` was trained on.
+
+    `now` is `Data.tasks_record`.
+    """
+    before = {"tasks": load_record(model_dir).get("tasks", {})}
+    for change in changes(before, {"tasks": now}, step=0):
+        print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)

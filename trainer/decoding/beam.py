@@ -54,71 +54,14 @@ def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) 
     is kept and when the search stops.
     """
     beams, size = decoding.beams, decoding.max_new_tokens
-    name, alpha = decoding.law
-    t5x, early = name == T5X, decoding.early_stopping or "false"
-
-    def penalty(length: Any) -> jax.Array:
-        length = jnp.asarray(length, jnp.float32)
-        return ((5.0 + length) / 6.0) ** alpha if t5x else length**alpha
-
-    def extend(found: _State, logits_BKV: jax.Array, state: Any) -> _State:
-        batch, _, vocabulary = logits_BKV.shape
-        total_BKV = jax.nn.log_softmax(logits_BKV) + found.live_BK[:, :, None]
-        total_BC, index_BC = jax.lax.top_k(total_BKV.reshape(batch, -1), 2 * beams)
-        parent_BC, token_BC = index_BC // vocabulary, index_BC % vocabulary
-        sequence_BCN = _chosen(found.live_BKN, parent_BC)
-        sequence_BCN = jax.lax.dynamic_update_slice(
-            sequence_BCN, token_BC[:, :, None], (0, 0, found.number)
-        )
-        length = found.number + 1
-        ends_BC = token_BC == decoding.eos_id
-        if not t5x:
-            ends_BC |= length == size
-
-        live_BC = jnp.where(ends_BC, _NONE, total_BC)
-        live_BK, place_BK = jax.lax.top_k(live_BC, beams)
-
-        may_BC = ends_BC & found.open_B[:, None]
-        if not t5x:
-            # A sequence that a live one surpasses does not count.
-            may_BC &= jnp.arange(2 * beams) < beams
-        score_BC = jnp.where(may_BC, total_BC / penalty(length), _NONE)
-        scores = jnp.concatenate([found.done_BK, score_BC], axis=1)
-        done_BK, best_BK = jax.lax.top_k(scores, beams)
-        sequences = jnp.concatenate([found.done_BKN, sequence_BCN], axis=1)
-        full = jnp.concatenate([found.full_BK, may_BC], axis=1)
-        full_BK = jnp.take_along_axis(full, best_BK, axis=1)
-
-        # What a live sequence can still reach.
-        reach = size + 1 if t5x else (size if early == "never" and alpha > 0 else length)
-        best_live_B, worst_done_B = live_BK[:, 0] / penalty(reach), done_BK[:, -1]
-        all_full_B = jnp.all(full_BK, axis=1)
-        if t5x:
-            open_B = found.open_B & ~(all_full_B & (worst_done_B > best_live_B))
-        else:
-            open_B = found.open_B & ~(all_full_B & (best_live_B <= worst_done_B))
-            if early == "true":
-                open_B &= ~all_full_B
-        row_BK = jnp.arange(batch)[:, None] * beams + jnp.take_along_axis(
-            parent_BC, place_BK, axis=1
-        )
-        return _State(
-            length,
-            _chosen(sequence_BCN, place_BK),
-            live_BK,
-            _chosen(sequences, best_BK),
-            done_BK,
-            full_BK,
-            open_B,
-            jax.tree.map(lambda leaf: leaf[row_BK.reshape(-1)], state),
-        )
+    law = (_T5X if decoding.law[0] == T5X else _Transformers)(decoding)
 
     def step(found: _State) -> _State:
         token_R = jax.lax.dynamic_index_in_dim(
             found.live_BKN, found.number - 1, axis=2, keepdims=False
         ).reshape(-1)
         logits_RV, state = model.step(params, kept, found.state, token_R, found.number - 1)
-        return extend(found, logits_RV.reshape(*found.live_BK.shape, -1), state)
+        return _extended(found, logits_RV.reshape(*found.live_BK.shape, -1), state, law)
 
     def goes_on(found: _State) -> jax.Array:
         return (found.number < size) & jnp.any(found.open_B)
@@ -126,33 +69,130 @@ def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) 
     logits_BV, kept, state = model.start(params, prompts)
     batch = len(logits_BV)
     logits_RV, kept, state = repeated((logits_BV, kept, state), beams)
-    none_BK, empty_BKN = (
-        jnp.full((batch, beams), _NONE, jnp.float32),
-        jnp.zeros((batch, beams, size), jnp.int32),
-    )
-    first = _State(
-        jnp.zeros((), jnp.int32),
-        empty_BKN,
+    logits_BKV = logits_RV.reshape(batch, beams, -1)
+    first = _extended(_empty(prompts, batch, decoding), logits_BKV, state, law)
+    return _best(jax.lax.while_loop(goes_on, step, first), law)
+
+
+class _T5X:
+    """T5X's law: a sequence is finished at EOS, and the search ends when no live one can win."""
+
+    def __init__(self, decoding: Decoding):
+        self.decoding, self.alpha = decoding, decoding.law[1]
+
+    def penalty(self, length: Any) -> jax.Array:
+        """Returns what the log probability of a sequence is divided by."""
+        return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
+
+    def ends(self, token_BC: jax.Array, length: jax.Array) -> jax.Array:
+        """Returns which candidates of a length are finished, bool [B, C]."""
+        return token_BC == self.decoding.eos_id
+
+    def counted(self, ends_BC: jax.Array) -> jax.Array:
+        """Returns which finished candidates count, bool [B, C]."""
+        return ends_BC
+
+    def stays_open(
+        self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
+    ) -> jax.Array:
+        """Returns where finished sequences can still become better, bool [B].
+
+        `best_live_B` are log probabilities.
+        """
+        reached_B = best_live_B / self.penalty(self.decoding.max_new_tokens + 1)
+        return ~(jnp.all(full_BK, axis=1) & (done_BK[:, -1] > reached_B))
+
+
+class _Transformers(_T5X):
+    """transformers' law: a sequence also ends at `max_new_tokens`."""
+
+    def penalty(self, length: Any) -> jax.Array:
+        return jnp.asarray(length, jnp.float32) ** self.alpha
+
+    def ends(self, token_BC: jax.Array, length: jax.Array) -> jax.Array:
+        return super().ends(token_BC, length) | (length == self.decoding.max_new_tokens)
+
+    def counted(self, ends_BC: jax.Array) -> jax.Array:
+        # A sequence that a live one surpasses does not count.
+        beams = self.decoding.beams
+        return ends_BC & (jnp.arange(2 * beams) < beams)
+
+    def stays_open(
+        self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
+    ) -> jax.Array:
+        early = self.decoding.early_stopping
+        # What a live sequence can still reach.
+        longest = self.decoding.max_new_tokens if early == "never" and self.alpha > 0 else length
+        all_full_B = jnp.all(full_BK, axis=1)
+        open_B = ~(all_full_B & (best_live_B / self.penalty(longest) <= done_BK[:, -1]))
+        return open_B & ~all_full_B if early == "true" else open_B
+
+
+def _empty(prompts: Prompts, batch: int, decoding: Decoding) -> _State:
+    """Returns the state before the first token."""
+    beams = decoding.beams
+    none_BK = jnp.full((batch, beams), _NONE, jnp.float32)
+    empty_BKN = jnp.zeros((batch, beams, decoding.max_new_tokens), jnp.int32)
+    return _State(
+        number=jnp.zeros((), jnp.int32),
+        live_BKN=empty_BKN,
         # Equal beams would be extended equally: only the first one counts.
-        none_BK.at[:, 0].set(0.0),
-        empty_BKN,
-        none_BK,
-        jnp.zeros((batch, beams), bool),
-        jnp.asarray(prompts.length_B) > 0,
-        None,
+        live_BK=none_BK.at[:, 0].set(0.0),
+        done_BKN=empty_BKN,
+        done_BK=none_BK,
+        full_BK=jnp.zeros((batch, beams), bool),
+        open_B=jnp.asarray(prompts.length_B) > 0,
+        state=None,
     )
-    last = jax.lax.while_loop(
-        goes_on, step, extend(first, logits_RV.reshape(batch, beams, -1), state)
+
+
+def _extended(found: _State, logits_BKV: jax.Array, state: Any, law: _T5X) -> _State:
+    """Returns the sequences with one more token."""
+    batch, beams, vocabulary = logits_BKV.shape
+    total_BKV = jax.nn.log_softmax(logits_BKV) + found.live_BK[:, :, None]
+    total_BC, index_BC = jax.lax.top_k(total_BKV.reshape(batch, -1), 2 * beams)
+    parent_BC, token_BC = index_BC // vocabulary, index_BC % vocabulary
+    sequence_BCN = jax.lax.dynamic_update_slice(
+        _chosen(found.live_BKN, parent_BC), token_BC[:, :, None], (0, 0, found.number)
     )
-    # Sequences that have ended come first, then the best of those that have not.
+    length = found.number + 1
+    ends_BC = law.ends(token_BC, length)
+    live_BK, place_BK = jax.lax.top_k(jnp.where(ends_BC, _NONE, total_BC), beams)
+
+    may_BC = law.counted(ends_BC & found.open_B[:, None])
+    score_BC = jnp.where(may_BC, total_BC / law.penalty(length), _NONE)
+    scores = jnp.concatenate([found.done_BK, score_BC], axis=1)
+    done_BK, best_BK = jax.lax.top_k(scores, beams)
+    sequences = jnp.concatenate([found.done_BKN, sequence_BCN], axis=1)
+    full = jnp.concatenate([found.full_BK, may_BC], axis=1)
+    full_BK = jnp.take_along_axis(full, best_BK, axis=1)
+
+    parent_BK = jnp.take_along_axis(parent_BC, place_BK, axis=1)
+    row_BK = jnp.arange(batch)[:, None] * beams + parent_BK
+    return _State(
+        number=length,
+        live_BKN=_chosen(sequence_BCN, place_BK),
+        live_BK=live_BK,
+        done_BKN=_chosen(sequences, best_BK),
+        done_BK=done_BK,
+        full_BK=full_BK,
+        open_B=found.open_B & law.stays_open(live_BK[:, 0], done_BK, full_BK, length),
+        state=jax.tree.map(lambda leaf: leaf[row_BK.reshape(-1)], state),
+    )
+
+
+def _best(last: _State, law: _T5X) -> Found:
+    """Returns finished sequences, then the best unfinished ones."""
+    decoding = law.decoding
     ended_B1 = jnp.sum(last.full_BK, axis=1, keepdims=True)
-    place_BK = jnp.maximum(jnp.arange(beams) - ended_B1, 0)
-    live_BK = jnp.take_along_axis(last.live_BK, place_BK, axis=1) / penalty(last.number)
+    place_BK = jnp.maximum(jnp.arange(decoding.beams) - ended_B1, 0)
+    live_BK = jnp.take_along_axis(last.live_BK, place_BK, axis=1) / law.penalty(last.number)
     live_BKN = _chosen(last.live_BKN, place_BK)
     token_BKN = jnp.where(last.full_BK[:, :, None], last.done_BKN, live_BKN)
     score_BK = jnp.where(last.full_BK, last.done_BK, live_BK)
     count = decoding.num_return_sequences
-    return Found(token_BKN[:, :count].reshape(-1, size), score_BK[:, :count].reshape(-1))
+    tokens = token_BKN[:, :count].reshape(-1, decoding.max_new_tokens)
+    return Found(tokens, score_BK[:, :count].reshape(-1))
 
 
 def _chosen(x_BCN: jax.Array, place_BK: jax.Array) -> jax.Array:

@@ -71,7 +71,7 @@ class Decoder:
     Args:
       model_config: the model.
       decoding: the choices.
-      mesh: devices that divide rows and parameters; None: the default device.
+      mesh: devices that divide rows and parameters; the default device by default.
       rules: name of one of `config.mesh.RULES`, by which `mesh` divides parameters.
       special: special ids of the vocabulary: what begins a text and, unless `decoding` names
         another id than T5's, what ends it.
@@ -139,7 +139,7 @@ class Decoder:
           params: the model's parameters, float32, on the mesh or elsewhere.
           prompts: ids, int [tokens]: what the encoder reads, its EOS included, or the beginning of
             the text in a decoder-only model; what begins a text is added here.
-          example_ids: a number for each prompt, on which its draws depend; None: its place.
+          example_ids: a number per prompt that its draws depend on; its place by default.
 
         Raises:
           UserError: a prompt or the new tokens are longer than the model's positions.

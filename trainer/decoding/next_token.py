@@ -190,7 +190,7 @@ class Cached:
 
 @dataclass(frozen=True)
 class Uncached:
-    """A model that computes the whole row for every token; attributes are those of `Cached`."""
+    """A model that computes the whole row for every token, with the attributes of `Cached`."""
 
     model: Transformer
     width: int

@@ -1,4 +1,4 @@
-"""The folder of compiled programs, from which a resumed run starts training within seconds."""
+"""The cache of compiled programs, which lets a resumed run train within seconds."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ def enable() -> None:
 
 
 def remove_damaged(folder: pathlib.Path) -> None:
-    """Removes programs of which only a part was written, as by a process killed or a full disk.
+    """Removes partly written programs, left by a killed process or a full disk.
 
     JAX warns of such a file at every start and never writes it again. Only files written since the
     last check are read.

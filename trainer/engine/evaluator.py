@@ -17,9 +17,9 @@ from tasks.terminal.command_line import UserError
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch, target_side
 from trainer.data.interface import EvaluationSet
+from trainer.data.prepared import Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
-from trainer.setup import Run
 
 # Metrics of the evaluation step that are reported as their means, under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
@@ -34,7 +34,7 @@ TOKEN_METRICS = frozenset(
 )
 
 
-# The name of the row with the means of a mixture's tasks, each of which weighs the same.
+# Name of the row with the unweighted means over a mixture's tasks.
 MEAN = "mean"
 _AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
 

@@ -44,37 +44,9 @@ class Guard:
     updates: jax.Array
 
 
-@flax.struct.dataclass
-class OlderGuard:
-    """The guard in checkpoints of earlier versions, which did not count its updates."""
-
-    cause: jax.Array
-    skipped: jax.Array
-    mean_loss: jax.Array
-
-
 def new_guard() -> Guard:
     """Returns the guard of a run that has made no update."""
     return Guard(jnp.int32(NONE), jnp.int32(0), jnp.float32(0), jnp.int32(0))
-
-
-def older(guard: Guard) -> OlderGuard:
-    """Returns the part of a guard, abstract or not, that checkpoints of earlier versions hold."""
-    return OlderGuard(guard.cause, guard.skipped, guard.mean_loss)
-
-
-def upgraded(guard: OlderGuard, step: jax.Array, like: Guard) -> Guard:
-    """Returns the guard of an older checkpoint at `step`, with the shardings of `like`.
-
-    A mean of 0 is that of a guard which has not seen an update.
-    """
-
-    def fill(guard: OlderGuard, step: jax.Array) -> Guard:
-        updates = jnp.where(guard.mean_loss == 0, 0, step - guard.skipped)
-        return Guard(guard.cause, guard.skipped, guard.mean_loss, updates.astype(jnp.int32))
-
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(fill, out_shardings=shardings)(guard, step)
 
 
 def checked(
@@ -135,7 +107,7 @@ def checked(
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
     """Returns why the next update of `params` was rejected, as in "gradients/… is not finite".
 
-    `learned` is the tree of those parameters that have gradients; None: all have.
+    `learned` is the tree of the parameters with gradients; by default, all.
     """
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:

@@ -1,4 +1,4 @@
-"""Peak performance of accelerators, and the error of a step that their memory cannot hold."""
+"""Peak performance and memory of accelerators, and the error when memory runs out."""
 
 import contextlib
 import re

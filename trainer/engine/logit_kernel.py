@@ -46,7 +46,7 @@ class Statistics(NamedTuple):
 def rows_of_block(length: int, vocab_size: int, memory: int) -> int:
     """Returns how many rows of logits a block has, or 0 if `memory`, in bytes, holds too few.
 
-    A block is in memory twice, as the next one is read meanwhile.
+    Memory holds two blocks at a time, because the next one is read in advance.
     """
     row = 4 * LANES * pl.cdiv(vocab_size, LANES)
     fitting = min(_MOST_ROWS, memory // (3 * row) // _SUBLANES * _SUBLANES)

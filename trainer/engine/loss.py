@@ -74,7 +74,7 @@ def routed_loss(
     token loss, c times the auxiliary loss is added. Metrics are `auxiliary_loss`, the mean over
     batches or microbatches, and `dropped_tokens`, the fraction of tokens whose expert was full.
 
-    Source: Mesh TensorFlow, `moe.py`, where c is that of "num_total_target_tokens".
+    Source: Mesh TensorFlow, `moe.py`, with c of "num_total_target_tokens".
     """
     scale = scale or decoder_scale(batch, config)
     loss, metrics = decoder_loss(output.logits_BLV, batch, config, scale)

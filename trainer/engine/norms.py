@@ -8,17 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
-from trainer.config import Config
 from trainer.config.lora import LORA
 from trainer.engine.sharding import replicated, rows
-from trainer.engine.step import Batch, TrainState, make_update
-from trainer.engine.trainable import Tuning
+from trainer.engine.step import Batch, Parts, TrainState, make_update
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named
-from trainer.model.transformer import Encoder, Transformer
 from trainer.optim.stacked import over_tensor, stack_axes
 
 # Source: T5X, `trainer.WeightMetricsComputer`.
@@ -32,29 +27,17 @@ class Norms:
     not, and so are its bits. Computing them takes about as long as an update.
 
     Args:
-      model, optimizer, config, mesh, state_shardings: as in `make_train_step`.
+      parts: what the update is made of.
       axes: tree of the logical axes of each parameter.
       shapes: tree of the shape of each parameter.
-      tuning: what learns; only of these are there norms.
     """
 
-    def __init__(
-        self,
-        model: Transformer | Encoder,
-        optimizer: optax.GradientTransformation,
-        config: Config,
-        mesh: Mesh,
-        state_shardings: TrainState,
-        axes: Any,
-        shapes: Any,
-        tuning: Tuning,
-    ):
+    def __init__(self, parts: Parts, axes: Any, shapes: Any):
+        tuning, mesh = parts.tuning, parts.mesh
         self._shapes, self._stack = tuning.learned(shapes), stack_axes(axes)
-        update = make_update(model, optimizer, config, mesh, tuning)
+        update, shardings = make_update(parts), (parts.shardings, rows(mesh))
 
-        @partial(
-            jax.jit, in_shardings=(state_shardings, rows(mesh)), out_shardings=replicated(mesh)
-        )
+        @partial(jax.jit, in_shardings=shardings, out_shardings=replicated(mesh))
         def norms(state: TrainState, batch: Batch) -> jax.Array:
             after, gradients, updates = update(state, batch)
             trees = (tuning.learned(after.params), gradients, updates)

@@ -23,8 +23,8 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
-from trainer.checkpoints.metadata import Damaged
 from trainer.config.processes import AUTO, ProcessesConfig
+from trainer.engine.damage import Damaged
 
 # Exit code of a process that lost another one: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76
@@ -220,7 +220,7 @@ def _initialise(config: ProcessesConfig) -> None:
 
 
 class _Watch:
-    """A thread that sends this process's heartbeat and checks those of the others.
+    """A thread that sends this process's heartbeat and checks the other processes'.
 
     Heartbeats are values in the coordinator's key-value store. The watch also handles SIGABRT, with
     which JAX ends a process that cannot reach the coordinator.

@@ -10,6 +10,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from trainer.config.lora import LORA
 from trainer.config.mesh import check_dimensions
+from trainer.data.prepared import Run
 from trainer.engine import compiled_programs
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
@@ -22,6 +23,7 @@ from trainer.engine.sharding import (
     replicated,
 )
 from trainer.engine.step import (
+    Parts,
     TrainState,
     make_evaluation_step,
     make_train_step,
@@ -34,7 +36,6 @@ from trainer.model.transformer import (
     init_params,
 )
 from trainer.optim.plateau import set_rate_scale
-from trainer.setup import Run
 
 
 class Program:
@@ -86,23 +87,11 @@ class Program:
         self.model_shardings = {
             name: tree for name, tree in self.shardings.params.items() if name != LORA
         }
-        self.train_step = make_train_step(
-            self._model, self._optimizer, config, self.mesh, self.shardings, self.tuning
-        )
-        self.evaluation_step = make_evaluation_step(
-            self._model, config, self.mesh, self.shardings.params, self.tuning
-        )
+        parts = Parts(self._model, self._optimizer, config, self.mesh, self.shardings, self.tuning)
+        self.train_step = make_train_step(parts)
+        self.evaluation_step = make_evaluation_step(parts)
         self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
-        self.norms = Norms(
-            self._model,
-            self._optimizer,
-            config,
-            self.mesh,
-            self.shardings,
-            axes,
-            self._shapes.params,
-            self.tuning,
-        )
+        self.norms = Norms(parts, axes, self._shapes.params)
         # Replicated on all devices of all processes, like the metrics that the step returns.
         self._zero_metrics = jax.jit(
             lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics

@@ -27,7 +27,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
     Args:
       config: the sizes.
-      devices: the devices; None: all.
+      devices: the devices; all by default.
 
     Raises:
       UserError: the sizes do not fit the number of devices or of slices.

@@ -1,5 +1,6 @@
 """The training and evaluation steps: pure functions, jitted over a mesh of devices."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,24 +55,40 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
 
-def make_update(
-    model: Transformer | Encoder,
-    optimizer: optax.GradientTransformation,
-    config: Config,
-    mesh: Mesh,
-    tuning: Tuning,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the steps of a run are made of.
+
+    Attributes:
+      model: the model.
+      optimizer: the optimizer of what learns.
+      config: the configuration.
+      mesh: the devices.
+      shardings: the sharding of each array of the state, before and after a step.
+      tuning: what learns.
+    """
+
+    model: Transformer | Encoder
+    optimizer: optax.GradientTransformation
+    config: Config
+    mesh: Mesh
+    shardings: TrainState
+    tuning: Tuning
+
+
+def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
     """Returns (state, batch) -> (state, gradients, changes of the parameters), to be jitted.
 
     Gradients and changes are trees of `tuning.learned`. If the update is rejected, the state is
     that of `checked`, and the rest is what was rejected.
     """
-    gradients_of = make_gradients(model, config, tuning)
+    optimizer, config, tuning = parts.optimizer, parts.config, parts.tuning
+    gradients_of = make_gradients(parts.model, config, tuning)
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
         # The key is derived from the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        with tracing_on(mesh, config.mesh.rules):
+        with tracing_on(parts.mesh, config.mesh.rules):
             gradients, metrics = gradients_of(state.params, batch, dropout_key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
@@ -97,25 +114,15 @@ def make_update(
     return update
 
 
-def make_train_step(
-    model: Transformer | Encoder,
-    optimizer: optax.GradientTransformation,
-    config: Config,
-    mesh: Mesh,
-    state_shardings: TrainState,
-    tuning: Tuning,
-) -> Callable[[TrainState, Batch], TrainState]:
-    """Returns the jitted update (state, batch) -> state; it donates the state.
-
-    `state_shardings` has the sharding of each array of the state, before and after.
-    """
-    update = make_update(model, optimizer, config, mesh, tuning)
+def make_train_step(parts: Parts) -> Callable[[TrainState, Batch], TrainState]:
+    """Returns the jitted update (state, batch) -> state; it donates the state."""
+    update = make_update(parts)
 
     @partial(
         jax.jit,
         donate_argnums=0,
-        in_shardings=(state_shardings, rows(mesh)),
-        out_shardings=state_shardings,
+        in_shardings=(parts.shardings, rows(parts.mesh)),
+        out_shardings=parts.shardings,
     )
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         return update(state, batch)[0]
@@ -128,7 +135,7 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are those of what learns by `tuning`; None: of all parameters. With
+    Gradients are taken of what learns by `tuning`, or of all parameters. With
     `config.microbatches` above 1 the batch is split into that many parts, which the model
     processes one after the other; gradients and metrics are float32 sums over the parts. The
     loss's divisor is computed from the whole batch first, so that the parts' losses add up to the
@@ -190,20 +197,16 @@ def make_gradients(
     return gradients_of
 
 
-def make_evaluation_step(
-    model: Transformer | Encoder,
-    config: Config,
-    mesh: Mesh,
-    params_shardings: Any,
-    tuning: Tuning,
-) -> Callable[[Any, Batch], Metrics]:
+def make_evaluation_step(parts: Parts) -> Callable[[Any, Batch], Metrics]:
     """Returns the jitted evaluation (params, batch) -> metrics, without dropout."""
+    model, config, mesh = parts.model, parts.config, parts.mesh
     of_batch = model_loss(model).of_batch
+    shardings = parts.shardings.params, rows(mesh)
 
-    @partial(jax.jit, in_shardings=(params_shardings, rows(mesh)), out_shardings=replicated(mesh))
+    @partial(jax.jit, in_shardings=shardings, out_shardings=replicated(mesh))
     def evaluation_step(params, batch: Batch) -> Metrics:
         with tracing_on(mesh, config.mesh.rules):
-            merged = tuning.merged(params)
+            merged = parts.tuning.merged(params)
             output = run_model(model, rounded_kernels(model.spec, merged), batch)
         return {**of_batch(output, batch, config.loss)[1], **sequence_accuracy(output, batch)}
 

@@ -125,7 +125,7 @@ class Tuning:
         return self._masked(tree, False)
 
     def joined(self, learned: Tree, fixed: Tree) -> Tree:
-        """Returns the tree of which these are the two parts."""
+        """Returns the tree that `learned` and `fixed` are the parts of."""
         return jax.tree.map(
             lambda one, other: other if isinstance(one, optax.MaskedNode) else one,
             learned,
@@ -167,7 +167,7 @@ class Tuning:
         """Returns the facts of A and B of a kernel.
 
         Raises:
-          UserError: the kernel is no matrix.
+          UserError: the kernel is not a matrix.
         """
         middle = tuple(facts.axes[1:-1])
         if len(facts.shape) < 2 or any(name not in STACK_AXES for name in middle):

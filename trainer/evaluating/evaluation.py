@@ -8,18 +8,18 @@ from typing import Any
 
 from tasks.metrics.metric import TEXT
 from tasks.storage import files
+from trainer.data.prepared import Run
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
 from trainer.evaluating.probes import Probes
-from trainer.setup import Run
 
 # By split, each metric's value.
 Results = dict[str, dict[str, float]]
 
 
 def _of_text(name: str) -> str:
-    """Returns the name in results of a metric of text: accuracy, for one, is that of tokens."""
+    """Returns a text metric's name in results, where "accuracy" means that of tokens."""
     return f"{TEXT}{name}" if name in TOKEN_METRICS else name
 
 
@@ -31,7 +31,7 @@ class Evaluation:
     """
 
     def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
-        """`label` is the name of the split in results and files; None: the split's own."""
+        """`label` names the split in results and files; by default, the split's own name."""
         config = run.config
         self._label = label or split
         self._split, self._folder = split, files.join(config.model_dir, PREDICTIONS)

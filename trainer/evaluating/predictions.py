@@ -15,11 +15,11 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
+from trainer.data.prepared import Run
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
-from trainer.setup import Run
 
 # Folder of the files in model_dir.
 PREDICTIONS = "predictions"
@@ -31,7 +31,7 @@ class Predicting:
     """Generates text for the examples of a split and computes the metrics of their tasks.
 
     Attributes:
-      sets: the examples, by task; those of tasks without metrics are left out.
+      sets: the examples of each task that has metrics.
 
     Raises:
       UserError: at construction, if there is no such split, metric or decoder.

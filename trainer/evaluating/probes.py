@@ -15,10 +15,10 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.data.prepared import Run
 from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
-from trainer.setup import Run
 
 # The split under which metrics of probes are written.
 PROBES = "probes"

@@ -122,7 +122,7 @@ def _without_start(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
 
 
 def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """Returns the fields in which models differ, as "emb_dim 512" with the value of `other`."""
+    """Returns the fields that differ between models, as "emb_dim 512" with the value of `other`."""
     one, other = _explicit(one), _explicit(other)
     return [
         f"{field.name} {getattr(other, field.name)}"
@@ -190,7 +190,7 @@ def to_config(
 
     Args:
       positions: the longest row of training, for models that record it.
-      mt5: call an untied T5 mT5, from which it differs only in its vocabulary.
+      mt5: call an untied T5 mT5, which differs only in its vocabulary.
       special: special ids of the vocabulary.
     """
     config, kind = exportable(config)

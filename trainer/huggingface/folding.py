@@ -37,7 +37,7 @@ def _foreign(config: ModelConfig) -> bool:
 
 
 def fold(params: Tree, config: ModelConfig) -> Tree:
-    """Returns parameters of `folded(config)`, from those of `config` in the unscanned tree."""
+    """Returns parameters of `folded(config)`, given unscanned ones of `config`."""
     target = folded(config)
     if target == config:
         return params

@@ -64,7 +64,7 @@ def push(
     """
     from huggingface_hub import HfApi
 
-    # Retries are logged as warnings, of which the error at the end is enough.
+    # Retries are logged as warnings; the final error says enough.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     api, branch = HfApi(), f"step_{step}"
     with _in_one_line(repository):

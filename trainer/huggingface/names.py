@@ -148,7 +148,7 @@ def from_tensors(
     """Returns float32 parameters in the unscanned tree, the inverse of `to_tensors`.
 
     Args:
-      tensors: those of a model of `config`.
+      tensors: the tensors of a model of `config`.
       kind: the folder's model_type.
       where: their name in error messages.
 

@@ -1,4 +1,4 @@
-"""Compares the logits of a model in transformers with those of the trainer."""
+"""Compares the logits of a model in transformers with the trainer's."""
 
 from __future__ import annotations
 

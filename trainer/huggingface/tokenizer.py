@@ -36,7 +36,7 @@ _UNIGRAM, _BPE = 1, 2
 _USER_DEFINED = 4
 # A noncharacter: it occurs in no text and no rule, and nothing is composed across it.
 _BREAK = "\ufdd0"
-# SentencePiece's nmt rules do all of NFKC's replacements except that of the fullwidth tilde.
+# SentencePiece's nmt rules make all of NFKC's replacements except the fullwidth tilde's.
 _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
 # Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
@@ -54,7 +54,7 @@ class Match(NamedTuple):
     Attributes:
       texts: number of texts.
       different: the texts whose ids differ.
-      ties: number of these in which both segmentations have the same score, so that both are right.
+      ties: how many of these have two segmentations of the same score, both of them right.
       library: what encoded the texts in training.
     """
 

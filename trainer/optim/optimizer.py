@@ -78,7 +78,7 @@ def make_optimizer(
         minimum = config.value("minimum_parameter_scale")
         maximum = config.value("maximum_parameter_scale")
         parts.append(scale_by_parameter_rms(minimum, maximum, stacked))
-    if config.name == "adafactor" and config.value("beta1"):
+    if OPTIMIZERS[config.name].averages_updates and config.value("beta1"):
         parts.append(optax.ema(config.value("beta1"), debias=False))
     # Decay follows the rate of a tensor as it follows the learning rate: by its exponent.
     shared = 0.0
@@ -108,7 +108,7 @@ def make_optimizer(
 def optimizer_of(
     config: OptimizerConfig, spec: ModelSpec | EncoderSpec
 ) -> optax.GradientTransformation:
-    """Returns the optimizer of a model all of which learns, as `make_optimizer` makes it."""
+    """Returns the optimizer of a model with no fixed parameters; see `make_optimizer`."""
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 

@@ -36,6 +36,6 @@ def no_stack(path: tuple) -> tuple[int, ...]:
 def over_tensor(
     reduction: Callable[..., jax.Array], x: jax.Array, stack: tuple[int, ...]
 ) -> jax.Array:
-    """Reduces all axes except those of the stack; reduced axes are kept with size 1."""
+    """Reduces all axes except the stack's; reduced axes are kept with size 1."""
     own = tuple(axis for axis in range(x.ndim) if axis not in stack)
     return reduction(x, axis=own, keepdims=True)

@@ -19,7 +19,7 @@ class Chip:
 
     Attributes:
       kind: JAX's `device_kind`.
-      clock: cycles per second, in which the compiler's estimates are counted.
+      clock: cycles per second, the unit of the compiler's estimates.
       memory: bytes of HBM that a program may use; the runtime keeps the rest.
       memory_bandwidth: bytes per second of HBM.
       axes: dimensions of the interconnect: 2 or 3.
@@ -28,7 +28,7 @@ class Chip:
       network: bytes per second of a chip over the data-centre network, between slices.
       dollars: price of a chip and hour.
       largest: chips of the largest slice along each axis.
-      config: the compiler's name of the layout in which JAX sees one device for each chip.
+      config: the compiler's name of the layout with one JAX device per chip.
     """
 
     kind: str

@@ -12,6 +12,7 @@ import jax
 
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import AXES
+from trainer.data.prepared import Run
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.hardware import peak_flops
 from trainer.engine.program import Program
@@ -23,7 +24,6 @@ from trainer.planning.kernels import Schedules, kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.planning.planned_run import Subject
 from trainer.planning.timing import Timing, timing
-from trainer.setup import Run
 
 
 @dataclasses.dataclass(frozen=True)

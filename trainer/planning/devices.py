@@ -1,4 +1,4 @@
-"""The devices that a run is planned for: those of a TPU slice that is not there, or local ones."""
+"""The devices that a run is planned for: an absent TPU slice's, or local ones."""
 
 from __future__ import annotations
 

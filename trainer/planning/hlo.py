@@ -70,7 +70,7 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result: one, or those of a tuple in order."""
+        """The arrays of the result: one, or a tuple's in order."""
         return arrays(self.shape)
 
     @property

@@ -20,7 +20,7 @@ _GB = 1e9
 def page(plan: Plan, price: float | None = None) -> str:
     """Returns the plan as text of about one screen.
 
-    `price` is in dollars per chip and hour; None: by the table of prices.
+    `price` is in dollars per chip and hour; by default, the table's.
     """
     lines = [*_head(plan), ("fits", _fit(plan))]
     blocks = [_text(lines), _beside(*_tables(plan.train))]

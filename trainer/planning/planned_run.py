@@ -11,14 +11,15 @@ from tasks import mixture, registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
+from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.data import features, segments
 from trainer.data.features import Batch, Converter
-from trainer.setup import SEQIO, batch_of_tokens, prepare
+from trainer.setup import SEQIO, prepare
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A run of which only shapes are known. A `Program` can be made of it.
+    """A run whose shapes alone are known: enough to make a `Program`.
 
     Attributes:
       config: the configuration, complete.

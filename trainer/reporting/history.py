@@ -83,7 +83,7 @@ class History:
         return values[-1] if values else None
 
     def names(self, part: str = "metrics") -> dict[str, list[str]]:
-        """Returns split -> names of its metrics, in the order in which they were written."""
+        """Returns split -> names of its metrics, in the order of writing."""
         found: dict[str, dict[str, None]] = {}
         for split, values in self._written(part):
             found.setdefault(split, {}).update(dict.fromkeys(values))
@@ -144,7 +144,7 @@ def load(folder: str, name: str) -> History:
     """Returns the records of the run in `folder`.
 
     Raises:
-      UserError: there is no run, or a file of it is damaged.
+      UserError: the run does not exist, or one of its files is damaged.
     """
     config, origins = load_config(folder)
     lines = read_metrics(folder)

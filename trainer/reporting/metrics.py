@@ -172,7 +172,7 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """Returns JSON values in which numbers that are not finite are texts."""
+    """Returns JSON values with non-finite numbers replaced by texts."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

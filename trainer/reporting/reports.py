@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.data.interface import Waiting
+from trainer.data.prepared import Run
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
@@ -22,7 +24,6 @@ from trainer.optim.optimizer import learning_rate_schedule
 from trainer.reporting.evaluations import evaluation_table
 from trainer.reporting.metrics import NORMS, MetricsWriter
 from trainer.reporting.speed import Speed, shown
-from trainer.setup import Run
 
 
 def due(step: int, every: int, last: int) -> bool:
@@ -53,13 +54,20 @@ class Reports:
       note: the last report in a few words, for a progress bar.
     """
 
-    def __init__(self, run: Run, program: Program, checkpoints: Checkpoints, writer: MetricsWriter):
+    def __init__(
+        self,
+        run: Run,
+        program: Program,
+        checkpoints: Checkpoints,
+        writer: MetricsWriter,
+        waiting: Waiting,
+    ):
         self._run, self._program = run, program
         self._checkpoints, self._writer = checkpoints, writer
         self._learning_rate = learning_rate_schedule(run.config.optimizer)
         self._pending: _Pending | None = None
         self._norms: jax.Array | None = None
-        self.speed = Speed.of(run)
+        self.speed = Speed.of(run, waiting)
         self.note = ""
 
     def before(self, step: int, state: TrainState, batch: Batch) -> None:
@@ -71,7 +79,7 @@ class Reports:
             self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
-        """Reports the metrics taken earlier, and takes those of `step` if they are due.
+        """Reports the metrics taken earlier, and takes this step's if they are due.
 
         Returns:
           The state to continue with: `state`, or `state` with its metrics set to zero.

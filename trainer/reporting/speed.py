@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import jax
 
+from trainer.data.interface import Waiting
+from trainer.data.prepared import Run
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
-from trainer.setup import Run
 
 # Seconds of waiting below which there was none: finding out that a batch is there takes time too.
 _SHORTEST_WAIT = 0.05
@@ -26,19 +27,19 @@ class Speed:
       flops_per_step: by `cost.flops_per_step`.
       peak_flops: of all devices together, per second; None if unknown.
       blocked: seconds since the last report during which training waited for checkpoints.
-      waited: seconds since the last report during which it waited for caches to be built.
+      waiting: seconds since the last report during which it waited for caches to be built.
     """
 
     tokens_per_step: int
     flops_per_step: int
     peak_flops: float | None
     blocked: float = 0.0
-    waited: float = 0.0
+    waiting: Waiting = dataclasses.field(default_factory=Waiting)
     _time: float | None = None
     _step: int = 0
 
     @classmethod
-    def of(cls, run: Run) -> Speed:
+    def of(cls, run: Run, waiting: Waiting) -> Speed:
         """Returns the speed of a run on all devices of all processes."""
         lengths = run.converter.encoder_length, run.converter.decoder_length
         peak = peak_flops(jax.devices()[0].device_kind)
@@ -46,6 +47,7 @@ class Speed:
             run.config.batch_size * sum(lengths),
             flops_per_step(run.config.model, run.config.batch_size, *lengths),
             peak and peak * jax.device_count(),
+            waiting=waiting,
         )
 
     def restart(self, step: int) -> None:
@@ -59,13 +61,6 @@ class Speed:
         yield
         self.blocked += time.monotonic() - begin
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time inside as waiting for caches to be built."""
-        begin = time.monotonic()
-        yield
-        self.waited += time.monotonic() - begin
-
     def since_last(self, step: int) -> dict[str, float]:
         """Returns the rates since the last call or `restart`; at the first call there are none.
 
@@ -76,7 +71,7 @@ class Speed:
         """
         blocked, self.blocked = self.blocked, 0.0
         rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}
-        waited, self.waited = self.waited, 0.0
+        waited, self.waiting.seconds = self.waiting.seconds, 0.0
         if waited > _SHORTEST_WAIT:
             rates["build_waiting_seconds"] = waited
         before, self._time = self._time, time.monotonic()

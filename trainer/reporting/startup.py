@@ -1,25 +1,25 @@
 """The text that a run prints before its first step: what its configuration means."""
 
 from trainer.config import CheckpointConfig, Config
+from trainer.data.prepared import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.model.config import ModelConfig
 from trainer.model.device import AUTO, Device
-from trainer.setup import Run
-from trainer.starting.resume import Beginning
 
 
-def startup_text(run: Run, program: Program, beginning: Beginning, changes: list[str]) -> str:
+def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
     """Returns a line each on data, model, mesh and what the run will do.
 
-    `changes` are those of hardware and software since the last start.
+    `begins` says how the run begins, at `step`; `changes` are those of hardware and software since
+    the last start.
     """
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
     flops = flops_per_step(config.model, config.batch_size, *lengths)
     lines = [
-        *run.data.consequences(beginning.step, *program.host_part),
+        *run.data.consequences(step, *program.host_part),
         (
             "model",
             f"{config.preset}: {parameter_count(config.model):,} parameters, "
@@ -30,13 +30,13 @@ def startup_text(run: Run, program: Program, beginning: Beginning, changes: list
         *_choices(config.model, program.mesh.devices.flat[0].device_kind),
         (
             "this run",
-            f"{beginning.describe()}, up to step {config.train_steps}; "
+            f"{begins}, up to step {config.train_steps}; "
             f"{_checkpoint_policy(config.checkpoint)}; after an interruption, the same command "
             f"resumes from the newest checkpoint, {determinism.promise()}",
         ),
         ("", _bad_update_policy(config)),
     ]
-    if changes and beginning.step:
+    if changes and step:
         lines.append(
             (
                 "changed",

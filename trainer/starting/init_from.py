@@ -23,6 +23,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary_changes.rows import Rows
 from trainer.config import Config, fields, from_transformers
+from trainer.data.prepared import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.engine.trainable import Tuning
@@ -34,7 +35,6 @@ from trainer.model.transformer import (
     init_params,
     parameter_facts,
 )
-from trainer.setup import Run
 from trainer.starting import vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -62,7 +62,7 @@ class StartingPoint:
       vocabulary_checked: True if the vocabulary of the parameters is known.
       other_fields: fields of the model it was trained with, as "emb_dim 512", that make of it
         another function of the same parameters than this run's model.
-      rows: how the rows of another vocabulary became those of this run's; None if they stayed.
+      rows: how rows of another vocabulary were mapped to this run's; None: unchanged.
     """
 
     path: str
@@ -148,7 +148,7 @@ def start(run: Run) -> StartingPoint:
 def _rows(
     run: Run, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[Rows | None, bool]:
-    """Returns `new_rows.rows_for` the table of embeddings among the parameters."""
+    """Returns `vocabulary_change.rows_for` the table of embeddings among the parameters."""
     tables = [parts["value"] for name, parts in found.items() if name.endswith(_EMBEDDING)]
     rows = {table.shape[:1] for table in tables}
     if len(rows) != 1 or rows == {()}:
@@ -205,7 +205,7 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     from trainer import huggingface
 
     folder = path.removeprefix(from_transformers.PREFIX)
-    # The number of rows is compared later: those of another vocabulary become this run's.
+    # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
     size = huggingface.model_config(folder).vocab_size
     tree = huggingface.load(folder, replace(config.model, vocab_size=size))
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
@@ -295,7 +295,7 @@ def _adafactor_leaves(
 ) -> tuple[dict[str, Tensor] | None, str | None]:
     """Returns the checkpoint's Adafactor moments, or None and why they cannot be used.
 
-    Names are those of our Adafactor's leaves without the leading index in optax's chain.
+    Names are our Adafactor's leaf names, without the leading index in optax's chain.
     """
     if all(set(parts) == {"value"} for parts in found.values()):
         return None, _NONE_STORED

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from typing import Protocol
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.checkpoints.metadata import Damaged
+from trainer.data.prepared import Run
 from trainer.engine import processes
+from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.setup import Run
-from trainer.starting import init_from
+
+_INIT_FROM = "trainer.starting.init_from:start"
 
 
 class Beginning(Protocol):
@@ -107,7 +109,11 @@ def start(run: Run) -> Start:
     Raises:
       UserError: --init_from cannot be read or does not fit the model.
     """
-    return init_from.start(run) if run.config.init_from else _Fresh()
+    if not run.config.init_from:
+        return _Fresh()
+    # Imported only here, since it reads the formats of other programs.
+    module, _, name = _INIT_FROM.partition(":")
+    return getattr(importlib.import_module(module), name)(run)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def vocabulary_axes(model: ModelConfig) -> dict[str, int]:
 def rows_for(
     config: Config, data: Any, checkpoint: Checkpoint | None, old_rows: int
 ) -> tuple[Rows | None, bool]:
-    """Returns how the rows for the run's vocabulary are made of those of `config.init_from`.
+    """Returns how the rows of `config.init_from` become rows of the run's vocabulary.
 
     Args:
       config: the configuration; its model's `vocab_size` is the number of new rows.
@@ -101,9 +101,9 @@ def rows_for(
 
 
 def has_other_rows(config: Config, own: TokenIds | None) -> bool:
-    """Returns whether `own` is known to be another vocabulary than that of `config.init_from`.
+    """Returns whether `own` is known to differ from the vocabulary of `config.init_from`.
 
-    Then the table has as many rows as `own` needs, rather than those of `init_from`.
+    Then the table has as many rows as `own` needs, not as many as `init_from` has.
     """
     from trainer.t5x.read import load
 
@@ -340,7 +340,7 @@ def along(tensor: Tensor, axis: int, rows: Rows) -> Tensor:
     kept: dict[str, Any] = {}
 
     def old(index: Index) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the old rows [rows, rest], and the mean of those of all ids [rest]."""
+        """Returns the old rows [rows, rest], and the mean row over all ids [rest]."""
         rest = str((index[:axis], index[axis + 1 :]))
         if kept.get("rest") != rest:  # devices that divide the axis read the same part in turn
             every = (*index[:axis], slice(None), *index[axis + 1 :])

@@ -32,13 +32,12 @@ from trainer.config import (
 from trainer.data import task_record
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet
+from trainer.data.prepared import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
-from trainer.setup import Run
-from trainer.starting.resume import start
 from trainer.t5x import read, write
 from trainer.t5x.tensors import held
 
@@ -77,8 +76,8 @@ _FACTORS = (
 )
 
 
-def train(run: Run, origins: dict[str, str]) -> int:
-    """Trains to `config.train_steps` with T5X.
+def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
+    """Trains to `config.train_steps` with T5X; `start` is `beginning.start`.
 
     Resumes from T5X's newest checkpoint in model_dir; without one, starts from the same initial
     state as the project's own engine.
@@ -104,7 +103,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")
-    data = _Datasets(run, first=_begin(run, origins))
+    data = _Datasets(run, first=_begin(run, origins, start))
     evaluates = bool(config.evaluation.every_steps)
     t5x.train(
         model=_model(config, run.data.vocab_size, data.have_prefixes()),
@@ -246,7 +245,7 @@ def _folder(config: Config) -> str:
     return os.path.abspath(files.local_path(config.model_dir))
 
 
-def _begin(run: Run, origins: dict[str, str]) -> int:
+def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
     """Returns the step of T5X's newest checkpoint in model_dir; writes an initial one if needed.
 
     Raises:

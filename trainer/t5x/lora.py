@@ -1,4 +1,4 @@
-"""Parameters of LoRA, read as those of the model that they are the sums for."""
+"""LoRA's parameters, read as a model whose kernels include their products."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tenso
 
 
 def _sum(kernel: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Returns kernel + scale * a b, of which any part can be read; axes between count layers."""
+    """Returns kernel + scale * a b, any part of which can be read; middle axes count layers."""
 
     def read(index: Index) -> np.ndarray:
         first, *between, last = index

@@ -152,7 +152,7 @@ def load(path: str) -> Checkpoint:
     if not parameters or "step" not in tensors:
         raise UserError(f"{path} has neither T5X's parameters (target/…) nor ours (params/…)")
     run = metadata.read(path)
-    stored = run.get(metadata.CHECKSUMS, {})
+    stored = run[metadata.CHECKSUMS]
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside("params/"), inside("opt_state/")
     step = int(tensors["step"].whole())

@@ -154,7 +154,7 @@ def with_another_token(cache, target, number, row, place):
 
 
 def test_one_token_of_one_row_is_found(found, base, text_cache, tmp_path):
-    from trainer.explain import Explanation
+    from trainer.comparing.explanation import Explanation
 
     # The window of the second row of the batch of update 6, and where a shard stores it.
     explanation = Explanation(str(base), 6)

@@ -16,6 +16,7 @@ from trainer.config import (
     load_config,
     save_config,
 )
+from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.optimizer import (
     OPTIMIZER_PRESETS,
     SCHEDULE_FACTORS,
@@ -25,7 +26,7 @@ from trainer.config.optimizer import (
 from trainer.config.presets import MODEL_PRESETS
 from trainer.config.unused_fields import refuse_idle
 from trainer.pretrain import build_config, main
-from trainer.setup import batch_of_tokens, prepare
+from trainer.setup import prepare
 
 
 def build(*flags, **kwargs):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.totals import parameter_total
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.engine.cost import flops_per_step, parameter_count
 
@@ -51,14 +52,14 @@ _LONG = ("3b", "11b", "xl", "xxl")
 def test_published_totals(name):
     dimensions, total = PUBLISHED[name]
     assert t5_parameters(*dimensions) == total
-    assert parameter_count(model_preset(name)) == total
+    assert parameter_total(model_preset(name)) == total
 
 
 @pytest.mark.parametrize(
     ("name", "total"), [("t5_1_1_base", 296_533_248), ("t5_1_1_large", 848_423_936)]
 )
 def test_a_vocabulary_of_64_000_as_in_romanian_t5(name, total):
-    assert parameter_count(replace(model_preset(name), vocab_size=64_000)) == total
+    assert parameter_total(replace(model_preset(name), vocab_size=64_000)) == total
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_vocabulary_of_64_000_as_in_romanian_t5(name, total):
 def test_decoder_only_totals(size, emb, heads, head_dim, mlp, layers):
     layer = 4 * emb * heads * head_dim + 3 * emb * mlp + 2 * emb
     total = 32128 * emb + layers * layer + heads * 32 + emb
-    assert parameter_count(model_preset(f"lm_{size}")) == total
+    assert parameter_total(model_preset(f"lm_{size}")) == total
 
 
 # emb, heads, head_dim, mlp, layers; totals as the checkpoints' model cards have them.
@@ -88,7 +89,7 @@ def test_decoder_only_totals(size, emb, heads, head_dim, mlp, layers):
 def test_published_totals_of_llama(size, emb, heads, head_dim, mlp, layers, total):
     layer = 4 * emb * heads * head_dim + 3 * emb * mlp + 2 * emb
     assert 2 * 32_000 * emb + layers * layer + emb == total
-    assert parameter_count(model_preset(f"llama_{size}")) == total
+    assert parameter_total(model_preset(f"llama_{size}")) == total
 
 
 def test_tiny_is_that_of_t5x():
@@ -113,7 +114,7 @@ def test_published_totals_of_bert(name):
     layer = 4 * square + (emb * mlp + mlp) + (mlp * emb + emb) + 2 * norm
     heads = (square + norm + vocab) + square + (2 * emb + 2)
     assert embeddings + layers * layer + heads == total
-    assert parameter_count(model_preset(name)) == total
+    assert parameter_total(model_preset(name)) == total
 
 
 # Built from the released gin files with Mesh TensorFlow 0.1.21; layers, d, d_ff, width of the heads
@@ -154,7 +155,7 @@ def test_totals_of_primer(name):
     if name.startswith("synthesizer"):
         expected += 12 * 512 * heads * 512
     assert expected == total
-    assert parameter_count(model_preset(name)) == total
+    assert parameter_total(model_preset(name)) == total
 
 
 @pytest.mark.parametrize(
@@ -162,14 +163,14 @@ def test_totals_of_primer(name):
     [("small_evolved_transformer", 38_062_848), ("medium_evolved_transformer", 109_620_480)],
 )
 def test_totals_of_the_evolved_transformer(name, total):
-    assert parameter_count(model_preset(name)) == total
+    assert parameter_total(model_preset(name)) == total
 
 
 def test_both_primers_have_the_same_parameters():
     for size in ("small", "medium", "large"):
         released = model_preset(f"{size}_primer_as_released")
         assert released.norm_placement is None
-        assert parameter_count(released) == PRIMER[f"{size}_primer"][1]
+        assert parameter_total(released) == PRIMER[f"{size}_primer"][1]
     assert model_preset("small_primer").norm_placement == "primer_alternating"
 
 
@@ -178,7 +179,7 @@ def test_parts_of_primer_in_t5():
     primer_ez = model_preset("t5_1_1_base_primer_ez")
     # As many kernel elements, and three taps a channel for queries, keys and values.
     taps = (12 + 12) * 9 * 768
-    assert parameter_count(primer_ez) - parameter_count(base) == taps
+    assert parameter_total(primer_ez) - parameter_total(base) == taps
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_pre_norm_and_other_positions_of_bert():
         ({"position": "rotary"}, -table),
         ({"max_positions": 128}, -(512 - 128) * 768),
     ):
-        assert parameter_count(replace(base, **changes)) == published + difference
+        assert parameter_total(replace(base, **changes)) == published + difference
 
 
 def test_the_berts_of_t5_experiments():
@@ -220,7 +221,7 @@ def test_the_berts_of_t5_experiments():
         ("bert_base_4l_pre_ln_relative", small + last_norm - table + 12 * 32),
         ("bert_base_4l_pre_ln_rotary", small + last_norm - table),
     ):
-        assert parameter_count(model_preset(name)) == total, name
+        assert parameter_total(model_preset(name)) == total, name
     assert model_preset("bert_base_4l_pre_ln_rotary").rotated_channels == 16
 
 
@@ -242,7 +243,7 @@ def test_the_berts_of_t5_experiments():
 def test_totals_with_other_positions(preset, position, difference):
     base = model_preset(preset)
     changed = replace(base, position=position)
-    assert parameter_count(changed) - parameter_count(base) == difference
+    assert parameter_total(changed) - parameter_total(base) == difference
 
 
 def test_every_preset_has_the_stacks_of_its_family():

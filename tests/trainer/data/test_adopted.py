@@ -94,7 +94,6 @@ def data_of(folder, task, *more, preset="t5_1_1_tiny"):
     ("task", "more"),
     [
         (SPANS, ()),
-        (SPANS, ("--data.order=1",)),
         (SPANS, ("--data.shuffle=block", "--data.block_bytes=1000000")),
         (PAIRS, ()),
         (PAIRS, ("--data.pack_examples=true",)),

@@ -34,7 +34,7 @@ def training(maker, batch_size, seed, **hosts):
 
 
 def source(maker, seed, task="a_task"):
-    return Source(task, maker, GlobalOrder(len(maker.windows), seed, 2), seed)
+    return Source(task, maker, GlobalOrder(len(maker.windows), seed), seed)
 
 
 def places(batches, steps):

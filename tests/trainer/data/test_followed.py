@@ -18,6 +18,7 @@ from tests.support import published as published_caches
 from tests.support.published import Published
 from trainer.config.fields import override
 from trainer.config.unused_fields import refuse_idle
+from trainer.data.interface import Waiting
 from trainer.data.order import GlobalOrder
 from trainer.pretrain import build_config, with_values
 from trainer.setup import prepare
@@ -133,7 +134,7 @@ def test_a_block_has_the_windows_that_end_in_its_shards(whole_cache):
         assert sorted(block) == list(range(first, last))
         assert block != sorted(block)
     # The second epoch is that of any run.
-    later = GlobalOrder(len(windows), source.order._seed, 2)
+    later = GlobalOrder(len(windows), source.order._seed)
     usual = later(np.ones(len(windows), int), np.arange(len(windows)))
     assert read[len(windows) :].tolist() == usual.tolist()
 
@@ -209,9 +210,8 @@ def test_a_run_that_overtakes_the_build_waits_and_says_so(whole_cache, published
     def build():  # while the run waits
         published.shards("train", left.pop(0))
 
-    iterated = data.training(0)
+    iterated = data.training(0, waiting=Waiting(build))
     for step in range(STEPS):
-        assert data.wait(step, build)
         assert equal(next(iterated), whole[step])
     assert not left
     said = capsys.readouterr().out
@@ -223,10 +223,12 @@ def test_a_run_that_overtakes_the_build_waits_and_says_so(whole_cache, published
 
 def test_a_wait_ends_when_the_run_is_stopped(published, capsys):
     data = run_of(published.folder.parent, training=True).data
-    iterated = data.training(0)
     asked = iter([False, False, True])
-    assert not data.wait(0, lambda: next(asked))
+    waiting = Waiting(lambda: next(asked))
+    assert list(data.training(0, waiting=waiting)) == []
+    assert waiting.seconds > 0
     # The thread that makes batches ahead waits as well, until it is told.
+    iterated = data.batches().iterate(0)
     threading.Timer(0.1, data.close).start()
     with pytest.raises(following.Closed):
         next(iterated)
@@ -235,9 +237,8 @@ def test_a_wait_ends_when_the_run_is_stopped(published, capsys):
 def test_a_build_that_has_ended_is_named(published, monkeypatch, capsys):
     flags = ("--data.follow_timeout_seconds=0.3",)
     data = run_of(published.folder.parent, *flags, training=True).data
-    data.training(0)
     with pytest.raises(UserError, match=r"nothing was built in .* for 0 s while the run waited"):
-        data.wait(0, lambda: False)
+        next(data.training(0))
     said = capsys.readouterr().out
     command = f"python -m pipeline.build --task={SPANS} --cache_dir={published.folder.parent} …"
     assert said.count(f"no build is running in {published.folder}: resume it with the") == 1
@@ -245,7 +246,8 @@ def test_a_build_that_has_ended_is_named(published, monkeypatch, capsys):
     # While one is alive, time does not count.
     with lock.held(str(published.folder), "build", "--cache_dir"):
         begun = time.monotonic()
-        assert not data.wait(0, lambda: time.monotonic() > begun + 0.6)
+        waiting = Waiting(lambda: time.monotonic() > begun + 0.6)
+        assert list(data.training(0, waiting=waiting)) == []
     assert "no build is running" not in capsys.readouterr().out
     data.close()
 
@@ -381,7 +383,6 @@ def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--data.order=1",), "--data.order=1 with --data.follow=true: "),
         (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
         (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
         (("--data.take=99999999 tokens",), "tokens in train, not so many"),

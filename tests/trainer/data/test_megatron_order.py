@@ -49,6 +49,6 @@ def test_an_epoch_reads_every_window(epochs, unread):
     windows = 20_000
     first = np.random.default_rng(0).permutation(windows * epochs)[:windows] % windows
     assert 1 - len(np.unique(first)) / windows == pytest.approx(unread, abs=0.01)
-    order = GlobalOrder(windows, seed=0, version=2)
+    order = GlobalOrder(windows, seed=0)
     ours = order(np.zeros(windows, np.int64), np.arange(windows))
     assert len(np.unique(ours)) == windows

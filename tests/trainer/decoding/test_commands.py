@@ -16,7 +16,7 @@ from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
 from trainer.decoding import text
-from trainer.decoding.generator import Generator
+from trainer.trained.generator import Generator
 
 ROOT = Path(__file__).parents[3]
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]

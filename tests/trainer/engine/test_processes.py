@@ -17,7 +17,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from trainer.config.fields import override
 from trainer.engine.processes import EXIT_LOST
-from trainer.loop import EXIT_PREEMPTED
+from trainer.engine.stopping import EXIT_PREEMPTED
 from trainer.pretrain import build_config
 
 pytestmark = pytest.mark.processes

@@ -18,8 +18,9 @@ from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
+from trainer.conversion import card
 from trainer.engine.program import Program
-from trainer.huggingface import card, load, model_config, names, parity
+from trainer.huggingface import load, model_config, names, parity
 from trainer.pretrain import build_config
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare

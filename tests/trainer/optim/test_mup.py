@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.totals import parameter_total
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
-from trainer.engine.cost import parameter_count
 from trainer.model.config import ModelConfig
 from trainer.model.parametrisation import UNCHANGED
 from trainer.model.paths import named
@@ -265,7 +265,7 @@ def test_the_standard_parametrisation_keeps_its_optimizer_state():
 )
 def test_published_totals(width, total):
     preset = MODEL_PRESETS[f"mup_dm{width}"]
-    assert parameter_count(preset) == total
-    assert parameter_count(replace(preset, num_decoder_layers=12)) == (
+    assert parameter_total(preset) == total
+    assert parameter_total(replace(preset, num_decoder_layers=12)) == (
         2 * 32_100 * width + (total - 2 * 32_100 * width) // 2
     )

@@ -18,12 +18,12 @@ from trainer.config import Config, fields
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Data
+from trainer.data.prepared import Run
 from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
-from trainer.setup import Run
 
 # Statistics of the data among the metrics, which say nothing about the model.
 _OF_THE_DATA = ("mean_label", "max_targets_length")
@@ -60,7 +60,7 @@ class Named:
     Attributes:
       license: license of the weights, as "apache-2.0".
       languages: languages of the corpus, as "en".
-      datasets: data sets that the corpus comes from; those of hf: corpora if there are none.
+      datasets: data sets that the corpus comes from; by default, those of hf: corpora.
       base_model: the model that the training started from.
     """
 
@@ -71,7 +71,7 @@ class Named:
 
 
 def generation_config(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the contents of generation_config.json, from those of config.json."""
+    """Returns the contents of generation_config.json, given config.json's."""
     names = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
     return {name: written[name] for name in names if name in written}
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.data.cached import CachedData
+from trainer.data.prepared import Run
 from trainer.decoding import text
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
-from trainer.setup import Run
-from trainer.starting import trained_run
+from trainer.trained import trained_run
 
 
 class PromptForm(NamedTuple):
@@ -29,7 +29,7 @@ class PromptForm(NamedTuple):
 
 
 def prompt_form(run: Run) -> PromptForm:
-    """Returns the form that prompts of a run have: that of inputs, if its tasks have any."""
+    """Returns the form of a run's prompts: that of inputs, if its tasks have any."""
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
@@ -56,7 +56,7 @@ class Generator:
       modes: pieces with which inputs begin in training, such as UL2's.
 
     Raises:
-      UserError: there is no such run, checkpoint or vocabulary, or the model has no decoder.
+      UserError: run, checkpoint or vocabulary does not exist, or the model has no decoder.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Generator:
     def __call__(
         self, prompts: Sequence[np.ndarray], example_ids: Sequence[int] | None = None
     ) -> list[Decoded]:
-        """Returns as `Decoder.__call__`; prompts are those of `ids`."""
+        """Returns what `Decoder.__call__` does, for prompts of `ids`."""
         return self.decoder(self._params, prompts, example_ids)
 
     def text(self, ids: np.ndarray) -> str:

@@ -22,16 +22,16 @@ from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
+from trainer.data.prepared import Run
 from trainer.decoding import text
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
 from trainer.model.transformer import build_model, rounded_kernels, run_model
 from trainer.reporting.history import VALIDATION, History
-from trainer.setup import Run
-from trainer.starting import trained_run
+from trainer.trained import trained_run
 
 if TYPE_CHECKING:
-    from trainer.decoding.generator import Generator
+    from trainer.trained.generator import Generator
 
 # Rows of a task whose losses are computed, spread evenly over its validation split.
 EXAMINED = 256
@@ -55,7 +55,7 @@ def examine(
     """Returns the sections as HTML by name.
 
     Args:
-      runs: the runs, of which the newest checkpoint is used.
+      runs: the runs; the newest checkpoint of each is used.
       count: number of rows with the highest and with the lowest loss; None for no such section.
       samples: number of rows to complete; None for no such section.
       cache_dir: folder of caches by task, if they were moved after training.
@@ -138,7 +138,7 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 def _losses(program: Program):
     """Returns (params, maker, windows, seed) -> mean loss of each window's targets, float64 [W].
 
-    It is NaN where a row has no targets. The noise is that of evaluations.
+    It is NaN where a row has no targets. Noise is drawn as in evaluations.
     """
     model, mesh = build_model(program.spec), program.mesh
 
@@ -206,7 +206,7 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
 
 def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
     """Returns rows of validation with what the model writes, beside what the text says."""
-    from trainer.decoding.generator import Generator
+    from trainer.trained.generator import Generator
 
     if run.config.model.architecture == "encoder":
         return html_page.note("Encoder-only models write no text.")

@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
     from trainer.config import Config
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,14 @@ class NoData:
     """
 
     lengths: Lengths
+    vocabulary_sha256: str | None = None
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def without_data(config: Config) -> Run:
     """Returns the run of a configuration that names no task."""
-    from trainer.setup import Run
+    from trainer.data.prepared import Run
 
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     return Run(config, cast(Any, NoData(lengths)), cast(Any, None))
@@ -44,10 +45,12 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
       cache_dir: folder of caches by task, if they were moved after training.
 
     Raises:
-      UserError: there is no such run, or its cache is not there.
+      UserError: the run or its cache does not exist.
     """
     from trainer.config import fields, load_config
-    from trainer.setup import on_this_machine, prepare, warn_of_changes
+    from trainer.config.this_machine import on_this_machine
+    from trainer.data.task_record import warn_of_changes
+    from trainer.setup import prepare
 
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
@@ -56,7 +59,7 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
     run = prepare(on_this_machine(config), origins)
-    warn_of_changes(model_dir, run)
+    warn_of_changes(model_dir, run.data.tasks_record)
     return run
 
 
@@ -66,7 +69,7 @@ def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, An
     They are the model's own: LoRA's products are added to their kernels.
 
     Raises:
-      UserError: there is no such checkpoint, or it records another vocabulary.
+      UserError: the checkpoint does not exist, or records another vocabulary.
     """
     from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
@@ -85,7 +88,7 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     """Returns the vocabulary at `path`, or the cache's, or what a run without data has beside it.
 
     Raises:
-      UserError: there is none, or it has not as many ids as the run's.
+      UserError: there is none, or it has another number of ids than the run's.
     """
     from tasks import vocabulary
     from trainer.data.cached import CachedData

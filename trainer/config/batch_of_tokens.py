@@ -1,0 +1,55 @@
+"""The batch size and the microbatches of a run whose batch is given in tokens."""
+
+import dataclasses
+
+from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError
+from trainer.config.run import Config
+
+# Fields in tokens, and the fields in rows or parts that they determine.
+_IMPLIED_BY_TOKENS = {
+    "tokens_per_batch": "batch_size",
+    "tokens_per_microbatch_per_replica": "microbatches",
+}
+
+
+def batch_of_tokens(
+    config: Config, origins: dict[str, str], lengths: Lengths, devices: int | None = None
+) -> Config:
+    """Returns `config` with `batch_size` and `microbatches` computed where given in tokens.
+
+    `devices` is the number of devices of the run; None: those that are there.
+
+    Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
+
+    Raises:
+      UserError: both of a pair are set, or the tokens do not divide into rows.
+    """
+    length = max(lengths.inputs, lengths.targets)
+    for tokens, implied in _IMPLIED_BY_TOKENS.items():
+        if getattr(config, tokens) is not None and origins.get(implied) == "command line":
+            raise UserError(f"--{tokens} and --{implied} are alternatives: set only one")
+    if config.tokens_per_batch is not None:
+        rows, rest = divmod(config.tokens_per_batch, length)
+        if rest:
+            raise UserError(
+                f"--tokens_per_batch={config.tokens_per_batch} does not divide into rows of "
+                f"{length}: {rows * length or length} does"
+            )
+        config = dataclasses.replace(config, batch_size=rows)
+        origins["batch_size"] = "tokens_per_batch"
+    if config.tokens_per_microbatch_per_replica is not None:
+        if devices is None:
+            import jax
+
+            devices = jax.device_count()
+        sizes = config.mesh.sizes(devices)
+        replicas = sizes["data"] * sizes["fsdp"]
+        # A batch that does not divide is rejected later, as any batch is.
+        if config.batch_size % replicas == 0:
+            rows = config.batch_size // replicas
+            most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))
+            part = next(size for size in range(most, 0, -1) if rows % size == 0)
+            config = dataclasses.replace(config, microbatches=rows // part)
+        origins["microbatches"] = "tokens_per_microbatch_per_replica"
+    return config

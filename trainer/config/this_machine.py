@@ -1,0 +1,27 @@
+"""The configuration of a trained run for one process on the machine at hand."""
+
+import dataclasses
+
+from tasks.terminal.command_line import UserError
+from trainer.config import fields
+from trainer.config.mesh import MeshConfig
+from trainer.config.processes import ProcessesConfig
+from trainer.config.run import Config
+
+
+def on_this_machine(config: Config) -> Config:
+    """Returns the configuration of a run for this process alone.
+
+    The run's mesh is kept if the local devices can form it; otherwise all devices divide the rows.
+    cuDNN's attention is kept on GPUs only: parameters do not depend on it.
+    """
+    import jax
+
+    config = dataclasses.replace(config, processes=ProcessesConfig())
+    try:
+        config.mesh.sizes(jax.device_count())
+    except UserError:
+        config = dataclasses.replace(config, mesh=MeshConfig(), microbatches=1)
+    if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
+        config = fields.replace(config, "model.attention", "einsum")
+    return config

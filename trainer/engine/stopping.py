@@ -1,0 +1,117 @@
+"""Why a run stops: a signal, an error, or evaluations that no longer improve."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
+from trainer.engine import processes
+
+# Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
+EXIT_PREEMPTED = 75
+
+_SIGTERM, _CTRL_C = "SIGTERM", "Ctrl-C"
+
+Result = TypeVar("Result")
+
+
+class Stop:
+    """Why a run stops; false while it goes on.
+
+    Inside its context, SIGTERM, with which clouds and job queues announce a preemption, and Ctrl-C
+    are recorded. A second Ctrl-C does what Ctrl-C did before. With several processes, JAX handles
+    SIGTERM and makes all of them stop, and Ctrl-C ends them at once.
+
+    Attributes:
+      cause: the signal that asked the run to stop.
+      error: the error that ends the run once its state is saved.
+      early: why training ends before its last step, if it does.
+    """
+
+    def __init__(self) -> None:
+        self.cause = _SIGTERM
+        self.error: UserError | None = None
+        self.early: str | None = None
+        self._requested = False
+        self._received = False
+        self._alone = jax.process_count() == 1
+        self._times = 0
+        self._before: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._requested or self.error or self.early)
+
+    def asked(self) -> bool:
+        """Returns whether a signal stops the run now; all processes must ask at the same points."""
+        self._times += 1
+        self._requested |= processes.stop_agreed(self._times, self._received)
+        return self._requested
+
+    def received_alone(self) -> bool:
+        """Returns whether this process received a signal, if it is the only one.
+
+        Several processes agree to stop between updates only: each must wait as long as the others.
+        """
+        return self._alone and self._received
+
+    def agreed(self, call: Callable[[], Result | None]) -> Result | None:
+        """Returns what a call returns. None, and a UserError, stop the run.
+
+        `call` returns None when it gives up because the run was asked to stop.
+
+        Raises:
+          UserError: the call failed and there are other processes, which may not know that.
+        """
+        try:
+            result = call()
+        except UserError as error:
+            if not self._alone:
+                raise
+            self.error = error
+            return None
+        self._requested |= result is None
+        return result
+
+    def exit_code(self, step: int, complete: bool) -> int:
+        """Returns the exit code of a run that ends after `step`, and says why it ends.
+
+        `complete`: whether nothing is left to do.
+
+        Raises:
+          UserError: an error stopped the run.
+        """
+        if self.error:
+            raise self.error
+        if self.early:
+            print(f"stopped early at step {step}: {self.early}")
+        if self.early or complete or not self._requested:
+            return 0
+        said = f"saved step {step}; run the same command to resume"
+        print(f"{self.cause}: {said if step else 'no update was made yet'}", file=sys.stderr)
+        return EXIT_INTERRUPTED if self.cause == _CTRL_C else EXIT_PREEMPTED
+
+    def __enter__(self) -> Stop:
+        if self._alone:
+            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
+            # A shell that starts a command with & lets it ignore Ctrl-C.
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _terminated(self, *_: Any) -> None:
+        self._received = True
+
+    def _interrupted(self, *_: Any) -> None:
+        signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        self._received, self.cause = True, _CTRL_C
+        os.write(2, b"\nCtrl-C: saving the state after this update; again: stop at once\n")
