@@ -16,7 +16,7 @@ from trainer.model.transformer import parameter_facts
 from trainer.pretrain import build_config
 
 PARTS = {
-    "norm": "maximum",
+    "norm": "magnitude",
     "position": "ramp",
     "feed_forward": "sines:width=16",
     "parametrisation": "small",
